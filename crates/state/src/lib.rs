@@ -1,0 +1,89 @@
+//! The world state of one logical peer in one channel: what contracts read and what blocks change.
+//!
+//! [`WorldState`] is the contract between the chain and whatever holds the state. [`Monolithic`] keeps it in the storage
+//! engine of its own process; the disaggregated form keeps it on pooled memory behind the same trait (FlexChain,
+//! section 4). A reader takes a [`Snapshot`], which sees one block boundary for as long as it lives: never half a block.
+//!
+//! Invariants:
+//! 1. Blocks are applied in order and each one whole: block `n` is visible to no reader or to every snapshot taken after.
+//! 2. A snapshot at height `h` returns for each key the newest version written by a block below `h`.
+//! 3. What [`WorldState::persist`] has returned from survives a crash; what came after it is re-applied from the ledger,
+//!    starting at [`WorldState::savepoint`]. The caller stores a block durably before it applies it.
+//!
+//! The ledger of blocks, conflict checks and read-write sets are the chain's.
+
+mod error;
+mod update;
+
+pub use error::Error;
+pub use update::{Update, UpdateBatch};
+
+use std::sync::Arc;
+
+use base::{Bytes, Version};
+
+/// A value together with the transaction that wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versioned {
+    pub value: Bytes,
+    pub version: Version,
+}
+
+/// One entry of a range: key, value, version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub key: Arc<str>,
+    pub versioned: Versioned,
+}
+
+/// The world state of one peer in one channel.
+#[async_trait::async_trait]
+pub trait WorldState: Send + Sync + 'static {
+    /// Number of blocks applied: the next block to apply has this number.
+    fn height(&self) -> u64;
+
+    /// A view of the state after the last applied block.
+    fn snapshot(&self) -> Arc<dyn Snapshot>;
+
+    /// Applies block `number` as one batch. On return every later snapshot sees it; it is not yet durable here.
+    ///
+    /// Not cancellation safe: drive it to its end.
+    ///
+    /// # Errors
+    /// [`Error::OutOfOrder`] unless `number` equals [`WorldState::height`]; storage errors otherwise.
+    async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error>;
+
+    /// Makes every applied block durable and moves the savepoint to the current height.
+    async fn persist(&self) -> Result<u64, Error>;
+
+    /// Blocks below this number are durable in the state and are not replayed after a crash.
+    fn savepoint(&self) -> u64;
+
+    /// SHA-256 over every live (namespace, key, value, version) in order: equal states have equal digests.
+    async fn digest(&self) -> Result<[u8; 32], Error>;
+}
+
+/// The state at one block boundary.
+#[async_trait::async_trait]
+pub trait Snapshot: Send + Sync {
+    /// Number of blocks this snapshot sees.
+    fn height(&self) -> u64;
+
+    /// The live value of `key`, or `None` where it was never written or was deleted.
+    async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error>;
+
+    /// The version of `key` alone: what a conflict check needs.
+    async fn version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error>;
+
+    /// The versions of many keys at once, in the order asked.
+    async fn versions(&self, keys: &[(&str, &str)]) -> Result<Vec<Option<Version>>, Error> {
+        let mut versions = Vec::with_capacity(keys.len());
+        for (namespace, key) in keys {
+            versions.push(self.version(namespace, key).await?);
+        }
+        Ok(versions)
+    }
+
+    /// At most `limit` live entries with `start <= key < end` in byte order of keys; an empty `end` means no upper bound.
+    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<Vec<Entry>, Error>;
+}

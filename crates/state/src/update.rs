@@ -1,0 +1,65 @@
+//! What one block changes, in the order of keys.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, Version};
+
+/// The last write of one block to one key: `None` deletes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    pub value: Option<Bytes>,
+    pub version: Version,
+}
+
+/// The writes of one block: for each key the last valid one in transaction order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpdateBatch {
+    namespaces: BTreeMap<Arc<str>, BTreeMap<Arc<str>, Update>>,
+    count: usize,
+}
+
+impl UpdateBatch {
+    /// Records a write; a later one to the same key replaces it.
+    pub fn put(&mut self, namespace: &Arc<str>, key: Arc<str>, value: Option<Bytes>, version: Version) {
+        if !self.namespaces.contains_key(namespace) {
+            self.namespaces.insert(namespace.clone(), BTreeMap::new());
+        }
+        let keys = self.namespaces.get_mut(namespace).expect("the namespace was just ensured");
+        if keys.insert(key, Update { value, version }).is_none() {
+            self.count += 1;
+        }
+    }
+
+    /// The write of this batch to one key, if there is one.
+    pub fn get(&self, namespace: &str, key: &str) -> Option<&Update> {
+        self.namespaces.get(namespace)?.get(key)
+    }
+
+    /// The writes of one namespace with `start <= key < end`; an empty `end` means no upper bound.
+    pub fn range<'a>(
+        &'a self,
+        namespace: &str,
+        start: &'a str,
+        end: &'a str,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Update)> {
+        self.namespaces
+            .get(namespace)
+            .into_iter()
+            .flat_map(move |keys| keys.range::<str, _>((std::ops::Bound::Included(start), std::ops::Bound::Unbounded)))
+            .take_while(move |(key, _)| end.is_empty() || key.as_ref() < end)
+    }
+
+    /// Every write, by namespace and then key, both in byte order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &Update)> {
+        self.namespaces.iter().flat_map(|(namespace, keys)| keys.iter().map(move |(key, update)| (namespace, key, update)))
+    }
+
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
