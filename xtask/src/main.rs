@@ -1,1 +1,126 @@
-fn main() {}
+//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches seeds.
+//!
+//! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure that says how to
+//! get the tool; it is never skipped in silence. `--without STEP` leaves a step out by name and the summary says so.
+
+mod clients;
+mod deny;
+mod step;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use step::Step;
+
+/// Heddle's development commands.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run everything that must pass: format, clippy, licences, tests, simulation seeds, Fabric's clients.
+    Test {
+        /// Run only these steps (repeatable); see `--list`.
+        #[arg(long, value_name = "STEP")]
+        only: Vec<String>,
+        /// Leave these steps out (repeatable). The summary names them.
+        #[arg(long, value_name = "STEP")]
+        without: Vec<String>,
+        /// List the steps and stop.
+        #[arg(long)]
+        list: bool,
+    },
+    /// Run whole-cluster simulation seeds; a failure prints the command that repeats it.
+    Sim {
+        /// How many seeds to run.
+        #[arg(long, default_value_t = 1000)]
+        seeds: u64,
+        /// The first seed; by default one drawn from the clock, so that every call searches somewhere else.
+        #[arg(long)]
+        first: Option<u64>,
+        /// Run exactly this one seed and print its trace.
+        #[arg(long, conflicts_with_all = ["seeds", "first"])]
+        seed: Option<u64>,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    std::env::set_current_dir(root()).expect("the workspace root exists while its own xtask runs");
+    let passed = match arguments.task {
+        Task::Test { only, without, list } => test(&only, &without, list),
+        Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The workspace's root folder.
+fn root() -> PathBuf {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().expect("xtask lies in the workspace").to_path_buf()
+}
+
+/// Number of fixed simulation seeds that every change must pass.
+const SEEDS_FIXED: u64 = 1000;
+
+/// Every step, cheapest verdict first. All cargo steps share the release profile, so dependencies build once.
+fn steps() -> Vec<Step> {
+    vec![
+        Step::command("format", "cargo", &["fmt", "--all", "--check"]),
+        Step::new("deny", deny::check),
+        Step::command(
+            "clippy",
+            "cargo",
+            &["clippy", "--release", "--workspace", "--all-targets", "--", "--deny", "warnings"],
+        ),
+        Step::command("tests", "cargo", &["test", "--release", "--workspace"]),
+        Step::new("simulation", || {
+            step::run(&mut simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"]))
+        }),
+        Step::new("clients", clients::check),
+    ]
+}
+
+fn test(only: &[String], without: &[String], list: bool) -> bool {
+    let steps = steps();
+    if list {
+        steps.iter().for_each(|step| println!("{}", step.name));
+        return true;
+    }
+    for name in only.iter().chain(without) {
+        if !steps.iter().any(|step| step.name == name) {
+            eprintln!("xtask: there is no step `{name}`; `cargo xtask test --list` names them");
+            return false;
+        }
+    }
+    step::run_all(steps, |name| {
+        let wanted = only.is_empty() || only.iter().any(|other| other == name);
+        wanted && !without.iter().any(|other| other == name)
+    })
+}
+
+fn simulate(seeds: u64, first: Option<u64>, seed: Option<u64>) -> bool {
+    let outcome = match seed {
+        Some(seed) => step::run(&mut simulator(&["--seed", &seed.to_string()])),
+        None => {
+            let first = first.unwrap_or_else(|| {
+                let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                u64::from(clock.map_or(0, |elapsed| elapsed.subsec_nanos())) << 20
+            });
+            step::run(&mut simulator(&["--first", &first.to_string(), "--seeds", &seeds.to_string()]))
+        }
+    };
+    outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+}
+
+fn simulator(arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(["run", "--release", "--quiet", "--package", "heddle-simulator", "--"]).args(arguments);
+    command
+}
