@@ -1,0 +1,60 @@
+//! Hash maps and sets with our own hashing.
+//!
+//! The standard default hasher draws a key per map from the operating system, which would make a simulation depend on
+//! more than its seed. Ours is keyed once a process from the operating system in production, so that clients cannot
+//! choose keys that collide, and fixed in simulation.
+//!
+//! Invariant: no behaviour depends on the order of iteration; sort, or use a `BTreeMap`.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::OnceLock;
+
+use foldhash::SharedSeed;
+
+/// A hash map with [`Hashing`]. Construct with `Map::default()`, or `Map::with_capacity_and_hasher`.
+pub type Map<K, V> = HashMap<K, V, Hashing>;
+/// A hash set with [`Hashing`]. Construct with `Set::default()`, or `Set::with_capacity_and_hasher`.
+pub type Set<K> = HashSet<K, Hashing>;
+
+/// Builds hashers from one key: the process's in production, a constant in simulation.
+#[derive(Clone, Copy)]
+pub struct Hashing {
+    seed: u64,
+    shared: &'static SharedSeed,
+}
+
+impl Hashing {
+    /// Hashing with a given key, for tests and for structures whose layout must repeat.
+    pub const fn with_seed(seed: u64) -> Hashing {
+        Hashing { seed, shared: SharedSeed::global_fixed() }
+    }
+}
+
+impl Default for Hashing {
+    fn default() -> Self {
+        static PROCESS: OnceLock<(u64, SharedSeed)> = OnceLock::new();
+        if crate::rt::is_simulation() {
+            Hashing::with_seed(0x6865_6464_6c65)
+        } else {
+            let (seed, shared) =
+                PROCESS.get_or_init(|| (crate::rt::random_u64(), SharedSeed::from_u64(crate::rt::random_u64())));
+            Hashing { seed: *seed, shared }
+        }
+    }
+}
+
+impl BuildHasher for Hashing {
+    type Hasher = foldhash::fast::FoldHasher<'static>;
+
+    fn build_hasher(&self) -> Self::Hasher {
+        foldhash::fast::FoldHasher::with_seed(self.seed, self.shared)
+    }
+}
+
+impl fmt::Debug for Hashing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hashing") // The key is a secret of the process.
+    }
+}

@@ -1,0 +1,61 @@
+//! The kinds of error that cross a crate's boundary.
+//!
+//! Each crate has one `thiserror` enum with a method `kind()`. A kind says what the caller is to do; the text of the
+//! error says what happened.
+
+use std::fmt;
+
+/// What the caller of a failed operation is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum ErrorKind {
+    /// Nothing took effect; the same call may succeed later.
+    Retry,
+    /// A newer owner exists; stop acting in this role, do not retry.
+    Fenced,
+    /// The operation may or may not have taken effect; find out before doing anything that depends on it.
+    Ambiguous,
+    /// The input is wrong or not permitted; the same call will fail again.
+    Rejected,
+    /// Stored or received bytes are not what they must be; do not serve them, repair from another copy.
+    Corrupt,
+    /// The other side, or this component, has stopped.
+    Closed,
+}
+
+impl ErrorKind {
+    /// The kind's name in lower case, as logs and metrics show it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::Retry => "retry",
+            ErrorKind::Fenced => "fenced",
+            ErrorKind::Ambiguous => "ambiguous",
+            ErrorKind::Rejected => "rejected",
+            ErrorKind::Corrupt => "corrupt",
+            ErrorKind::Closed => "closed",
+        }
+    }
+
+    /// The kind that fits an error of the operating system or of a simulated disk.
+    ///
+    /// A full disk is `Retry` (space may be freed), a missing or existing name and bad input are `Rejected`, a broken
+    /// transport is `Closed`; every other failure of a write or an fsync is `Ambiguous`.
+    pub fn of_io(error: &std::io::Error) -> ErrorKind {
+        use std::io::ErrorKind as Io;
+        match error.kind() {
+            Io::StorageFull | Io::QuotaExceeded | Io::Interrupted | Io::WouldBlock | Io::TimedOut => ErrorKind::Retry,
+            Io::NotFound | Io::AlreadyExists | Io::InvalidInput | Io::PermissionDenied | Io::AddrInUse => {
+                ErrorKind::Rejected
+            }
+            Io::InvalidData | Io::UnexpectedEof => ErrorKind::Corrupt,
+            Io::BrokenPipe | Io::ConnectionReset | Io::ConnectionAborted | Io::NotConnected => ErrorKind::Closed,
+            Io::ConnectionRefused => ErrorKind::Retry,
+            _ => ErrorKind::Ambiguous,
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

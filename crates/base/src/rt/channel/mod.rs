@@ -1,0 +1,14 @@
+//! Channels between tasks. All are bounded, and independent of the executor.
+
+mod bounded;
+mod oneshot;
+mod watch;
+
+pub use bounded::{Receiver, Sender, TryReceiveError, TrySendError, bounded};
+pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
+pub use watch::{WatchReceiver, WatchRef, WatchSender, watch};
+
+/// The other side of a channel or link has gone, or this side has been closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("closed")]
+pub struct Closed;

@@ -1,0 +1,239 @@
+//! Directories and files.
+//!
+//! What is durable, in production as in simulation:
+//! 1. Written bytes are durable once [`File::sync`] has returned; before that a crash keeps, loses or tears each write.
+//! 2. A name that [`Directory::open_file`] created, or that was renamed or removed, is durable once [`Directory::sync`]
+//!    has returned; before that a crash may undo it.
+//! 3. A directory that [`Directory::open`] or [`Directory::subdirectory`] created is durable when they return.
+//!
+//! Reads and writes go to the page cache and do not wait, so they are plain functions; whatever waits for the device
+//! is a future. In production a future of `sync` runs on the pool for blocking calls; dropping it does not undo what it
+//! has begun.
+
+mod production;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+/// A directory.
+#[derive(Clone)]
+pub struct Directory {
+    inner: DirectoryInner,
+}
+
+#[derive(Clone)]
+enum DirectoryInner {
+    Production(production::Directory),
+}
+
+/// An open file, read and written at offsets. Clones share it.
+#[derive(Clone)]
+pub struct File {
+    inner: FileInner,
+}
+
+#[derive(Clone)]
+enum FileInner {
+    Production(production::File),
+}
+
+impl Directory {
+    /// Opens a directory, creating it and its parents where they are missing.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub async fn open(path: impl AsRef<Path>) -> io::Result<Directory> {
+        let path = path.as_ref().to_path_buf();
+        Ok(Directory { inner: DirectoryInner::Production(production::Directory::open(path).await?) })
+    }
+
+    /// Opens a directory within this one, creating it where it is missing.
+    ///
+    /// # Errors
+    /// As the operating system says; `InvalidInput` when `name` is not one plain name.
+    pub async fn subdirectory(&self, name: &str) -> io::Result<Directory> {
+        check_name(name)?;
+        Directory::open(self.path().join(name)).await
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        match &self.inner {
+            DirectoryInner::Production(directory) => directory.path(),
+        }
+    }
+
+    /// The names of its files and directories, sorted.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub fn list(&self) -> io::Result<Vec<String>> {
+        match &self.inner {
+            DirectoryInner::Production(directory) => directory.list(),
+        }
+    }
+
+    /// Opens a file for reading and writing; creates it empty when it is missing and `create` is true.
+    ///
+    /// # Errors
+    /// `NotFound` when it is missing and not to be created; `InvalidInput` when `name` is not one plain name.
+    pub fn open_file(&self, name: &str, create: bool) -> io::Result<File> {
+        check_name(name)?;
+        match &self.inner {
+            DirectoryInner::Production(directory) => {
+                directory.open_file(name, create).map(|file| File { inner: FileInner::Production(file) })
+            }
+        }
+    }
+
+    /// Removes a file's name. Handles that are open keep working.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such file.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        check_name(name)?;
+        match &self.inner {
+            DirectoryInner::Production(directory) => directory.remove(name),
+        }
+    }
+
+    /// Gives a file another name in this directory, replacing a file that has it. A crash leaves the old or the new
+    /// state of both names, never half of it.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no file `from`.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        check_name(from)?;
+        check_name(to)?;
+        match &self.inner {
+            DirectoryInner::Production(directory) => directory.rename(from, to),
+        }
+    }
+
+    /// Makes the names created, renamed and removed so far durable.
+    ///
+    /// # Errors
+    /// As the operating system says. After an error the state on disk is unknown: treat it as ambiguous.
+    pub async fn sync(&self) -> io::Result<()> {
+        match &self.inner {
+            DirectoryInner::Production(directory) => directory.sync().await,
+        }
+    }
+}
+
+impl File {
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub fn len(&self) -> io::Result<u64> {
+        match &self.inner {
+            FileInner::Production(file) => file.len(),
+        }
+    }
+
+    /// Whether its length is 0.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Reads up to `len` bytes at `offset`: fewer only where the file ends.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub fn read_at(&self, offset: u64, len: usize) -> io::Result<Bytes> {
+        match &self.inner {
+            FileInner::Production(file) => file.read_at(offset, len),
+        }
+    }
+
+    /// Reads exactly `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the file ends before.
+    pub fn read_exact_at(&self, offset: u64, len: usize) -> io::Result<Bytes> {
+        let bytes = self.read_at(offset, len)?;
+        if bytes.len() < len {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends within the bytes to be read"));
+        }
+        Ok(bytes)
+    }
+
+    /// Writes all of `bytes` at `offset`; the file grows as needed, and a gap reads as zeros.
+    ///
+    /// # Errors
+    /// As the operating system says (`StorageFull` when the disk is full); some of the bytes may have been written.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match &self.inner {
+            FileInner::Production(file) => file.write_at(offset, bytes),
+        }
+    }
+
+    /// Writes all of `parts`, one after the other, at `offset`.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn write_vectored_at(&self, offset: u64, parts: &[Bytes]) -> io::Result<()> {
+        match &self.inner {
+            FileInner::Production(file) => file.write_vectored_at(offset, parts),
+        }
+    }
+
+    /// Sets the length: cuts the file off, or extends it by zeros.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub fn truncate(&self, len: u64) -> io::Result<()> {
+        match &self.inner {
+            FileInner::Production(file) => file.truncate(len),
+        }
+    }
+
+    /// Makes what was written before this call durable (fdatasync).
+    ///
+    /// # Errors
+    /// As the operating system says. After an error it is unknown what is durable, and syncing again does not tell:
+    /// treat it as ambiguous, and read back.
+    pub async fn sync(&self) -> io::Result<()> {
+        match &self.inner {
+            FileInner::Production(file) => file.sync().await,
+        }
+    }
+
+    /// Takes an exclusive lock on the file, held until the last clone of this handle is dropped or the process ends.
+    /// False when another handle holds it.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    pub fn try_lock(&self) -> io::Result<bool> {
+        match &self.inner {
+            FileInner::Production(file) => file.try_lock(),
+        }
+    }
+}
+
+/// The absolute paths that a name may stand for are those directly within a directory.
+fn check_name(name: &str) -> io::Result<()> {
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is not the name of a file")));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Directory({:?})", PathBuf::from(self.path()))
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("File")
+    }
+}

@@ -1,0 +1,144 @@
+//! Files of the operating system.
+
+use std::fs;
+use std::io::{self, IoSlice};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::rt::blocking;
+
+/// Parts given to the kernel in one call; Linux takes at most 1024.
+const PARTS_PER_CALL_MAX: usize = 256;
+
+#[derive(Clone)]
+pub struct Directory {
+    path: Arc<PathBuf>,
+}
+
+#[derive(Clone)]
+pub struct File {
+    file: Arc<fs::File>,
+}
+
+impl Directory {
+    pub async fn open(path: PathBuf) -> io::Result<Directory> {
+        blocking(move || {
+            create_durably(&path)?;
+            Ok(Directory { path: Arc::new(path) })
+        })
+        .await
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&*self.path)? {
+            let name = entry?.file_name().into_string();
+            // A name that is not text is none that we gave.
+            names.extend(name.ok());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    pub fn open_file(&self, name: &str, create: bool) -> io::Result<File> {
+        let file =
+            fs::OpenOptions::new().read(true).write(true).create(create).truncate(false).open(self.path.join(name))?;
+        Ok(File { file: Arc::new(file) })
+    }
+
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path.join(name))
+    }
+
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    pub async fn sync(&self) -> io::Result<()> {
+        let path = Arc::clone(&self.path);
+        blocking(move || fs::File::open(&*path)?.sync_all()).await
+    }
+}
+
+/// Creates a directory and its missing parents, and makes each new name durable in its parent.
+fn create_durably(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    create_durably(parent)?;
+    match fs::create_dir(path) {
+        // Another task was faster; it syncs the name too, but perhaps not yet.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        created => created?,
+    }
+    fs::File::open(parent)?.sync_all()
+}
+
+impl File {
+    pub fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    pub fn read_at(&self, offset: u64, len: usize) -> io::Result<Bytes> {
+        let mut bytes = vec![0; len];
+        let mut filled = 0;
+        while filled < len {
+            match self.file.read_at(&mut bytes[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        bytes.truncate(filled);
+        Ok(bytes.into())
+    }
+
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    pub fn write_vectored_at(&self, mut offset: u64, parts: &[Bytes]) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> =
+            parts.iter().filter(|part| !part.is_empty()).map(|part| IoSlice::new(part)).collect();
+        let mut rest = slices.as_mut_slice();
+        while !rest.is_empty() {
+            let batch = rest.len().min(PARTS_PER_CALL_MAX);
+            match rustix::io::pwritev(&*self.file, &rest[..batch], offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut rest, written);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn truncate(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    pub async fn sync(&self) -> io::Result<()> {
+        let file = Arc::clone(&self.file);
+        blocking(move || file.sync_data()).await
+    }
+
+    pub fn try_lock(&self) -> io::Result<bool> {
+        match rustix::fs::flock(&*self.file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The real world: tokio's threads and timers, the machine's clocks and files.
+
+use std::future::Future;
+use std::io;
+
+/// A tokio runtime behind our name. Dropping it stops its tasks; blocking calls that have begun are waited for.
+#[derive(Debug)]
+pub struct Runtime {
+    inner: tokio::runtime::Runtime,
+}
+
+impl Runtime {
+    /// Starts `worker_threads` threads that run tasks.
+    ///
+    /// # Errors
+    /// When the operating system refuses threads or timers.
+    pub fn new(worker_threads: usize) -> io::Result<Runtime> {
+        let inner = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(worker_threads.max(1))
+            .thread_name("heddle-worker")
+            .enable_all()
+            .build()?;
+        Ok(Runtime { inner })
+    }
+
+    /// A runtime whose tasks run on the thread that calls [`Runtime::block_on`], and only meanwhile.
+    ///
+    /// # Errors
+    /// When the operating system refuses timers.
+    pub fn current_thread() -> io::Result<Runtime> {
+        let inner = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Runtime { inner })
+    }
+
+    /// Runs `future` to its end, with this runtime as the ambient one.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.inner.block_on(future)
+    }
+}
+
+/// Runs `future` to its end on a runtime of its own with two workers: for tests and small tools.
+///
+/// Panics when no runtime can be started.
+pub fn run<F: Future>(future: F) -> F::Output {
+    Runtime::new(2).expect("the machine has threads and timers for a runtime").block_on(future)
+}

@@ -1,0 +1,127 @@
+//! Tasks.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A spawned task. Awaiting it gives its output; dropping it lets the task run on by itself.
+///
+/// A panic of the task is raised again in whoever awaits it.
+pub struct Task<T> {
+    inner: Inner<T>,
+}
+
+enum Inner<T> {
+    Production(tokio::task::JoinHandle<T>),
+}
+
+/// The task was stopped before it completed: by [`Task::abort`], by the end of its runtime, or by its node's crash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the task was stopped before it completed")]
+pub struct Aborted;
+
+impl<T> Task<T> {
+    /// Asks the task to stop: its future is dropped at its next point of suspension, soon but not at once.
+    pub fn abort(&self) {
+        match &self.inner {
+            Inner::Production(handle) => handle.abort(),
+        }
+    }
+
+    /// Whether the task has completed, panicked or been stopped.
+    pub fn is_finished(&self) -> bool {
+        match &self.inner {
+            Inner::Production(handle) => handle.is_finished(),
+        }
+    }
+
+    /// Ties the task's life to the returned handle.
+    pub fn abort_on_drop(self) -> AbortOnDrop<T> {
+        AbortOnDrop(self)
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = Result<T, Aborted>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.get_mut().inner {
+            Inner::Production(handle) => Pin::new(handle).poll(cx).map(|joined| match joined {
+                Ok(output) => Ok(output),
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => Err(Aborted),
+            }),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Task<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("finished", &self.is_finished()).finish()
+    }
+}
+
+/// A task that is aborted when this handle is dropped. Awaiting it is awaiting the task.
+#[derive(Debug)]
+#[must_use = "dropping this handle aborts the task"]
+pub struct AbortOnDrop<T>(Task<T>);
+
+impl<T> AbortOnDrop<T> {
+    /// Asks the task to stop.
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+
+    /// Whether the task has completed, panicked or been stopped.
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+impl<T> Future for AbortOnDrop<T> {
+    type Output = Result<T, Aborted>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Starts a task beside the caller; in simulation, on the caller's node.
+///
+/// Panics when neither a simulation nor tokio runs on this thread.
+pub fn spawn<F>(future: F) -> Task<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    Task { inner: Inner::Production(tokio::spawn(future)) }
+}
+
+/// Lets other ready tasks run first.
+pub async fn yield_now() {
+    tokio::task::yield_now().await;
+}
+
+/// Runs a function that may stall (an fsync, an engine's call) away from the tasks' threads; in simulation, in place
+/// after a seeded delay. A panic of the function is raised again here.
+///
+/// Dropping the future does not stop a function that has begun.
+pub async fn blocking<T, F>(function: F) -> T
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    match tokio::task::spawn_blocking(function).await {
+        Ok(output) => output,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime is shutting down: nobody is left to see this future complete.
+        Err(_) => std::future::pending().await,
+    }
+}
