@@ -1,0 +1,90 @@
+//! The contract itself: what a runtime implements, what it answers, and how a proposal's arguments are split.
+
+use async_trait::async_trait;
+use base::Bytes;
+
+use crate::{ContractError, Stub};
+
+/// What a contract answers, in Fabric's terms: the fields of the `Response` in a proposal response.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Response {
+    /// 200 for success; below [`Response::ERROR_THRESHOLD`] may be endorsed, from there on may not.
+    pub status: i32,
+    /// Empty on success.
+    pub message: String,
+    /// The result that the client's SDK returns.
+    pub payload: Bytes,
+}
+
+impl Response {
+    /// Status of a success.
+    pub const OK: i32 = 200;
+    /// The first status that a peer refuses to endorse.
+    pub const ERROR_THRESHOLD: i32 = 400;
+    /// Status of an application error.
+    pub const ERROR: i32 = 500;
+
+    /// A success with this payload.
+    pub fn success(payload: impl Into<Bytes>) -> Self {
+        Self { status: Self::OK, message: String::new(), payload: payload.into() }
+    }
+
+    /// A success with nothing to say.
+    pub fn empty() -> Self {
+        Self::success(Bytes::new())
+    }
+
+    /// A refusal or an error.
+    pub fn failure(status: i32, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), payload: Bytes::new() }
+    }
+
+    /// Whether a peer may endorse it.
+    pub fn is_endorsable(&self) -> bool {
+        self.status < Self::ERROR_THRESHOLD
+    }
+}
+
+impl From<Bytes> for Response {
+    fn from(payload: Bytes) -> Self {
+        Self::success(payload)
+    }
+}
+
+/// Application code that runs on a peer.
+///
+/// An implementation is shared by every channel and every concurrent transaction; it keeps no state of its own and does
+/// nothing that two endorsers could see differently.
+#[async_trait]
+pub trait Contract: Send + Sync + 'static {
+    /// The name it is usually deployed under. A registry may hold it under others.
+    fn name(&self) -> &str;
+
+    /// The version that a peer puts into the `ChaincodeID` of its proposal responses.
+    fn version(&self) -> &str {
+        "1.0"
+    }
+
+    /// Runs one function. `args` are the proposal's arguments after the function name, as untrusted bytes.
+    ///
+    /// Dropping the future abandons the transaction: everything it did is in the stub.
+    ///
+    /// # Errors
+    /// See [`ContractError`]. A contract never panics on its arguments or on what the state holds.
+    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError>;
+}
+
+/// Splits a proposal's arguments as Fabric does: the first names the function, the rest are its arguments. No arguments
+/// at all name the empty function, which a contract refuses.
+///
+/// # Errors
+/// An application error when the function name is not UTF-8.
+pub fn split_input(input: &[Bytes]) -> Result<(&str, &[Bytes]), ContractError> {
+    match input.split_first() {
+        None => Ok(("", &[])),
+        Some((function, args)) => match std::str::from_utf8(function) {
+            Ok(function) => Ok((function, args)),
+            Err(_) => Err(ContractError::application("the function name is not valid UTF-8")),
+        },
+    }
+}

@@ -1,0 +1,104 @@
+//! The errors of contracts and of the stub they run on.
+//!
+//! Two kinds must never be confused. An application error is the contract's deterministic answer: the client gets a
+//! response with status 500, and every endorser gives the same. A state error says that this peer could not serve the
+//! execution (its state moved on, it was fenced, it is stopping): the endorser answers with its own error, and the client
+//! may try elsewhere or again.
+
+use base::ErrorKind;
+
+use crate::Response;
+
+/// Why [`Contract::invoke`](crate::Contract::invoke) did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum ContractError {
+    /// The contract's own answer. `status` is Fabric's response status: 400 to 499 for a refusal, 500 for an error.
+    #[error("{message}")]
+    Application {
+        /// At least 400.
+        status: i32,
+        /// What the client reads.
+        message: String,
+    },
+    /// What the contract asked of its stub failed.
+    #[error(transparent)]
+    Stub(#[from] StubError),
+}
+
+impl ContractError {
+    /// An application error with status 500, which is what Fabric's contract libraries answer.
+    pub fn application(message: impl Into<String>) -> Self {
+        Self::Application { status: Response::ERROR, message: message.into() }
+    }
+
+    /// What the caller of the contract should do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Application { .. } => ErrorKind::Rejected,
+            Self::Stub(error) => error.kind(),
+        }
+    }
+
+    /// The response that the client gets, for errors that are an answer: the contract's own, and requests that the stub
+    /// refused deterministically (a bad key, an unsupported feature).
+    ///
+    /// # Errors
+    /// The stub's error, when the execution itself failed and says nothing about the transaction.
+    pub fn into_response(self) -> Result<Response, StubError> {
+        match self {
+            Self::Application { status, message } => Ok(Response::failure(status, message)),
+            Self::Stub(error) if error.kind() == ErrorKind::Rejected => {
+                Ok(Response::failure(Response::ERROR, error.to_string()))
+            }
+            Self::Stub(error) => Err(error),
+        }
+    }
+}
+
+/// Why a [`Stub`](crate::Stub) did not do what the contract asked.
+///
+/// Every variant but `State` is deterministic: each endorser refuses the same request in the same words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StubError {
+    /// A state key, or a part of a composite key, that no ledger accepts.
+    #[error("invalid state key: {0}")]
+    InvalidKey(String),
+    /// The event's name is empty.
+    #[error("invalid event: {0}")]
+    InvalidEvent(String),
+    /// A feature that this channel's state or this runtime does not offer.
+    #[error("{0} is not supported by this channel's state")]
+    Unsupported(&'static str),
+    /// A query handle that was never opened, or was closed.
+    #[error("query {0} is not open")]
+    UnknownQuery(u64),
+    /// `invoke_contract` named a contract that is not on the channel.
+    #[error("contract {0} is not known on this channel")]
+    UnknownContract(String),
+    /// A named maximum of the transaction was passed: open queries, writes, bytes, call depth.
+    #[error("{what} of one transaction may be at most {max}")]
+    LimitExceeded {
+        /// What was counted.
+        what: &'static str,
+        /// The maximum.
+        max: u64,
+    },
+    /// The state below could not serve. Not an answer to the application.
+    #[error("world state: {message}")]
+    State {
+        /// What the endorser should do; never `Rejected`.
+        kind: ErrorKind,
+        /// The cause, for the log.
+        message: String,
+    },
+}
+
+impl StubError {
+    /// What the caller should do about it. `Rejected` for every deterministic refusal.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::State { kind, .. } => *kind,
+            _ => ErrorKind::Rejected,
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! A ledger in memory that runs contracts one at a time: what a peer must agree with, without any of its machinery.
+//!
+//! It is the reference for the meaning of [`Stub`], the ground that contracts are tested on, and the sequential oracle
+//! that simulations hold a peer's state against. One invocation:
+//! 1. [`ModelLedger::execute`] runs the contract against the state as it is and collects its [`Effects`].
+//! 2. [`ModelLedger::apply`] puts the writes into the state. [`ModelLedger::submit`] does both.
+//!
+//! Nothing here waits for anything, so [`run`] can drive its futures without a runtime.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use async_trait::async_trait;
+use base::{Bytes, ChannelId, TxId};
+
+use crate::key::{self, KeyRange};
+use crate::{
+    CALL_DEPTH_MAX, ContractError, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub,
+    StubError, Timestamp, split_input,
+};
+
+/// The most queries that one transaction may have open.
+pub const OPEN_QUERIES_MAX: usize = 64;
+
+/// A chaincode's name and a key in it.
+pub type Location = (String, String);
+
+/// One call of one contract, as a verified proposal would carry it.
+#[derive(Debug, Clone, Default)]
+pub struct Invocation {
+    /// The name in the registry.
+    pub contract: String,
+    /// The function name first.
+    pub args: Vec<Bytes>,
+    /// Any text; only equal to itself.
+    pub tx_id: String,
+    /// The client's time.
+    pub timestamp: Timestamp,
+    /// `SerializedIdentity` bytes.
+    pub creator: Bytes,
+    /// Off-ledger data.
+    pub transient: BTreeMap<String, Bytes>,
+}
+
+impl Invocation {
+    /// A call with nothing but its arguments.
+    pub fn new<A: AsRef<[u8]>>(contract: &str, function: &str, args: &[A]) -> Self {
+        let mut input = vec![Bytes::copy_from_slice(function.as_bytes())];
+        input.extend(args.iter().map(|arg| Bytes::copy_from_slice(arg.as_ref())));
+        Self { contract: contract.to_owned(), args: input, ..Self::default() }
+    }
+}
+
+/// What one execution read, wrote and answered.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Effects {
+    /// What the contract answered; its status may be an error's.
+    pub response: Response,
+    /// Keys read one by one.
+    pub reads: BTreeSet<Location>,
+    /// Ranges read, each with its chaincode and the keys that were handed out.
+    pub ranges: Vec<(String, KeyRange, Vec<String>)>,
+    /// Last write of each key; `None` is a delete.
+    pub writes: BTreeMap<Location, Option<Bytes>>,
+    /// Name and payload.
+    pub event: Option<(String, Bytes)>,
+}
+
+/// A channel's contracts and state.
+#[derive(Debug, Clone)]
+pub struct ModelLedger {
+    registry: Registry,
+    channel: ChannelId,
+    state: BTreeMap<String, BTreeMap<String, Bytes>>,
+    failing_read: Option<(u64, StubError)>,
+}
+
+impl ModelLedger {
+    /// An empty channel with these contracts.
+    pub fn new(registry: Registry) -> Self {
+        Self { registry, channel: ChannelId::new("model"), state: BTreeMap::new(), failing_read: None }
+    }
+
+    /// The value of a key.
+    pub fn get(&self, contract: &str, key: &str) -> Option<&Bytes> {
+        self.state.get(contract)?.get(key)
+    }
+
+    /// Every key and value of a contract, in order.
+    pub fn rows(&self, contract: &str) -> impl Iterator<Item = (&str, &Bytes)> {
+        self.state.get(contract).into_iter().flatten().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// Sets a key outside of any transaction; an empty value removes it.
+    pub fn set(&mut self, contract: &str, key: &str, value: impl Into<Bytes>) {
+        let value = value.into();
+        let rows = self.state.entry(contract.to_owned()).or_default();
+        if value.is_empty() { rows.remove(key) } else { rows.insert(key.to_owned(), value) };
+    }
+
+    /// Makes every later execution fail with `error` at its read number `reads` (from 0); a page is one read.
+    pub fn fail_reads_from(&mut self, reads: u64, error: StubError) {
+        self.failing_read = Some((reads, error));
+    }
+
+    /// Makes reads succeed again.
+    pub fn heal(&mut self) {
+        self.failing_read = None;
+    }
+
+    /// Runs a contract without changing the state. Errors that are an answer come back as the response.
+    ///
+    /// # Errors
+    /// `UnknownContract`, and what [`ModelLedger::fail_reads_from`] was given.
+    pub async fn execute(&self, invocation: &Invocation) -> Result<Effects, StubError> {
+        let contract = self.registry.get(&invocation.contract);
+        let contract = contract.ok_or_else(|| StubError::UnknownContract(invocation.contract.clone()))?;
+        let mut stub = ModelStub::new(self, invocation);
+        let answer = match split_input(&invocation.args) {
+            Ok((function, args)) => contract.invoke(&mut stub, function, args).await,
+            Err(error) => Err(error),
+        };
+        let mut effects = stub.effects;
+        effects.response = answer.or_else(ContractError::into_response)?;
+        Ok(effects)
+    }
+
+    /// Puts an execution's writes into the state. Those of a failed execution are refused.
+    ///
+    /// # Panics
+    /// When the response may not be endorsed: such a transaction never reaches a ledger.
+    pub fn apply(&mut self, effects: &Effects) {
+        assert!(effects.response.is_endorsable(), "a transaction that failed has no effects");
+        for ((contract, key), value) in &effects.writes {
+            self.set(contract, key, value.clone().unwrap_or_default());
+        }
+    }
+
+    /// Runs a contract and applies its writes when it succeeded.
+    ///
+    /// # Errors
+    /// Those of [`ModelLedger::execute`].
+    pub async fn submit(&mut self, invocation: &Invocation) -> Result<Effects, StubError> {
+        let effects = self.execute(invocation).await?;
+        if effects.response.is_endorsable() {
+            self.apply(&effects);
+        }
+        Ok(effects)
+    }
+
+    /// Submits a call; its payload, or the message of its error.
+    ///
+    /// # Errors
+    /// The message that a client would see.
+    pub fn call<A: AsRef<[u8]>>(&mut self, contract: &str, function: &str, args: &[A]) -> Result<Bytes, String> {
+        let effects = run(self.submit(&Invocation::new(contract, function, args))).map_err(|error| error.to_string())?;
+        if effects.response.is_endorsable() { Ok(effects.response.payload) } else { Err(effects.response.message) }
+    }
+}
+
+/// The stub of one execution on a [`ModelLedger`].
+#[derive(Debug)]
+pub struct ModelStub<'ledger> {
+    ledger: &'ledger ModelLedger,
+    invocation: &'ledger Invocation,
+    tx_id: TxId,
+    contract: String,
+    args: Vec<Bytes>,
+    depth: usize,
+    reads: u64,
+    queries: BTreeMap<QueryId, OpenRange>,
+    queries_opened: u64,
+    effects: Effects,
+}
+
+#[derive(Debug)]
+struct OpenRange {
+    recorded: usize,
+    from: Bound<String>,
+}
+
+impl<'ledger> ModelStub<'ledger> {
+    /// A stub for one execution of `invocation`; for calling a contract directly.
+    pub fn new(ledger: &'ledger ModelLedger, invocation: &'ledger Invocation) -> Self {
+        Self {
+            ledger,
+            invocation,
+            tx_id: TxId::new(invocation.tx_id.as_str()),
+            contract: invocation.contract.clone(),
+            args: invocation.args.clone(),
+            depth: 1,
+            reads: 0,
+            queries: BTreeMap::new(),
+            queries_opened: 0,
+            effects: Effects::default(),
+        }
+    }
+
+    /// What was recorded so far. The response is filled in by [`ModelLedger::execute`].
+    pub fn effects(&self) -> &Effects {
+        &self.effects
+    }
+
+    fn count_read(&mut self) -> Result<(), StubError> {
+        let read = self.reads;
+        self.reads += 1;
+        match &self.ledger.failing_read {
+            Some((first, error)) if read >= *first => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, key: &str, value: Option<Bytes>) -> Result<(), StubError> {
+        key::check(key)?;
+        self.effects.writes.insert((self.contract.clone(), key.to_owned()), value);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Stub for ModelStub<'_> {
+    async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
+        key::check(key)?;
+        self.count_read()?;
+        self.effects.reads.insert((self.contract.clone(), key.to_owned()));
+        Ok(self.ledger.get(&self.contract, key).cloned())
+    }
+
+    fn put_state(&mut self, key: &str, value: Bytes) -> Result<(), StubError> {
+        self.write(key, (!value.is_empty()).then_some(value))
+    }
+
+    fn delete_state(&mut self, key: &str) -> Result<(), StubError> {
+        self.write(key, None)
+    }
+
+    async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError> {
+        if self.queries.len() == OPEN_QUERIES_MAX {
+            return Err(StubError::LimitExceeded { what: "the open queries", max: OPEN_QUERIES_MAX as u64 });
+        }
+        let query = QueryId(self.queries_opened);
+        self.queries_opened += 1;
+        let open = OpenRange { recorded: self.effects.ranges.len(), from: Bound::Included(range.start().to_owned()) };
+        self.effects.ranges.push((self.contract.clone(), range, Vec::new()));
+        self.queries.insert(query, open);
+        Ok(query)
+    }
+
+    async fn next_page(&mut self, query: QueryId, entries_max: usize) -> Result<Page, StubError> {
+        self.count_read()?;
+        let open = self.queries.get_mut(&query).ok_or(StubError::UnknownQuery(query.0))?;
+        let (contract, range, handed_out) = &mut self.effects.ranges[open.recorded];
+        let entries_max = entries_max.clamp(1, PAGE_ENTRIES_MAX);
+        let mut page = Page::default();
+        let mut page_bytes = 0;
+        if let (false, Some(rows)) = (range.is_empty(), self.ledger.state.get(contract)) {
+            let rows = rows.range((open.from.clone(), Bound::Unbounded)).take_while(|(key, _)| range.contains(key));
+            for (key, value) in rows {
+                if page.entries.len() == entries_max || page_bytes >= PAGE_BYTES_SOFT_MAX {
+                    page.has_more = true;
+                    break;
+                }
+                page_bytes += key.len() + value.len();
+                open.from = Bound::Excluded(key.clone());
+                handed_out.push(key.clone());
+                page.entries.push(Entry { key: key.clone(), value: value.clone() });
+            }
+        }
+        if !page.has_more {
+            self.queries.remove(&query);
+        }
+        Ok(page)
+    }
+
+    fn close_query(&mut self, query: QueryId) {
+        self.queries.remove(&query);
+    }
+
+    async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError> {
+        if !channel.is_empty() && channel != self.ledger.channel.as_str() {
+            return Err(StubError::Unsupported("a call to another channel"));
+        }
+        if self.depth == CALL_DEPTH_MAX {
+            return Err(StubError::LimitExceeded { what: "nested calls", max: CALL_DEPTH_MAX as u64 });
+        }
+        let contract = self.ledger.registry.get(name).ok_or_else(|| StubError::UnknownContract(name.to_owned()))?;
+        // The callee runs on this stub in the caller's place: its reads and writes join the transaction's.
+        let caller = std::mem::replace(&mut self.contract, name.to_owned());
+        let caller_args = std::mem::replace(&mut self.args, args.clone());
+        let caller_event = self.effects.event.take();
+        self.depth += 1;
+        let answer = match split_input(&args) {
+            Ok((function, args)) => contract.invoke(self, function, args).await,
+            Err(error) => Err(error),
+        };
+        self.depth -= 1;
+        self.effects.event = caller_event;
+        self.args = caller_args;
+        self.contract = caller;
+        answer.or_else(ContractError::into_response)
+    }
+
+    fn set_event(&mut self, name: &str, payload: Bytes) -> Result<(), StubError> {
+        if name.is_empty() {
+            return Err(StubError::InvalidEvent("an event's name must not be empty".to_owned()));
+        }
+        self.effects.event = Some((name.to_owned(), payload));
+        Ok(())
+    }
+
+    fn tx_id(&self) -> &TxId {
+        &self.tx_id
+    }
+
+    fn channel_id(&self) -> &ChannelId {
+        &self.ledger.channel
+    }
+
+    fn timestamp(&self) -> Timestamp {
+        self.invocation.timestamp
+    }
+
+    fn creator(&self) -> &Bytes {
+        &self.invocation.creator
+    }
+
+    fn transient(&self) -> &BTreeMap<String, Bytes> {
+        &self.invocation.transient
+    }
+
+    fn args(&self) -> &[Bytes] {
+        &self.args
+    }
+}
+
+/// Drives a future that waits for nothing but its turn, on the calling thread.
+pub fn run<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        // A contract that computes long gives way now and then; here it has the thread to itself.
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+    }
+}

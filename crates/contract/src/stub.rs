@@ -1,0 +1,204 @@
+//! What a contract can reach: one transaction's view of one chaincode's part of the world state.
+//!
+//! Semantics, all Fabric's:
+//! 1. Every read is of one block boundary, fixed when the stub was made. A read never sees the transaction's own writes.
+//! 2. Writes are recorded; the last one of a key counts. A value of no bytes is recorded as a delete (Fabric turns an
+//!    empty value into a delete when it commits, so a ledger cannot hold one).
+//! 3. Queries are handles that are read in pages, so that memory stays bounded however large the range is. A page that was
+//!    handed out counts as read, whether or not the contract looked at all of it.
+//! 4. One event a transaction: the last one set by the contract that the client called.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use async_trait::async_trait;
+use base::{Bytes, ChannelId, TxId};
+
+use crate::key::KeyRange;
+use crate::{Response, StubError};
+
+/// The most entries in one [`Page`]: what Fabric's peers send at once.
+pub const PAGE_ENTRIES_MAX: usize = 100;
+
+/// A page ends early once its keys and values reach this many bytes; one entry may pass it.
+pub const PAGE_BYTES_SOFT_MAX: usize = 4 << 20;
+
+/// How deep contracts may call each other in one transaction.
+pub const CALL_DEPTH_MAX: usize = 8;
+
+/// The client's time of the proposal; the same for every endorser.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Timestamp {
+    /// Seconds since the Unix epoch.
+    pub seconds: i64,
+    /// 0 to 999,999,999.
+    pub nanos: i32,
+}
+
+/// An open query of one transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueryId(pub u64);
+
+/// One row of a query's result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The key, unique within the chaincode.
+    pub key: String,
+    /// Never empty.
+    pub value: Bytes,
+}
+
+/// Some rows of a query's result, in the query's order; a range's order is that of the keys' bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Page {
+    /// At most [`PAGE_ENTRIES_MAX`]; empty only when nothing is left.
+    pub entries: Vec<Entry>,
+    /// Whether another page follows. When false the query is closed already.
+    pub has_more: bool,
+}
+
+/// One transaction's view of the ledger, as a contract sees it.
+///
+/// Dropping any of its futures is safe; what was recorded so far stays recorded.
+#[async_trait]
+pub trait Stub: Send {
+    /// The value of `key` at the transaction's block boundary; `None` when it has none.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key, `State` when the state could not serve.
+    async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError>;
+
+    /// The values of many keys, in their order. Implementations may read them in parallel; the effect is that of
+    /// [`Stub::get_state`] on each.
+    ///
+    /// # Errors
+    /// Those of [`Stub::get_state`].
+    async fn get_states(&mut self, keys: &[String]) -> Result<Vec<Option<Bytes>>, StubError> {
+        let mut values = Vec::with_capacity(keys.len());
+        for key in keys {
+            values.push(self.get_state(key).await?);
+        }
+        Ok(values)
+    }
+
+    /// Records a write. An empty value is recorded as a delete.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key, `LimitExceeded`.
+    fn put_state(&mut self, key: &str, value: Bytes) -> Result<(), StubError>;
+
+    /// Records a delete, whether or not the key has a value.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key, `LimitExceeded`.
+    fn delete_state(&mut self, key: &str) -> Result<(), StubError>;
+
+    /// Opens a query over `range`. Most contracts use a [`Cursor`] instead of the handle.
+    ///
+    /// # Errors
+    /// `LimitExceeded` when too many queries are open, `State`.
+    async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError>;
+
+    /// The next page of an open query: at most `entries_max` entries, which is taken as 1 to [`PAGE_ENTRIES_MAX`].
+    ///
+    /// # Errors
+    /// `UnknownQuery` also after the last page, `State`.
+    async fn next_page(&mut self, query: QueryId, entries_max: usize) -> Result<Page, StubError>;
+
+    /// Closes a query; closing one that is not open does nothing. Queries left open end with the transaction.
+    fn close_query(&mut self, query: QueryId);
+
+    /// Opens a rich query (CouchDB's selector syntax). Its result is not checked again at commit.
+    ///
+    /// # Errors
+    /// `Unsupported` unless the channel's state evaluates such queries.
+    async fn open_query(&mut self, selector: &str) -> Result<QueryId, StubError> {
+        let _ = selector;
+        Err(StubError::Unsupported("a rich query"))
+    }
+
+    /// Calls another contract within this transaction. On the same channel (`channel` empty or this one's) its reads and
+    /// writes join the transaction's; on another channel it only reads. A failed call comes back as a response with its
+    /// status, and the caller decides.
+    ///
+    /// # Errors
+    /// `UnknownContract`, `LimitExceeded` beyond [`CALL_DEPTH_MAX`], `Unsupported`, `State`.
+    async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError>;
+
+    /// Sets the transaction's event, replacing an earlier one. Only the contract that the client called has its event
+    /// recorded.
+    ///
+    /// # Errors
+    /// `InvalidEvent` for an empty name.
+    fn set_event(&mut self, name: &str, payload: Bytes) -> Result<(), StubError>;
+
+    /// The transaction's id.
+    fn tx_id(&self) -> &TxId;
+
+    /// The channel it runs on.
+    fn channel_id(&self) -> &ChannelId;
+
+    /// The client's time of the proposal.
+    fn timestamp(&self) -> Timestamp;
+
+    /// Who signed the proposal: `SerializedIdentity` bytes, already verified by the peer.
+    fn creator(&self) -> &Bytes;
+
+    /// Data for the endorsers' eyes only; never on the ledger.
+    fn transient(&self) -> &BTreeMap<String, Bytes>;
+
+    /// All of the invocation's arguments, the function name first.
+    fn args(&self) -> &[Bytes];
+}
+
+/// Reads an open query entry by entry, holding one page at most.
+///
+/// It does not borrow the stub, so that a contract can read and write between two entries.
+#[derive(Debug)]
+pub struct Cursor {
+    query: QueryId,
+    page: VecDeque<Entry>,
+    page_entries: usize,
+    has_more: bool,
+}
+
+impl Cursor {
+    /// Opens a query over `range`.
+    ///
+    /// # Errors
+    /// Those of [`Stub::open_range`].
+    pub async fn open(tx: &mut dyn Stub, range: KeyRange) -> Result<Self, StubError> {
+        Ok(Self::over(tx.open_range(range).await?))
+    }
+
+    /// Reads a query that is open already.
+    pub fn over(query: QueryId) -> Self {
+        Self { query, page: VecDeque::new(), page_entries: PAGE_ENTRIES_MAX, has_more: true }
+    }
+
+    /// Reads at most `entries` at a time, so that a contract that wants few does not depend on many.
+    #[must_use]
+    pub fn with_page_entries(mut self, entries: usize) -> Self {
+        self.page_entries = entries.clamp(1, PAGE_ENTRIES_MAX);
+        self
+    }
+
+    /// The next entry; `None` at the end, again and again.
+    ///
+    /// # Errors
+    /// Those of [`Stub::next_page`].
+    pub async fn next(&mut self, tx: &mut dyn Stub) -> Result<Option<Entry>, StubError> {
+        while self.page.is_empty() && self.has_more {
+            let page = tx.next_page(self.query, self.page_entries).await?;
+            self.has_more = page.has_more;
+            self.page = page.entries.into();
+        }
+        Ok(self.page.pop_front())
+    }
+
+    /// Gives the query up before its end.
+    pub fn close(self, tx: &mut dyn Stub) {
+        if self.has_more {
+            tx.close_query(self.query);
+        }
+    }
+}
