@@ -3,6 +3,7 @@
 //! * [`id`]: names and numbers of the ledger (channels, members, transactions, blocks, versions, epochs).
 //! * [`error`]: the few kinds of error, each of which tells the caller what to do.
 //! * [`collections`]: hash maps whose hashing is keyed in production and fixed in simulation.
+//! * [`event`]: what is worth counting, declared once.
 //! * [`rt`]: the ambient runtime: tasks, time, chance, channels, disk files and links, backed by tokio in production
 //!   and by a seeded single-threaded executor in simulation.
 //!
@@ -11,6 +12,7 @@
 
 pub mod collections;
 pub mod error;
+pub mod event;
 pub mod id;
 pub mod rt;
 

@@ -1,0 +1,385 @@
+//! What is worth counting, declared once.
+//!
+//! 1. A crate declares its events with [`events!`](crate::events): a name in code, a name for Prometheus, a sentence
+//!    of documentation.
+//! 2. Code counts: `BlocksCommitted.add(1)`, `CommitTime.record_since(start)`.
+//! 3. Metrics ([`render_prometheus`]), assertions of tests ([`snapshot`]) and the metrics reference ([`catalogue`]) all
+//!    come from that one declaration.
+//!
+//! An event makes itself known at its first use; [`register`] makes a crate's events known from the start, so that
+//! zeros show. Counting is one relaxed atomic addition. In a simulation events count for that simulation alone, so
+//! simulations on several threads of one test process do not disturb one another.
+//!
+//! Invariants: one declaration a name in the whole process; counters only grow.
+
+mod histogram;
+mod render;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use histogram::{Distribution, Histogram};
+pub use render::{catalogue_markdown, render_prometheus};
+
+use crate::rt;
+
+/// The unit of a histogram's values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    /// Plain numbers.
+    Count,
+    /// Bytes.
+    Bytes,
+    /// Recorded in nanoseconds, shown in seconds.
+    Seconds,
+}
+
+/// What sort of thing an event is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sort {
+    /// A number that only grows.
+    Counter,
+    /// A number that goes up and down.
+    Gauge,
+    /// A distribution of values.
+    Histogram(Unit),
+}
+
+/// The declaration of an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Description {
+    /// The name that Prometheus sees.
+    pub name: &'static str,
+    /// What is counted, in a sentence.
+    pub documentation: &'static str,
+    /// Counter, gauge or histogram.
+    pub sort: Sort,
+}
+
+/// What has been counted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Value {
+    /// Of a counter.
+    Counter(u64),
+    /// Of a gauge.
+    Gauge(i64),
+    /// Of a histogram.
+    Histogram(Distribution),
+}
+
+/// Any declared event.
+pub trait Event: Sync {
+    /// Its declaration.
+    fn description(&self) -> Description;
+    /// What the process has counted, simulations aside.
+    fn process_value(&self) -> Value;
+}
+
+/// Values of all events at one moment, by name.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Snapshot {
+    /// Name and value.
+    pub values: BTreeMap<&'static str, Value>,
+}
+
+impl Snapshot {
+    /// A counter's value; 0 when it has not been used.
+    pub fn counter(&self, name: &str) -> u64 {
+        match self.values.get(name) {
+            Some(Value::Counter(count)) => *count,
+            _ => 0,
+        }
+    }
+
+    /// A gauge's value; 0 when it has not been used.
+    pub fn gauge(&self, name: &str) -> i64 {
+        match self.values.get(name) {
+            Some(Value::Gauge(level)) => *level,
+            _ => 0,
+        }
+    }
+}
+
+static REGISTRY: Mutex<BTreeMap<&'static str, &'static dyn Event>> = Mutex::new(BTreeMap::new());
+
+fn registry() -> MutexGuard<'static, BTreeMap<&'static str, &'static dyn Event>> {
+    // Whole between any two statements, so a poisoned lock is as good as another.
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a crate's events known before their first use. Doing so again changes nothing.
+///
+/// Panics when two declarations have one name.
+pub fn register(events: &'static [&'static dyn Event]) {
+    for event in events {
+        register_one(*event);
+    }
+}
+
+fn register_one(event: &'static dyn Event) {
+    let description = event.description();
+    let known = registry().entry(description.name).or_insert(event).description();
+    assert!(known == description, "two events are declared with the name {}", description.name);
+}
+
+/// The declarations of all known events, sorted by name.
+pub fn catalogue() -> Vec<Description> {
+    registry().values().map(|event| event.description()).collect()
+}
+
+/// The values of all known events: of this simulation when called in one, else of the process.
+pub fn snapshot() -> Snapshot {
+    if let Some(values) = rt::simulated_events(|events| events.clone()) {
+        return Snapshot { values };
+    }
+    Snapshot { values: registry().iter().map(|(name, event)| (*name, event.process_value())).collect() }
+}
+
+/// Panics at compile time on a name that Prometheus or our conventions would not take.
+const fn check_name(name: &str, suffix: &str) {
+    let name = name.as_bytes();
+    let mut i = 0;
+    while i < name.len() {
+        assert!(matches!(name[i], b'a'..=b'z' | b'0'..=b'9' | b'_'), "event names are lower case with underscores");
+        i += 1;
+    }
+    let suffix = suffix.as_bytes();
+    assert!(name.len() > suffix.len(), "event names say what they count");
+    let mut i = 0;
+    while i < suffix.len() {
+        assert!(
+            name[name.len() - suffix.len() + i] == suffix[i],
+            "counters end in _total, times in _seconds, bytes in _bytes"
+        );
+        i += 1;
+    }
+}
+
+/// Registers an event at its first use; afterwards one relaxed load.
+struct FirstUse(AtomicBool);
+
+impl FirstUse {
+    const fn new() -> FirstUse {
+        FirstUse(AtomicBool::new(false))
+    }
+
+    #[inline]
+    fn mark(&self, event: &'static dyn Event) {
+        if !self.0.load(Ordering::Relaxed) {
+            register_one(event);
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Threads that may count one counter at the same time without sharing a cache line.
+const SHARDS: usize = 8;
+
+#[repr(align(64))]
+struct Shard(AtomicU64);
+
+fn shard_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHARD: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    }
+    SHARD.with(|shard| *shard)
+}
+
+/// A number that only grows. Declared with [`events!`](crate::events).
+pub struct Counter {
+    name: &'static str,
+    documentation: &'static str,
+    first_use: FirstUse,
+    shards: [Shard; SHARDS],
+}
+
+impl Counter {
+    /// For the macro.
+    #[doc(hidden)]
+    pub const fn new(name: &'static str, documentation: &'static str) -> Counter {
+        check_name(name, "_total");
+        let shards = [const { Shard(AtomicU64::new(0)) }; SHARDS];
+        Counter { name, documentation, first_use: FirstUse::new(), shards }
+    }
+
+    /// Counts `count` more.
+    #[inline]
+    pub fn add(&'static self, count: u64) {
+        self.first_use.mark(self);
+        if rt::is_simulation() {
+            self.add_simulated(count);
+        } else {
+            self.shards[shard_of_thread()].0.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    #[cold]
+    fn add_simulated(&self, count: u64) {
+        rt::simulated_events(|events| {
+            if let Value::Counter(value) = events.entry(self.name).or_insert(Value::Counter(0)) {
+                *value += count;
+            }
+        });
+    }
+
+    /// What has been counted: in this simulation when called in one, else in the process.
+    pub fn value(&self) -> u64 {
+        match rt::simulated_events(|events| events.get(self.name).cloned()) {
+            Some(Some(Value::Counter(count))) => count,
+            Some(_) => 0,
+            None => self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum(),
+        }
+    }
+}
+
+impl Event for Counter {
+    fn description(&self) -> Description {
+        Description { name: self.name, documentation: self.documentation, sort: Sort::Counter }
+    }
+
+    fn process_value(&self) -> Value {
+        Value::Counter(self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum())
+    }
+}
+
+/// A number that goes up and down. Declared with [`events!`](crate::events).
+pub struct Gauge {
+    name: &'static str,
+    documentation: &'static str,
+    first_use: FirstUse,
+    level: AtomicI64,
+}
+
+impl Gauge {
+    /// For the macro.
+    #[doc(hidden)]
+    pub const fn new(name: &'static str, documentation: &'static str) -> Gauge {
+        check_name(name, "");
+        Gauge { name, documentation, first_use: FirstUse::new(), level: AtomicI64::new(0) }
+    }
+
+    /// Raises (or, with a negative number, lowers) the level.
+    pub fn add(&'static self, change: i64) {
+        self.update(|level| level + change, |level| level.fetch_add(change, Ordering::Relaxed));
+    }
+
+    /// Sets the level.
+    pub fn set(&'static self, new: i64) {
+        self.update(|_| new, |level| level.swap(new, Ordering::Relaxed));
+    }
+
+    fn update(&'static self, simulated: impl FnOnce(i64) -> i64, real: impl FnOnce(&AtomicI64) -> i64) {
+        self.first_use.mark(self);
+        let in_simulation = rt::simulated_events(|events| {
+            if let Value::Gauge(level) = events.entry(self.name).or_insert(Value::Gauge(0)) {
+                *level = simulated(*level);
+            }
+        });
+        if in_simulation.is_none() {
+            real(&self.level);
+        }
+    }
+
+    /// The level: in this simulation when called in one, else in the process.
+    pub fn value(&self) -> i64 {
+        match rt::simulated_events(|events| events.get(self.name).cloned()) {
+            Some(Some(Value::Gauge(level))) => level,
+            Some(_) => 0,
+            None => self.level.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Event for Gauge {
+    fn description(&self) -> Description {
+        Description { name: self.name, documentation: self.documentation, sort: Sort::Gauge }
+    }
+
+    fn process_value(&self) -> Value {
+        Value::Gauge(self.level.load(Ordering::Relaxed))
+    }
+}
+
+impl fmt::Debug for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Counter({})", self.name)
+    }
+}
+
+impl fmt::Debug for Gauge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gauge({})", self.name)
+    }
+}
+
+/// Declares the events of a module, and `EVENTS`, the list of them for [`event::register`](crate::event::register).
+///
+/// ```
+/// base::events! {
+///     /// Blocks appended to the ledger.
+///     counter BlocksCommitted("heddle_example_blocks_total");
+///     /// Transactions waiting for their block.
+///     gauge Waiting("heddle_example_waiting");
+///     /// Time from cutting a block to its commit.
+///     histogram CommitTime("heddle_example_commit_seconds", seconds);
+///     /// Size of a block.
+///     histogram BlockSize("heddle_example_block_bytes", bytes);
+///     /// Transactions in a block.
+///     histogram BlockLength("heddle_example_block_transactions", count);
+/// }
+/// BlocksCommitted.add(1);
+/// CommitTime.record_duration(std::time::Duration::from_millis(2));
+/// assert_eq!(BlocksCommitted.value(), 1);
+/// assert_eq!(EVENTS.len(), 5);
+/// ```
+#[macro_export]
+macro_rules! events {
+    ($($(#[doc = $doc:literal])+ $sort:ident $name:ident($text:literal $(, $unit:ident)?));+ $(;)?) => {
+        $(
+            $(#[doc = $doc])+
+            #[allow(non_upper_case_globals)]
+            pub static $name: $crate::__event_type!($sort) =
+                $crate::__event_new!($sort, $text, concat!($($doc),+) $(, $unit)?);
+        )+
+
+        /// All events declared here.
+        pub static EVENTS: &[&'static dyn $crate::event::Event] = &[$(&$name),+];
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __event_type {
+    (counter) => {
+        $crate::event::Counter
+    };
+    (gauge) => {
+        $crate::event::Gauge
+    };
+    (histogram) => {
+        $crate::event::Histogram
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __event_new {
+    (counter, $text:literal, $doc:expr) => {
+        $crate::event::Counter::new($text, $doc)
+    };
+    (gauge, $text:literal, $doc:expr) => {
+        $crate::event::Gauge::new($text, $doc)
+    };
+    (histogram, $text:literal, $doc:expr, seconds) => {
+        $crate::event::Histogram::new($text, $doc, $crate::event::Unit::Seconds)
+    };
+    (histogram, $text:literal, $doc:expr, bytes) => {
+        $crate::event::Histogram::new($text, $doc, $crate::event::Unit::Bytes)
+    };
+    (histogram, $text:literal, $doc:expr, count) => {
+        $crate::event::Histogram::new($text, $doc, $crate::event::Unit::Count)
+    };
+}
