@@ -84,6 +84,19 @@ pub fn check(key: &str) -> Result<(), StubError> {
     if key.is_empty() { Err(StubError::InvalidKey("a key must not be empty".to_owned())) } else { Ok(()) }
 }
 
+/// Refuses what is no simple key: the empty key, and composite keys. For contracts that take keys from their clients; a
+/// stub takes both kinds.
+///
+/// # Errors
+/// `InvalidKey`.
+pub fn check_simple(key: &str) -> Result<(), StubError> {
+    check(key)?;
+    if key.starts_with(SEPARATOR) {
+        return Err(StubError::InvalidKey("a simple key must not start with U+0000".to_owned()));
+    }
+    Ok(())
+}
+
 /// The composite key of an object type and its attributes.
 ///
 /// # Errors
@@ -177,6 +190,8 @@ mod tests {
         assert!(check("").is_err());
         check("a").expect("valid");
         check("\0t\0").expect("composite keys are stored like any other");
+        check_simple("a").expect("valid");
+        assert!(check_simple("").is_err() && check_simple("\0t\0").is_err());
     }
 
     proptest! {

@@ -1,10 +1,92 @@
-//! The basic contract.
+//! Assets and their owners: Fabric's `asset-transfer-basic` sample.
+//!
+//! Functions, arguments, JSON fields and the meaning of errors are the sample's, so that its applications work unmodified.
+//! The sample exists in several languages; where they differ, this one is:
+//! - fields in alphabetical order, numbers as JSON numbers;
+//! - `GetAllAssets` of an empty ledger is `[]` (the Go sample answers nothing, which is no JSON);
+//! - too many arguments are refused, as too few are, and an empty argument is no number.
+//!
+//! As in the `asset-transfer-events` sample, each change of one asset sets an event named after the function, with the
+//! asset's JSON as payload (the last one, for a delete). The contract may be called `basic` or `SmartContract` in a
+//! function's prefix; Fabric's samples use the latter.
+//!
+//! State: asset id → the asset's JSON. Nothing else is in the namespace.
 
 use base::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::{Contract, ContractError, Response, Stub, async_trait};
+use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
+use crate::key::{self, KeyRange};
+use crate::{Contract, ContractError, Cursor, Response, Stub, async_trait};
 
-/// The basic contract.
+#[cfg(test)]
+mod tests;
+
+/// The longest result of `GetAllAssets`: what still fits into one message with everything around it.
+pub const RESULT_BYTES_MAX: usize = 64 << 20;
+
+/// One asset, with the fields of the sample in the order of its JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asset {
+    /// In whole units of some currency.
+    #[serde(rename = "AppraisedValue")]
+    pub appraised_value: i64,
+    /// Any text.
+    #[serde(rename = "Color")]
+    pub color: String,
+    /// The state key.
+    #[serde(rename = "ID")]
+    pub id: String,
+    /// Any text.
+    #[serde(rename = "Owner")]
+    pub owner: String,
+    /// In no particular unit.
+    #[serde(rename = "Size")]
+    pub size: i64,
+}
+
+const ID: Parameter = Parameter::text("id");
+const WHOLE_ASSET: &[Parameter] = &[
+    ID,
+    Parameter::text("color"),
+    Parameter::integer("size"),
+    Parameter::text("owner"),
+    Parameter::integer("appraisedValue"),
+];
+
+const INTERFACE: Interface = Interface {
+    name: "SmartContract",
+    aliases: &["basic"],
+    version: "1.0",
+    functions: &[
+        Function::submit("InitLedger", &[]),
+        Function::submit("CreateAsset", WHOLE_ASSET),
+        Function::evaluate("ReadAsset", &[ID]),
+        Function::submit("UpdateAsset", WHOLE_ASSET),
+        Function::submit("DeleteAsset", &[ID]),
+        Function::evaluate("AssetExists", &[ID]),
+        Function::submit("TransferAsset", &[ID, Parameter::text("newOwner")]),
+        Function::evaluate("GetAllAssets", &[]),
+    ],
+    schemas: || {
+        json!({ "Asset": {
+            "$id": "Asset",
+            "type": "object",
+            "additionalProperties": false,
+            "required": ["AppraisedValue", "Color", "ID", "Owner", "Size"],
+            "properties": {
+                "AppraisedValue": { "type": "integer" },
+                "Color": { "type": "string" },
+                "ID": { "type": "string" },
+                "Owner": { "type": "string" },
+                "Size": { "type": "integer" },
+            },
+        }})
+    },
+};
+
+/// The sample contract.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Basic;
 
@@ -14,7 +96,125 @@ impl Contract for Basic {
         "basic"
     }
 
-    async fn invoke(&self, _tx: &mut dyn Stub, function: &str, _args: &[Bytes]) -> Result<Response, ContractError> {
-        Err(ContractError::application(format!("contract basic has no function {function}")))
+    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+        let call = match INTERFACE.resolve(function, args)? {
+            Resolved::Call(call) => call,
+            Resolved::Answered(response) => return Ok(response),
+        };
+        match call.function() {
+            "InitLedger" => init_ledger(tx),
+            "CreateAsset" => create(tx, &asset_from(&call)?).await,
+            "ReadAsset" => Ok(Response::success(existing(tx, call.text(0)?).await?)),
+            "UpdateAsset" => update(tx, &asset_from(&call)?).await,
+            "DeleteAsset" => delete(tx, call.text(0)?).await,
+            "AssetExists" => exists(tx, call.text(0)?).await,
+            "TransferAsset" => transfer(tx, call.text(0)?, call.text(1)?).await,
+            "GetAllAssets" => all(tx).await,
+            function => unreachable!("{function} is declared and not handled"),
+        }
     }
+}
+
+fn asset_from(call: &Call<'_>) -> Result<Asset, ContractError> {
+    Ok(Asset {
+        id: call.text(0)?.to_owned(),
+        color: call.text(1)?.to_owned(),
+        size: call.integer(2)?,
+        owner: call.text(3)?.to_owned(),
+        appraised_value: call.integer(4)?,
+    })
+}
+
+/// The assets that `InitLedger` creates: id, color, size, owner, value.
+const INITIAL_ASSETS: [(&str, &str, i64, &str, i64); 6] = [
+    ("asset1", "blue", 5, "Tomoko", 300),
+    ("asset2", "red", 5, "Brad", 400),
+    ("asset3", "green", 10, "Jin Soo", 500),
+    ("asset4", "yellow", 10, "Max", 600),
+    ("asset5", "black", 15, "Adriana", 700),
+    ("asset6", "white", 15, "Michel", 800),
+];
+
+fn init_ledger(tx: &mut dyn Stub) -> Result<Response, ContractError> {
+    for (id, color, size, owner, appraised_value) in INITIAL_ASSETS {
+        let asset = Asset { id: id.into(), color: color.into(), size, owner: owner.into(), appraised_value };
+        tx.put_state(id, encode(&asset))?;
+    }
+    Ok(Response::empty())
+}
+
+async fn create(tx: &mut dyn Stub, asset: &Asset) -> Result<Response, ContractError> {
+    if find(tx, &asset.id).await?.is_some() {
+        return Err(ContractError::application(format!("the asset {} already exists", shown(&asset.id))));
+    }
+    put_with_event(tx, "CreateAsset", asset)
+}
+
+async fn update(tx: &mut dyn Stub, asset: &Asset) -> Result<Response, ContractError> {
+    existing(tx, &asset.id).await?;
+    put_with_event(tx, "UpdateAsset", asset)
+}
+
+async fn delete(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError> {
+    let last = existing(tx, id).await?;
+    tx.delete_state(id)?;
+    tx.set_event("DeleteAsset", last)?;
+    Ok(Response::empty())
+}
+
+async fn exists(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError> {
+    let exists = find(tx, id).await?.is_some();
+    Ok(Response::success(if exists { "true" } else { "false" }))
+}
+
+/// Gives the asset to another owner and answers who had it.
+async fn transfer(tx: &mut dyn Stub, id: &str, new_owner: &str) -> Result<Response, ContractError> {
+    let mut asset = decode(id, &existing(tx, id).await?)?;
+    let old_owner = std::mem::replace(&mut asset.owner, new_owner.to_owned());
+    put_with_event(tx, "TransferAsset", &asset)?;
+    Ok(Response::success(old_owner))
+}
+
+/// A JSON array of every asset, in the order of their ids.
+async fn all(tx: &mut dyn Stub) -> Result<Response, ContractError> {
+    let mut assets = Cursor::open(tx, KeyRange::all()).await?;
+    let mut result = b"[".to_vec();
+    while let Some(entry) = assets.next(tx).await? {
+        if result.len() > 1 {
+            result.push(b',');
+        }
+        result.extend_from_slice(&entry.value);
+        if result.len() >= RESULT_BYTES_MAX {
+            assets.close(tx);
+            return Err(ContractError::application(format!("all assets are more than {RESULT_BYTES_MAX} bytes")));
+        }
+    }
+    result.push(b']');
+    Ok(Response::success(result))
+}
+
+async fn find(tx: &mut dyn Stub, id: &str) -> Result<Option<Bytes>, ContractError> {
+    key::check_simple(id)?;
+    Ok(tx.get_state(id).await?)
+}
+
+async fn existing(tx: &mut dyn Stub, id: &str) -> Result<Bytes, ContractError> {
+    let found = find(tx, id).await?;
+    found.ok_or_else(|| ContractError::application(format!("the asset {} does not exist", shown(id))))
+}
+
+fn put_with_event(tx: &mut dyn Stub, event: &str, asset: &Asset) -> Result<Response, ContractError> {
+    let value = encode(asset);
+    tx.put_state(&asset.id, value.clone())?;
+    tx.set_event(event, value)?;
+    Ok(Response::empty())
+}
+
+fn encode(asset: &Asset) -> Bytes {
+    serde_json::to_vec(asset).expect("strings and integers are always JSON").into()
+}
+
+fn decode(id: &str, value: &[u8]) -> Result<Asset, ContractError> {
+    serde_json::from_slice(value)
+        .map_err(|error| ContractError::application(format!("the state of asset {} is no asset: {error}", shown(id))))
 }
