@@ -1,0 +1,82 @@
+//! SHA-256, whole and in pieces.
+
+use aws_lc_rs::digest::{Context, SHA256, digest};
+
+/// A SHA-256 hash.
+pub type Hash = [u8; 32];
+
+/// The hash of one piece of bytes.
+pub fn sha256(bytes: &[u8]) -> Hash {
+    digest(&SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// The hash of several pieces, one after the other.
+pub fn sha256_of(pieces: &[&[u8]]) -> Hash {
+    let mut hasher = Hasher::new();
+    for piece in pieces {
+        hasher.update(piece);
+    }
+    hasher.finish()
+}
+
+/// Hashes bytes as they come.
+#[derive(Clone)]
+pub struct Hasher(Context);
+
+impl Hasher {
+    /// A hasher that has seen nothing yet.
+    pub fn new() -> Hasher {
+        Hasher(Context::new(&SHA256))
+    }
+
+    /// Appends bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash of all bytes so far.
+    pub fn finish(self) -> Hash {
+        self.0.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    }
+}
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Hasher::new()
+    }
+}
+
+/// Shows a hash as the first bytes of its hexadecimal form, for messages.
+pub(crate) struct Short<'a>(pub &'a [u8]);
+
+impl std::fmt::Display for Short<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("(none)");
+        }
+        for byte in self.0.iter().take(8) {
+            write!(f, "{byte:02x}")?;
+        }
+        if self.0.len() > 8 {
+            f.write_str("…")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_hash_as_the_whole_does() {
+        assert_eq!(sha256_of(&[b"ab", b"", b"c"]), sha256(b"abc"));
+        assert_eq!(hex::encode(sha256(b"abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    }
+
+    #[test]
+    fn a_hash_is_shown_by_its_first_bytes() {
+        assert_eq!(Short(&sha256(b"abc")).to_string(), "ba7816bf8f01cfea…");
+        assert_eq!(Short(&[]).to_string(), "(none)");
+    }
+}

@@ -1,0 +1,176 @@
+//! A transaction as it stands in a block, read in place.
+//!
+//! An endorser transaction nests a dozen messages. [`Transaction`], [`Action`] and [`Outcome`] decode them in the order
+//! in which validation needs them, each once, and keep one reference to the envelope's bytes and the places in it:
+//!
+//! | step | call | validation codes |
+//! |---|---|---|
+//! | 1 | [`Transaction::parse`]: envelope, payload, both headers and their form | 255, 2, 3 |
+//! | 2 | the creator's signature over [`Transaction::payload`], by the caller | 4 |
+//! | 3 | [`Transaction::check_type`] | 7 |
+//! | 4 | [`Header::check_tx_id`] | 8 |
+//! | 5 | [`Transaction::action`]: the body and the proposal hash | 5 |
+//! | 6 | the channel, by [`Header::check_channel`]; duplicates of the transaction id, by the caller | 14, 9 |
+//! | 7 | [`Action::outcome`]: header extension and chaincode action | 19, 21 |
+//! | 8 | the read-write set in [`Outcome::results`], by the caller | 22 |
+//! | 9 | [`Outcome::check`]: chaincode and event | 255, 25 |
+//! | 10 | namespaces, endorsement policies and conflicts, by the caller | 23, 25, 10, 11, 12 |
+//!
+//! The order is Fabric's, so that a transaction with several faults gets Fabric's code. The checks are pure functions of
+//! the envelope.
+//!
+//! What it leaves to others: every check that needs identities or state.
+
+mod action;
+mod header;
+#[cfg(test)]
+mod tests;
+
+pub use action::{Action, Endorsement, Event, Outcome, proposal_hash};
+pub use header::{ChaincodeName, Header};
+
+use base::{Bytes, ErrorKind};
+use proto::common::HeaderType;
+use proto::protos::TxValidationCode;
+
+use crate::wire::{Fields, Span, WireError, set_once};
+
+/// Why a transaction is not valid: the code for the block's filter, and a reason for people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{reason} ({})", self.code.as_str_name())]
+pub struct Invalid {
+    /// The code in the transactions filter.
+    pub code: TxValidationCode,
+    /// What is wrong.
+    pub reason: &'static str,
+}
+
+impl Invalid {
+    /// A transaction that gets `code` for `reason`.
+    pub const fn new(code: TxValidationCode, reason: &'static str) -> Invalid {
+        Invalid { code, reason }
+    }
+
+    /// The code as the byte in the transactions filter.
+    pub fn code_byte(&self) -> u8 {
+        code_byte(self.code)
+    }
+
+    /// What a caller is to do: the same transaction will always be refused.
+    pub fn kind(&self) -> ErrorKind {
+        ErrorKind::Rejected
+    }
+
+    fn of(code: TxValidationCode, reason: &'static str) -> impl Fn(WireError) -> Invalid {
+        move |_| Invalid { code, reason }
+    }
+}
+
+/// A validation code as a byte of the transactions filter.
+pub fn code_byte(code: TxValidationCode) -> u8 {
+    u8::try_from(code as i32).expect("validation codes fit a byte")
+}
+
+/// An envelope of any type that a block may hold, with its headers decoded. Clones share the bytes.
+#[derive(Clone, Debug)]
+pub struct Transaction {
+    envelope: Bytes,
+    payload: Span,
+    signature: Span,
+    data: Span,
+    header: Header,
+}
+
+impl Transaction {
+    /// Reads an envelope and its headers, and checks the headers' form: a known type, epoch 0, a nonce and a creator.
+    ///
+    /// # Errors
+    /// `INVALID_OTHER_REASON`, `BAD_PAYLOAD` or `BAD_COMMON_HEADER`.
+    pub fn parse(envelope: &Bytes) -> Result<Transaction, Invalid> {
+        use TxValidationCode as Code;
+        let (payload, signature) = fields_1_2(envelope, Span::whole(envelope))
+            .map_err(Invalid::of(Code::InvalidOtherReason, "the envelope is malformed"))?;
+        let (payload, signature) = (payload.unwrap_or_default(), signature.unwrap_or_default());
+        let bad_payload = Invalid::of(Code::BadPayload, "the payload is malformed");
+        let (header, data) = fields_1_2(envelope, Ok(payload)).map_err(&bad_payload)?;
+        let parts = header.map(|header| fields_1_2(envelope, Ok(header))).transpose().map_err(&bad_payload)?;
+        let (channel_header, signature_header) =
+            parts.ok_or(Invalid::new(Code::BadCommonHeader, "the payload has no header"))?;
+        let header = Header::parse_parts(
+            envelope.clone(),
+            channel_header.unwrap_or_default(),
+            signature_header.unwrap_or_default(),
+        )?;
+        header.check_form()?;
+        Ok(Transaction { envelope: envelope.clone(), payload, signature, data: data.unwrap_or_default(), header })
+    }
+
+    /// The whole envelope.
+    pub fn envelope(&self) -> &Bytes {
+        &self.envelope
+    }
+
+    /// The bytes that the creator signed.
+    pub fn payload(&self) -> &[u8] {
+        self.payload.of(&self.envelope)
+    }
+
+    /// The creator's signature; empty where there is none.
+    pub fn signature(&self) -> &[u8] {
+        self.signature.of(&self.envelope)
+    }
+
+    /// The decoded headers.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The payload's data: an encoded `Transaction` or `ConfigEnvelope`, by the header's type.
+    pub fn data(&self) -> Bytes {
+        self.data.slice(&self.envelope)
+    }
+
+    /// Whether this is an endorser transaction.
+    pub fn is_endorser_transaction(&self) -> bool {
+        self.header.kind() == HeaderType::EndorserTransaction as i32
+    }
+
+    /// Whether this is a channel configuration.
+    pub fn is_config(&self) -> bool {
+        self.header.kind() == HeaderType::Config as i32
+    }
+
+    /// Checks that a block may hold a transaction of this type.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED_TX_PAYLOAD`.
+    pub fn check_type(&self) -> Result<(), Invalid> {
+        if self.is_endorser_transaction() || self.is_config() {
+            return Ok(());
+        }
+        Err(Invalid::new(TxValidationCode::UnsupportedTxPayload, "a block holds no transaction of this type"))
+    }
+
+    /// Decodes the body of an endorser transaction and checks that it belongs to the proposal in the header.
+    ///
+    /// # Errors
+    /// `INVALID_ENDORSER_TRANSACTION`.
+    pub fn action(&self) -> Result<Action, Invalid> {
+        Action::parse(self.envelope.clone(), self.data, &self.header)
+    }
+}
+
+/// The fields 1 and 2 of a message whose others do not matter, both bytes. Unknown fields are passed over, as a protobuf
+/// library does; a repeated one is refused.
+fn fields_1_2(source: &[u8], message: Result<Span, WireError>) -> Result<(Option<Span>, Option<Span>), WireError> {
+    let (mut first, mut second) = (None, None);
+    let mut fields = Fields::new(source, message?);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut first, field.span()?)?,
+            2 => set_once(&mut second, field.span()?)?,
+            _ => {}
+        }
+    }
+    Ok((first, second))
+}

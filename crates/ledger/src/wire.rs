@@ -1,0 +1,324 @@
+//! A walk over the fields of an encoded protobuf message that copies and allocates nothing.
+//!
+//! The hot path reads a dozen nested messages per transaction and needs a few fields of each, as they were received:
+//! hashes and signatures cover received bytes. So instead of decoding into structures, [`Fields`] yields each field's
+//! number and place ([`Span`]), and a parsed view keeps one reference to the received bytes and the places in it.
+//!
+//! Invariants:
+//! 1. A span lies inside the bytes that it was found in; [`Span::of`] is only called with those bytes.
+//! 2. Bytes that are not a protobuf message end the walk with an error; nothing here panics on them.
+//!
+//! Unlike a protobuf library it refuses groups, which Fabric's messages never had. What a message does about unknown
+//! or repeated fields is left to its reader; [`set_once`] serves those that refuse repetition.
+
+use base::Bytes;
+
+/// Why bytes are not an encoded message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WireError {
+    /// A field or its length reaches beyond the end.
+    #[error("a field reaches beyond the end of its message")]
+    Truncated,
+    /// A number does not fit 64 bits.
+    #[error("a number has more than 64 bits")]
+    Overflow,
+    /// The field number is 0 or above the largest one.
+    #[error("a field has number 0 or a number above 2^29 - 1")]
+    FieldNumber,
+    /// A group, or a wire type that does not exist.
+    #[error("a field has a wire type that no message of Fabric uses")]
+    WireType,
+    /// A known field has the wire type of another kind of value.
+    #[error("a field has the wire type of another kind of value")]
+    Mismatch,
+    /// A field that may stand once stands twice.
+    #[error("a field that may stand once stands twice")]
+    Repeated,
+    /// A text field is not UTF-8.
+    #[error("a text field is not UTF-8")]
+    NotText,
+    /// The message has 4 GiB or more.
+    #[error("a message has 4 GiB or more")]
+    TooLarge,
+}
+
+/// The place of some bytes within larger ones.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl Span {
+    /// All of `bytes`.
+    ///
+    /// # Errors
+    /// [`WireError::TooLarge`] from 4 GiB.
+    pub fn whole(bytes: &[u8]) -> Result<Span, WireError> {
+        Ok(Span { start: 0, end: u32::try_from(bytes.len()).map_err(|_| WireError::TooLarge)? })
+    }
+
+    /// The bytes at this place of `source`, which must be what the span was found in.
+    pub fn of<'a>(&self, source: &'a [u8]) -> &'a [u8] {
+        &source[self.start as usize..self.end as usize]
+    }
+
+    /// As [`Span::of`], sharing the memory of `source`.
+    pub fn slice(&self, source: &Bytes) -> Bytes {
+        source.slice(self.start as usize..self.end as usize)
+    }
+
+    /// The bytes at this place as text.
+    ///
+    /// # Errors
+    /// [`WireError::NotText`] if they are not UTF-8.
+    pub fn text<'a>(&self, source: &'a [u8]) -> Result<&'a str, WireError> {
+        std::str::from_utf8(self.of(source)).map_err(|_| WireError::NotText)
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// Whether there are no bytes here.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// The first byte's position.
+    pub fn start(&self) -> usize {
+        self.start as usize
+    }
+}
+
+/// A field's value, by wire type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Value {
+    /// Integers, booleans and enumerations.
+    Varint(u64),
+    /// Eight bytes, little-endian.
+    Fixed64(u64),
+    /// Bytes, text and messages.
+    Bytes(Span),
+    /// Four bytes, little-endian.
+    Fixed32(u32),
+}
+
+/// One field of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Field {
+    /// The field's number in the message's definition.
+    pub number: u32,
+    /// What it holds.
+    pub value: Value,
+}
+
+impl Field {
+    /// The value as an integer.
+    ///
+    /// # Errors
+    /// [`WireError::Mismatch`] if it is none.
+    pub fn varint(&self) -> Result<u64, WireError> {
+        match self.value {
+            Value::Varint(n) => Ok(n),
+            _ => Err(WireError::Mismatch),
+        }
+    }
+
+    /// The value as the place of bytes, text or a message.
+    ///
+    /// # Errors
+    /// [`WireError::Mismatch`] if it is none.
+    pub fn span(&self) -> Result<Span, WireError> {
+        match self.value {
+            Value::Bytes(span) => Ok(span),
+            _ => Err(WireError::Mismatch),
+        }
+    }
+}
+
+/// The fields of one message, in the order of their bytes.
+#[derive(Clone, Debug)]
+pub struct Fields<'a> {
+    source: &'a [u8],
+    at: usize,
+    end: usize,
+}
+
+/// The longest encoding of a 64-bit number.
+const VARINT_BYTES_MAX: usize = 10;
+/// The largest field number that protobuf allows.
+const FIELD_NUMBER_MAX: u64 = (1 << 29) - 1;
+
+impl<'a> Fields<'a> {
+    /// The fields of the message at `span` of `source`. The spans found are places of `source`.
+    pub fn new(source: &'a [u8], span: Span) -> Fields<'a> {
+        Fields { source, at: span.start as usize, end: span.end as usize }
+    }
+
+    /// The next field, or nothing at the end of the message.
+    ///
+    /// # Errors
+    /// If the bytes are no message from here on.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<Field>, WireError> {
+        if self.at == self.end {
+            return Ok(None);
+        }
+        let key = self.varint()?;
+        let number = key >> 3;
+        if number == 0 || number > FIELD_NUMBER_MAX {
+            return Err(WireError::FieldNumber);
+        }
+        let value = match key & 7 {
+            0 => Value::Varint(self.varint()?),
+            1 => Value::Fixed64(u64::from_le_bytes(self.array()?)),
+            2 => {
+                let length = usize::try_from(self.varint()?).map_err(|_| WireError::Truncated)?;
+                if length > self.end - self.at {
+                    return Err(WireError::Truncated);
+                }
+                let start = self.at;
+                self.at += length;
+                Value::Bytes(Span { start: start as u32, end: self.at as u32 })
+            }
+            5 => Value::Fixed32(u32::from_le_bytes(self.array()?)),
+            _ => return Err(WireError::WireType),
+        };
+        Ok(Some(Field { number: number as u32, value }))
+    }
+
+    /// Where the next field starts in the source.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    fn varint(&mut self) -> Result<u64, WireError> {
+        let mut number = 0u64;
+        for index in 0..VARINT_BYTES_MAX {
+            if self.at == self.end {
+                return Err(WireError::Truncated);
+            }
+            let byte = self.source[self.at];
+            self.at += 1;
+            if index == VARINT_BYTES_MAX - 1 && byte > 1 {
+                return Err(WireError::Overflow);
+            }
+            number |= u64::from(byte & 0x7f) << (7 * index);
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(WireError::Overflow)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        if N > self.end - self.at {
+            return Err(WireError::Truncated);
+        }
+        let bytes = self.source[self.at..self.at + N].try_into().expect("the slice has N bytes");
+        self.at += N;
+        Ok(bytes)
+    }
+}
+
+/// Notes the value of a field that may stand once.
+///
+/// # Errors
+/// [`WireError::Repeated`] if it stood before.
+pub fn set_once<T>(place: &mut Option<T>, value: T) -> Result<(), WireError> {
+    if place.replace(value).is_some() { Err(WireError::Repeated) } else { Ok(()) }
+}
+
+/// Appends a number in protobuf's variable-length form.
+pub fn put_varint(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+/// The bytes that [`put_varint`] appends.
+pub const fn varint_len(number: u64) -> usize {
+    let bits = 64 - (number | 1).leading_zeros() as usize;
+    bits.div_ceil(7)
+}
+
+/// Appends a field that holds bytes, text or an encoded message, also where it is empty.
+pub fn put_bytes(bytes: &mut Vec<u8>, number: u32, value: &[u8]) {
+    put_bytes_header(bytes, number, value.len());
+    bytes.extend_from_slice(value);
+}
+
+/// Appends the key and length of a field of `length` bytes, which the caller appends.
+pub fn put_bytes_header(bytes: &mut Vec<u8>, number: u32, length: usize) {
+    put_varint(bytes, u64::from(number) << 3 | 2);
+    put_varint(bytes, length as u64);
+}
+
+/// The bytes that [`put_bytes`] appends.
+pub const fn bytes_field_len(number: u32, length: usize) -> usize {
+    varint_len((number as u64) << 3) + varint_len(length as u64) + length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fields(bytes: &[u8]) -> Result<Vec<Field>, WireError> {
+        let mut walk = Fields::new(bytes, Span::whole(bytes)?);
+        let mut found = Vec::new();
+        while let Some(field) = walk.next()? {
+            found.push(field);
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn a_field_that_reaches_beyond_its_message_is_refused() {
+        assert_eq!(fields(&[0x0a, 2, 1]), Err(WireError::Truncated));
+        assert_eq!(fields(&[0x0a]), Err(WireError::Truncated));
+        assert_eq!(fields(&[0x09, 1, 2, 3]), Err(WireError::Truncated));
+        assert_eq!(fields(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]), Err(WireError::Truncated));
+    }
+
+    #[test]
+    fn an_inner_message_ends_where_its_field_ends() {
+        // The inner message of two bytes claims three more, which the outer one has.
+        let bytes = [0x0a, 2, 0x0a, 3, 1, 2, 3];
+        let mut outer = Fields::new(&bytes, Span::whole(&bytes).expect("small"));
+        let inner = outer.next().expect("one field").expect("one field").span().expect("bytes");
+        assert_eq!(Fields::new(&bytes, inner).next(), Err(WireError::Truncated));
+    }
+
+    #[test]
+    fn numbers_above_64_bits_groups_and_field_zero_are_refused() {
+        assert_eq!(fields(&[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]), Err(WireError::Overflow));
+        assert_eq!(fields(&[0x0b, 0x0c]), Err(WireError::WireType));
+        assert_eq!(fields(&[0x02, 0]), Err(WireError::FieldNumber));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_walked_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = fields(&bytes);
+        }
+
+        #[test]
+        fn numbers_and_bytes_come_back(number in any::<u64>(), id in 1u32..(1 << 29), value in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, u64::from(id) << 3);
+            put_varint(&mut bytes, number);
+            prop_assert_eq!(bytes.len(), varint_len(u64::from(id) << 3) + varint_len(number));
+            let before = bytes.len();
+            put_bytes(&mut bytes, id, &value);
+            prop_assert_eq!(bytes.len() - before, bytes_field_len(id, value.len()));
+            let found = fields(&bytes).expect("well formed");
+            prop_assert_eq!(found[0], Field { number: id, value: Value::Varint(number) });
+            prop_assert_eq!(found[1].span().expect("bytes").of(&bytes), &value[..]);
+        }
+    }
+}
