@@ -87,6 +87,16 @@ impl Transaction {
     /// # Errors
     /// `INVALID_OTHER_REASON`, `BAD_PAYLOAD` or `BAD_COMMON_HEADER`.
     pub fn parse(envelope: &Bytes) -> Result<Transaction, Invalid> {
+        let transaction = Transaction::decode(envelope)?;
+        transaction.header.check_form()?;
+        Ok(transaction)
+    }
+
+    /// As [`Transaction::parse`], without the check of the headers' form: a genesis block's envelope has no creator.
+    ///
+    /// # Errors
+    /// `INVALID_OTHER_REASON`, `BAD_PAYLOAD` or `BAD_COMMON_HEADER`.
+    pub fn decode(envelope: &Bytes) -> Result<Transaction, Invalid> {
         use TxValidationCode as Code;
         let (payload, signature) = fields_1_2(envelope, Span::whole(envelope))
             .map_err(Invalid::of(Code::InvalidOtherReason, "the envelope is malformed"))?;
@@ -101,7 +111,6 @@ impl Transaction {
             channel_header.unwrap_or_default(),
             signature_header.unwrap_or_default(),
         )?;
-        header.check_form()?;
         Ok(Transaction { envelope: envelope.clone(), payload, signature, data: data.unwrap_or_default(), header })
     }
 
