@@ -1,0 +1,130 @@
+//! A bounded memory of identities that were already validated.
+//!
+//! A table of fixed size, in shards so that threads seldom meet, of buckets of [`WAYS`] entries. A look-up hashes the
+//! whole serialized identity, finds one bucket under a shared lock and compares the whole bytes: a hit allocates nothing
+//! and changes nothing but one flag. A full bucket gives up an entry that was not hit since the last time it was asked
+//! to (second chance).
+//!
+//! Invariants: what is remembered is a function of the bytes alone, so a hit and a miss answer the same; only valid
+//! identities are remembered, so that nobody without a certificate of the channel can push others out; nothing larger
+//! than [`REMEMBERED_BYTES_MAX`] is remembered, so that memory is bounded.
+
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
+
+use base::collections::Hashing;
+use bytes::Bytes;
+
+use crate::identity::Identity;
+
+/// How many entries a bucket has.
+const WAYS: usize = 4;
+/// How many parts the table has, each with its own lock.
+const SHARDS: usize = 16;
+/// How many identities a cache remembers at most, unless it is told otherwise.
+pub(crate) const ENTRIES_DEFAULT: usize = 4096;
+/// The largest serialized identity that is remembered, in bytes.
+pub(crate) const REMEMBERED_BYTES_MAX: usize = 8 * 1024;
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    hashing: Hashing,
+    shards: Box<[RwLock<Shard>]>,
+    buckets_per_shard: usize,
+}
+
+#[derive(Debug)]
+struct Shard {
+    buckets: Vec<Bucket>,
+}
+
+#[derive(Default, Debug)]
+struct Bucket {
+    entries: [Option<Entry>; WAYS],
+    /// Where the search for an entry to give up begins.
+    hand: u8,
+}
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    serialized: Bytes,
+    identity: Arc<Identity>,
+    was_hit: AtomicBool,
+}
+
+impl Cache {
+    /// A cache of at least `entries` identities, rounded up to whole buckets in every shard.
+    pub(crate) fn new(entries: usize) -> Cache {
+        let buckets_per_shard = entries.div_ceil(SHARDS * WAYS).max(1);
+        let shard = || RwLock::new(Shard { buckets: (0..buckets_per_shard).map(|_| Bucket::default()).collect() });
+        Cache { hashing: Hashing::default(), shards: (0..SHARDS).map(|_| shard()).collect(), buckets_per_shard }
+    }
+
+    /// The identity with these very bytes, if it is remembered.
+    pub(crate) fn get(&self, serialized: &[u8]) -> Option<Arc<Identity>> {
+        let hash = self.hashing.hash_one(serialized);
+        let (shard, bucket) = self.place(hash);
+        let shard = self.shards[shard].read().expect("no code panics while it holds the lock");
+        let entry = shard.buckets[bucket].find(hash, serialized)?;
+        if !entry.was_hit.load(Ordering::Relaxed) {
+            entry.was_hit.store(true, Ordering::Relaxed);
+        }
+        Some(entry.identity.clone())
+    }
+
+    /// Remembers an identity under bytes of its own, so that no larger buffer is kept alive.
+    pub(crate) fn insert(&self, identity: &Arc<Identity>) {
+        let serialized = identity.serialized().clone();
+        if serialized.len() > REMEMBERED_BYTES_MAX {
+            return;
+        }
+        let hash = self.hashing.hash_one(&serialized[..]);
+        let (shard, bucket) = self.place(hash);
+        let mut shard = self.shards[shard].write().expect("no code panics while it holds the lock");
+        let bucket = &mut shard.buckets[bucket];
+        if bucket.find(hash, &serialized).is_none() {
+            let way = bucket.way_to_fill();
+            let was_hit = AtomicBool::new(false);
+            bucket.entries[way] = Some(Entry { hash, serialized, identity: identity.clone(), was_hit });
+        }
+    }
+
+    /// How many identities are remembered.
+    pub(crate) fn len(&self) -> usize {
+        let count = |shard: &RwLock<Shard>| {
+            let shard = shard.read().expect("no code panics while it holds the lock");
+            shard.buckets.iter().map(|bucket| bucket.entries.iter().flatten().count()).sum::<usize>()
+        };
+        self.shards.iter().map(count).sum()
+    }
+
+    fn place(&self, hash: u64) -> (usize, usize) {
+        let shard = hash as usize % SHARDS;
+        let bucket = (hash >> 32) as usize % self.buckets_per_shard;
+        (shard, bucket)
+    }
+}
+
+impl Bucket {
+    fn find(&self, hash: u64, serialized: &[u8]) -> Option<&Entry> {
+        self.entries.iter().flatten().find(|entry| entry.hash == hash && entry.serialized == serialized)
+    }
+
+    fn way_to_fill(&mut self) -> usize {
+        if let Some(empty) = self.entries.iter().position(Option::is_none) {
+            return empty;
+        }
+        // Twice around ends the search: the first round takes every entry's second chance away.
+        for _ in 0..2 * WAYS {
+            let way = usize::from(self.hand) % WAYS;
+            self.hand = self.hand.wrapping_add(1);
+            let entry = self.entries[way].as_ref().expect("the bucket is full");
+            if !entry.was_hit.swap(false, Ordering::Relaxed) {
+                return way;
+            }
+        }
+        usize::from(self.hand) % WAYS
+    }
+}

@@ -1,0 +1,37 @@
+//! Who may act in a channel, and how they prove it.
+//!
+//! * [`signer`]: one's own certificate and key; signs as Fabric's clients and nodes do.
+//! * [`certificate`], [`key`], [`digest`]: X.509 certificates, public keys, SHA-256.
+//! * [`msp`]: an organisation's rules: authorities, revocations, organisational units, administrators.
+//! * [`manager`]: the organisations of one channel; turns the bytes that name an identity into a valid [`Identity`].
+//! * [`principal`], [`policy`]: whom a policy asks for, and whether a set of signatures satisfies it.
+//! * [`issue`]: authorities and certificates for networks that Heddle itself sets up.
+//!
+//! Invariants: an [`Identity`] is valid for its organisation by construction; no verdict depends on a clock, on chance
+//! or on what a cache remembers; every verdict on a Fabric block is Fabric's.
+
+mod cache;
+pub mod certificate;
+mod chain;
+mod der;
+pub mod digest;
+pub mod error;
+pub mod events;
+pub mod identity;
+pub mod key;
+pub mod manager;
+pub mod msp;
+pub mod principal;
+pub mod signer;
+
+pub use certificate::{Certificate, CertificateId};
+pub use digest::{Hash, Sha256, equal_in_constant_time, sha256};
+pub use error::Error;
+pub use hex;
+pub use identity::Identity;
+pub use key::{KeyKind, PublicKey};
+pub use manager::MspManager;
+pub use msp::Msp;
+pub use principal::{Principal, Role};
+pub use signer::Signer;
+pub mod policy { pub const SIGNATURES_MAX: usize = 256; }
