@@ -1,10 +1,68 @@
-//! The ycsb contract.
+//! The Yahoo! Cloud Serving Benchmark's operations on one table of opaque records.
+//!
+//! | function | reads | writes |
+//! |---|---|---|
+//! | `read(key)` | the record | |
+//! | `update(key, value)` | | the record, whether or not it exists, as YCSB's stores do |
+//! | `readModifyWrite(key, value)` | the record | the record, which must exist |
+//! | `insert(key, value)` | the record | the record, which must not exist |
+//! | `scan(key, count)` | `count` records from `key` on | |
+//! | `load(start, count, valueBytes, seed)` | | records `start` to `start + count`, with values that the seed fixes |
+//!
+//! A value is opaque bytes to clients that read it, and text in a proposal's arguments. Record number n of a loaded table
+//! has the key [`record_key`] and the value [`record_value`], so that a client can check what it reads.
 
 use base::Bytes;
+use serde_json::json;
 
-use crate::{Contract, ContractError, Response, Stub, async_trait};
+use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
+use super::sequence::Sequence;
+use crate::key::{self, KeyRange};
+use crate::{Contract, ContractError, Cursor, Response, Stub, async_trait};
 
-/// The ycsb contract.
+#[cfg(test)]
+mod tests;
+
+/// The largest value.
+pub const VALUE_BYTES_MAX: u64 = 1 << 20;
+/// The most records that one `scan` returns.
+pub const SCAN_RECORDS_MAX: u64 = 1_000;
+/// The most bytes of keys and values that one `scan` returns, but for its last record.
+pub const SCAN_BYTES_MAX: usize = 32 << 20;
+/// The most records that one `load` writes.
+pub const LOAD_RECORDS_MAX: u64 = 100_000;
+/// The most bytes of values that one `load` writes.
+pub const LOAD_BYTES_MAX: u64 = 64 << 20;
+/// Record numbers are below this, so that keys sort as their numbers do.
+pub const RECORDS_MAX: u64 = 1_000_000_000_000;
+
+const KEY: Parameter = Parameter::text("key");
+const VALUE: Parameter = Parameter::text("value");
+
+const INTERFACE: Interface = Interface {
+    name: "ycsb",
+    aliases: &[],
+    version: "1.0",
+    functions: &[
+        Function::evaluate("read", &[KEY]),
+        Function::submit("update", &[KEY, VALUE]),
+        Function::submit("readModifyWrite", &[KEY, VALUE]),
+        Function::submit("insert", &[KEY, VALUE]),
+        Function::evaluate("scan", &[KEY, Parameter::integer("count")]),
+        Function::submit(
+            "load",
+            &[
+                Parameter::integer("start"),
+                Parameter::integer("count"),
+                Parameter::integer("valueBytes"),
+                Parameter::integer("seed"),
+            ],
+        ),
+    ],
+    schemas: || json!({}),
+};
+
+/// The benchmark's contract.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ycsb;
 
@@ -14,7 +72,144 @@ impl Contract for Ycsb {
         "ycsb"
     }
 
-    async fn invoke(&self, _tx: &mut dyn Stub, function: &str, _args: &[Bytes]) -> Result<Response, ContractError> {
-        Err(ContractError::application(format!("contract ycsb has no function {function}")))
+    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+        let call = match INTERFACE.resolve(function, args)? {
+            Resolved::Call(call) => call,
+            Resolved::Answered(response) => return Ok(response),
+        };
+        match call.function() {
+            "read" => Ok(Response::success(existing(tx, key_of(&call)?).await?)),
+            "update" => write(tx, key_of(&call)?, value_of(&call, args)?),
+            "readModifyWrite" => {
+                let (key, value) = (key_of(&call)?, value_of(&call, args)?);
+                existing(tx, key).await?;
+                write(tx, key, value)
+            }
+            "insert" => insert(tx, key_of(&call)?, value_of(&call, args)?).await,
+            "scan" => scan(tx, &call).await,
+            "load" => load(tx, &call),
+            function => unreachable!("{function} is declared and not handled"),
+        }
     }
+}
+
+/// The key of record `number`, which is below [`RECORDS_MAX`]; keys sort as their numbers do.
+pub fn record_key(number: u64) -> String {
+    assert!(number < RECORDS_MAX, "a record's number has at most 12 digits");
+    format!("user{number:012}")
+}
+
+/// The value of record `number` in a table loaded with `seed`: printable text.
+pub fn record_value(seed: u64, number: u64, value_bytes: usize) -> Bytes {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    const CHARACTERS_OF_A_DRAW: usize = 10;
+    let mut sequence = Sequence::for_item(seed, number);
+    let mut value = Vec::with_capacity(value_bytes);
+    while value.len() < value_bytes {
+        let mut draw = sequence.next();
+        for _ in 0..CHARACTERS_OF_A_DRAW.min(value_bytes - value.len()) {
+            value.push(ALPHABET[(draw % 64) as usize]);
+            draw /= 64;
+        }
+    }
+    value.into()
+}
+
+/// Why a scan's result could not be read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not the result of a scan")]
+pub struct MalformedScan;
+
+/// The records of a `scan`'s result: the inverse of what the contract answers with.
+///
+/// Format: for each record its key and its value, each as a length (u32, little-endian) and that many bytes.
+///
+/// # Errors
+/// The bytes are cut short or a key is not UTF-8.
+pub fn decode_scan(mut result: Bytes) -> Result<Vec<(String, Bytes)>, MalformedScan> {
+    let mut records = Vec::new();
+    while !result.is_empty() {
+        let key = decode_bytes(&mut result)?;
+        let key = String::from_utf8(key.to_vec()).map_err(|_| MalformedScan)?;
+        records.push((key, decode_bytes(&mut result)?));
+    }
+    Ok(records)
+}
+
+fn decode_bytes(from: &mut Bytes) -> Result<Bytes, MalformedScan> {
+    let length = from.first_chunk::<4>().map(|length| u32::from_le_bytes(*length)).ok_or(MalformedScan)?;
+    let length = usize::try_from(length).map_err(|_| MalformedScan)?;
+    if from.len() - 4 < length {
+        return Err(MalformedScan);
+    }
+    let _ = from.split_to(4);
+    Ok(from.split_to(length))
+}
+
+fn encode_bytes(bytes: &[u8], into: &mut Vec<u8>) {
+    let length = u32::try_from(bytes.len()).expect("keys and values of one transaction are below 4 GiB");
+    into.extend_from_slice(&length.to_le_bytes());
+    into.extend_from_slice(bytes);
+}
+
+fn key_of<'a>(call: &Call<'a>) -> Result<&'a str, ContractError> {
+    let key = call.text(0)?;
+    key::check_simple(key)?;
+    Ok(key)
+}
+
+fn value_of(call: &Call<'_>, args: &[Bytes]) -> Result<Bytes, ContractError> {
+    let value = &args[1];
+    if value.is_empty() || value.len() as u64 > VALUE_BYTES_MAX {
+        return Err(call.refuse(1, &format!("must have 1 to {VALUE_BYTES_MAX} bytes, not {}", value.len())));
+    }
+    Ok(value.clone())
+}
+
+async fn existing(tx: &mut dyn Stub, key: &str) -> Result<Bytes, ContractError> {
+    let found = tx.get_state(key).await?;
+    found.ok_or_else(|| ContractError::application(format!("there is no record {}", shown(key))))
+}
+
+fn write(tx: &mut dyn Stub, key: &str, value: Bytes) -> Result<Response, ContractError> {
+    tx.put_state(key, value)?;
+    Ok(Response::empty())
+}
+
+async fn insert(tx: &mut dyn Stub, key: &str, value: Bytes) -> Result<Response, ContractError> {
+    if tx.get_state(key).await?.is_some() {
+        return Err(ContractError::application(format!("there is a record {} already", shown(key))));
+    }
+    write(tx, key, value)
+}
+
+async fn scan(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+    let range = KeyRange::simple(call.text(0)?, "")?;
+    let count = call.count(1, 1, SCAN_RECORDS_MAX)?;
+    let count = usize::try_from(count).expect("a scan has at most a thousand records");
+    let mut records = Cursor::open(tx, range).await?.with_page_entries(count);
+    let mut result = Vec::new();
+    for _ in 0..count {
+        let Some(entry) = records.next(tx).await? else { break };
+        encode_bytes(entry.key.as_bytes(), &mut result);
+        encode_bytes(&entry.value, &mut result);
+        if result.len() >= SCAN_BYTES_MAX {
+            break;
+        }
+    }
+    records.close(tx);
+    Ok(Response::success(result))
+}
+
+/// Writes records and answers how many. It reads nothing, so loads of disjoint records never conflict.
+fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+    let start = call.count(0, 0, RECORDS_MAX - 1)?;
+    let count = call.count(1, 1, LOAD_RECORDS_MAX.min(RECORDS_MAX - start))?;
+    let value_bytes = call.count(2, 1, VALUE_BYTES_MAX.min(LOAD_BYTES_MAX / count))?;
+    let value_bytes = usize::try_from(value_bytes).expect("a value has at most 1 MiB");
+    let seed = call.integer(3)?;
+    for number in start..start + count {
+        tx.put_state(&record_key(number), record_value(seed, number, value_bytes))?;
+    }
+    Ok(Response::success(count.to_string()))
 }
