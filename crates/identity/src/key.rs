@@ -19,7 +19,7 @@ use bytes::Bytes;
 use crate::der::{Curve, EcdsaSignature};
 use crate::digest::Sha256;
 use crate::error::Error;
-use crate::events;
+use crate::event;
 
 /// The kinds of key that identities may hold.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -103,7 +103,7 @@ impl PublicKey {
     /// # Errors
     /// [`Error::MalformedSignature`], [`Error::HighS`] or [`Error::WrongSignature`].
     pub fn verify(&self, message: &[&[u8]], signature: &[u8]) -> Result<(), Error> {
-        events::SignatureVerified.add(1);
+        event::SignatureVerified.add(1);
         if let Some(curve) = self.kind.curve() {
             let parsed = EcdsaSignature::parse(signature).ok_or(Error::MalformedSignature)?;
             if !parsed.is_low(curve) {
@@ -230,7 +230,7 @@ impl PrivateKey {
 
     /// Signs the message that these slices make end to end, as Fabric expects messages to be signed.
     pub(crate) fn sign(&self, message: &[&[u8]]) -> Bytes {
-        events::SignatureMade.add(1);
+        event::SignatureMade.add(1);
         match self {
             PrivateKey::P256(pair) => ecdsa(pair, Curve::P256, &sha256_digest(message)),
             PrivateKey::P384(pair) => ecdsa(pair, Curve::P384, &widened_sha256_digest(message)),

@@ -16,22 +16,25 @@ mod chain;
 mod der;
 pub mod digest;
 pub mod error;
-pub mod events;
+pub mod event;
 pub mod identity;
 pub mod key;
 pub mod manager;
 pub mod msp;
+pub mod policy;
 pub mod principal;
 pub mod signer;
 
 pub use certificate::{Certificate, CertificateId};
 pub use digest::{Hash, Sha256, equal_in_constant_time, sha256};
 pub use error::Error;
+pub use event::EVENTS;
 pub use hex;
 pub use identity::Identity;
 pub use key::{KeyKind, PublicKey};
 pub use manager::MspManager;
 pub use msp::Msp;
+pub use policy::{Policy, PolicyTree, SignatureSet, SignedData};
 pub use principal::{Principal, Role};
 pub use signer::Signer;
-pub mod policy { pub const SIGNATURES_MAX: usize = 256; }
+

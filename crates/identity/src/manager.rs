@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::cache::{Cache, ENTRIES_DEFAULT};
 use crate::certificate::Certificate;
 use crate::error::Error;
-use crate::events;
+use crate::event;
 use crate::identity::Identity;
 use crate::msp::{Msp, decode_serialized};
 
@@ -55,7 +55,7 @@ impl MspManager {
         if let Some(identity) = self.cache.get(serialized) {
             return Ok(identity);
         }
-        events::IdentityValidated.add(1);
+        event::IdentityValidated.add(1);
         let decoded = decode_serialized(serialized)?;
         let msp = self.msp(&decoded.mspid).ok_or_else(|| Error::UnknownMsp(decoded.mspid.as_str().into()))?;
         let certificate = Certificate::from_pem(&decoded.id_bytes)?;
