@@ -1,0 +1,6 @@
+//! Fabric's gRPC services.
+#![warn(missing_docs)]
+
+pub mod events;
+pub mod rpc;
+pub mod server;

@@ -1,0 +1,240 @@
+//! One call at the server.
+//!
+//! 1. A unary call goes through [`Call::unary`]: the message is read, the work runs, one answer leaves.
+//! 2. A stream goes through [`Call::streaming`]: the handler reads messages and sends answers as the client takes them.
+//! 3. In both, the work is dropped when the client cancels, when the connection breaks and when the deadline passes.
+//!
+//! Invariants: a call is answered exactly once; nothing is sent beyond what the client's flow-control window and the
+//! connection's send buffer admit, except a unary answer of at most [`UNARY_UNGATED_BYTES_MAX`].
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::Poll;
+
+use bytes::Bytes;
+use h2::SendStream;
+use h2::server::SendResponse;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Response};
+use tokio::time::Instant;
+
+use super::message::Messages;
+use super::status::Status;
+
+/// A unary answer up to this size is handed to the connection without waiting for the client's window.
+pub const UNARY_UNGATED_BYTES_MAX: usize = 64 << 10;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// The client has cancelled, or its connection has gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the client has gone")]
+pub struct Gone;
+
+/// One call at the server.
+pub struct Call {
+    pub(crate) messages: Messages,
+    pub(crate) responder: Responder,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) peer: SocketAddr,
+}
+
+impl Call {
+    /// Who calls.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// When the client stops waiting.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Refuses the call.
+    pub fn refuse(self, status: &Status) {
+        self.responder.finish(status);
+    }
+
+    /// Reads the one message, runs `work` on it, sends the answer: a message with its prefix, from
+    /// [`super::message::frame`].
+    pub async fn unary<W, F>(self, work: W)
+    where
+        W: FnOnce(Bytes) -> F,
+        F: Future<Output = Result<Bytes, Status>>,
+    {
+        let Call { mut messages, mut responder, deadline, peer: _ } = self;
+        let work = async {
+            let message = messages.only().await?;
+            work(message).await
+        };
+        match until_gone(&mut responder, deadline, work).await {
+            Ok(Ok(framed)) if framed.len() <= UNARY_UNGATED_BYTES_MAX => responder.answer(framed),
+            Ok(Ok(framed)) => {
+                let work = async { responder.send(framed).await };
+                // A client that has gone or does not read in time hears nothing more.
+                match deadline {
+                    Some(deadline) => {
+                        if let Ok(Ok(())) = tokio::time::timeout_at(deadline, work).await {
+                            responder.finish(&Status::ok());
+                        }
+                    }
+                    None => {
+                        if work.await.is_ok() {
+                            responder.finish(&Status::ok());
+                        }
+                    }
+                }
+            }
+            Ok(Err(status)) => responder.finish(&status),
+            Err(Gone) => {}
+        }
+    }
+
+    /// Runs `work`, which reads messages and sends answers; the status that it returns ends the call.
+    pub async fn streaming<W>(self, work: W)
+    where
+        W: AsyncFnOnce(&mut Messages, &mut Responder) -> Status,
+    {
+        let Call { mut messages, mut responder, deadline, peer: _ } = self;
+        let status = match deadline {
+            None => work(&mut messages, &mut responder).await,
+            Some(deadline) => match tokio::time::timeout_at(deadline, work(&mut messages, &mut responder)).await {
+                Ok(status) => status,
+                Err(_) => Status::deadline_exceeded(),
+            },
+        };
+        responder.finish(&status);
+    }
+}
+
+/// Runs `work` to its end, unless the deadline passes (a status) or the client goes.
+async fn until_gone<T>(
+    responder: &mut Responder,
+    deadline: Option<Instant>,
+    work: impl Future<Output = Result<T, Status>>,
+) -> Result<Result<T, Status>, Gone> {
+    let mut work = pin!(work);
+    // The timer is registered only when the work does not complete at once.
+    let mut timer = pin!(deadline.map(tokio::time::sleep_until));
+    poll_fn(|context| {
+        if let Poll::Ready(result) = work.as_mut().poll(context) {
+            return Poll::Ready(Ok(result));
+        }
+        if responder.poll_gone(context).is_ready() {
+            return Poll::Ready(Err(Gone));
+        }
+        match timer.as_mut().as_pin_mut() {
+            Some(timer) => timer.poll(context).map(|()| Ok(Err(Status::deadline_exceeded()))),
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// The way back to the client.
+pub struct Responder {
+    state: State,
+}
+
+enum State {
+    Waiting(SendResponse<Bytes>),
+    Sending(SendStream<Bytes>),
+    Closed,
+}
+
+impl Responder {
+    pub(crate) fn new(respond: SendResponse<Bytes>) -> Responder {
+        Responder { state: State::Waiting(respond) }
+    }
+
+    /// Sends the headers, which tells the client that its call was taken.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub fn start(&mut self) -> Result<(), Gone> {
+        self.stream().map(|_| ())
+    }
+
+    /// Sends one message with its prefix, as fast as the client takes it. Dropping the future may leave half a message
+    /// sent; end the call then.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn send(&mut self, framed: Bytes) -> Result<(), Gone> {
+        let stream = self.stream()?;
+        let mut rest = framed;
+        while !rest.is_empty() {
+            stream.reserve_capacity(rest.len());
+            if stream.capacity() == 0 {
+                match poll_fn(|context| stream.poll_capacity(context)).await {
+                    Some(Ok(_)) => continue,
+                    Some(Err(_)) | None => {
+                        self.state = State::Closed;
+                        return Err(Gone);
+                    }
+                }
+            }
+            let part = rest.split_to(stream.capacity().min(rest.len()));
+            if stream.send_data(part, false).is_err() {
+                self.state = State::Closed;
+                return Err(Gone);
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes when the client has cancelled or its connection has gone.
+    pub async fn gone(&mut self) {
+        poll_fn(|context| self.poll_gone(context)).await;
+    }
+
+    fn poll_gone(&mut self, context: &mut std::task::Context<'_>) -> Poll<()> {
+        match &mut self.state {
+            State::Waiting(respond) => respond.poll_reset(context).map(|_| ()),
+            State::Sending(stream) => stream.poll_reset(context).map(|_| ()),
+            State::Closed => Poll::Ready(()),
+        }
+    }
+
+    /// One answer and success.
+    fn answer(mut self, framed: Bytes) {
+        let Ok(stream) = self.stream() else { return };
+        if stream.send_data(framed, false).is_ok() {
+            // Failing means that the client has gone.
+            let _ = stream.send_trailers(Status::ok().to_trailers());
+        }
+    }
+
+    /// Ends the call. With nothing sent before, the answer is one header block.
+    pub fn finish(mut self, status: &Status) {
+        match std::mem::replace(&mut self.state, State::Closed) {
+            State::Waiting(mut respond) => {
+                let mut response = Response::new(());
+                response.headers_mut().insert(CONTENT_TYPE, GRPC);
+                status.write(response.headers_mut());
+                // Failing means that the client has gone.
+                let _ = respond.send_response(response, true);
+            }
+            State::Sending(mut stream) => {
+                let _ = stream.send_trailers(status.to_trailers());
+            }
+            State::Closed => {}
+        }
+    }
+
+    fn stream(&mut self) -> Result<&mut SendStream<Bytes>, Gone> {
+        if let State::Waiting(respond) = &mut self.state {
+            let mut response = Response::new(());
+            response.headers_mut().insert(CONTENT_TYPE, GRPC);
+            self.state = match respond.send_response(response, false) {
+                Ok(stream) => State::Sending(stream),
+                Err(_) => State::Closed,
+            };
+        }
+        match &mut self.state {
+            State::Sending(stream) => Ok(stream),
+            _ => Err(Gone),
+        }
+    }
+}

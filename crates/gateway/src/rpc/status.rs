@@ -1,0 +1,314 @@
+//! gRPC's status: a code, a message and details, and how they look in a trailer.
+//!
+//! 1. `grpc-status` carries the code in decimal.
+//! 2. `grpc-message` carries the message, percent-encoded.
+//! 3. `grpc-status-details-bin` carries a `google.rpc.Status` with one `gateway.ErrorDetail` an endpoint that failed,
+//!    each in an `Any`, as base64 without padding.
+//!
+//! Invariant: what goes into trailers is bounded by [`MESSAGE_BYTES_MAX`] and [`DETAILS_MAX`], because clients bound the
+//! header lists that they accept.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use prost::Message as _;
+use proto::gateway::ErrorDetail;
+
+/// A longer message is cut; clients accept header lists of 16 KiB and more.
+pub const MESSAGE_BYTES_MAX: usize = 2 << 10;
+/// Further details are left out.
+pub const DETAILS_MAX: usize = 16;
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+const DETAIL_TYPE: &str = "type.googleapis.com/gateway.ErrorDetail";
+
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_encode_padding(false).with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// gRPC's codes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Code {
+    Ok = 0,
+    Cancelled = 1,
+    Unknown = 2,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    AlreadyExists = 6,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Aborted = 10,
+    OutOfRange = 11,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    DataLoss = 15,
+    Unauthenticated = 16,
+}
+
+const CODES: [Code; 17] = [
+    Code::Ok,
+    Code::Cancelled,
+    Code::Unknown,
+    Code::InvalidArgument,
+    Code::DeadlineExceeded,
+    Code::NotFound,
+    Code::AlreadyExists,
+    Code::PermissionDenied,
+    Code::ResourceExhausted,
+    Code::FailedPrecondition,
+    Code::Aborted,
+    Code::OutOfRange,
+    Code::Unimplemented,
+    Code::Internal,
+    Code::Unavailable,
+    Code::DataLoss,
+    Code::Unauthenticated,
+];
+
+impl Code {
+    /// The code of that number; unknown numbers are [`Code::Unknown`].
+    pub fn from_number(number: u32) -> Code {
+        CODES.get(number as usize).copied().unwrap_or(Code::Unknown)
+    }
+
+    /// The name that gRPC's documents use, such as `FAILED_PRECONDITION`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Ok => "OK",
+            Code::Cancelled => "CANCELLED",
+            Code::Unknown => "UNKNOWN",
+            Code::InvalidArgument => "INVALID_ARGUMENT",
+            Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Code::NotFound => "NOT_FOUND",
+            Code::AlreadyExists => "ALREADY_EXISTS",
+            Code::PermissionDenied => "PERMISSION_DENIED",
+            Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Code::FailedPrecondition => "FAILED_PRECONDITION",
+            Code::Aborted => "ABORTED",
+            Code::OutOfRange => "OUT_OF_RANGE",
+            Code::Unimplemented => "UNIMPLEMENTED",
+            Code::Internal => "INTERNAL",
+            Code::Unavailable => "UNAVAILABLE",
+            Code::DataLoss => "DATA_LOSS",
+            Code::Unauthenticated => "UNAUTHENTICATED",
+        }
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Status {
+    /// What kind of end it is.
+    pub code: Code,
+    /// For people.
+    pub message: String,
+    /// What each endpoint that failed had to say.
+    pub details: Vec<ErrorDetail>,
+}
+
+impl Status {
+    /// A status without details.
+    pub fn new(code: Code, message: impl Into<String>) -> Status {
+        Status { code, message: message.into(), details: Vec::new() }
+    }
+
+    /// The same status with one more detail.
+    pub fn with_detail(mut self, detail: ErrorDetail) -> Status {
+        self.details.push(detail);
+        self
+    }
+
+    /// The same status with these details.
+    pub fn with_details(mut self, details: Vec<ErrorDetail>) -> Status {
+        self.details = details;
+        self
+    }
+
+    /// Success.
+    pub fn ok() -> Status {
+        Status::new(Code::Ok, "")
+    }
+
+    /// The deadline that the client set has passed.
+    pub fn deadline_exceeded() -> Status {
+        Status::new(Code::DeadlineExceeded, "the deadline of the call has passed")
+    }
+
+    /// The bytes of a request are not what they should be.
+    pub fn invalid_argument(message: impl Into<String>) -> Status {
+        Status::new(Code::InvalidArgument, message)
+    }
+
+    /// Trailers that say this.
+    pub(crate) fn to_trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(3);
+        self.write(&mut trailers);
+        trailers
+    }
+
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        headers.insert(GRPC_STATUS, number_value(self.code));
+        if self.code == Code::Ok {
+            return;
+        }
+        let message = cut(&self.message, MESSAGE_BYTES_MAX);
+        if !message.is_empty() {
+            let encoded = percent_encode(message);
+            let value = HeaderValue::from_str(&encoded).expect("percent-encoding leaves printable ASCII only");
+            headers.insert(GRPC_MESSAGE, value);
+        }
+        if !self.details.is_empty() {
+            let status = proto::google::rpc::Status {
+                code: self.code as i32,
+                message: message.to_owned(),
+                details: self.details.iter().take(DETAILS_MAX).map(detail_to_any).collect(),
+            };
+            let encoded = BASE64.encode(status.encode_to_vec());
+            let value = HeaderValue::from_str(&encoded).expect("base64 is printable ASCII");
+            headers.insert(GRPC_DETAILS, value);
+        }
+    }
+
+    /// The status that trailers carry; `None` when they carry none.
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Status> {
+        let code = headers.get(GRPC_STATUS)?;
+        let number = std::str::from_utf8(code.as_bytes()).ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+        let message = headers.get(GRPC_MESSAGE).map(|value| percent_decode(value.as_bytes())).unwrap_or_default();
+        let details = headers.get(GRPC_DETAILS).map(|value| decode_details(value.as_bytes())).unwrap_or_default();
+        Some(Status { code: Code::from_number(number), message, details })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.name(), self.message)?;
+        for detail in &self.details {
+            write!(f, "; {} ({}): {}", detail.address, detail.msp_id, detail.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Status {}
+
+fn number_value(code: Code) -> HeaderValue {
+    const NUMBERS: [&str; 17] =
+        ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"];
+    HeaderValue::from_static(NUMBERS[code as usize])
+}
+
+fn detail_to_any(detail: &ErrorDetail) -> prost_types::Any {
+    let detail = ErrorDetail {
+        address: detail.address.clone(),
+        msp_id: detail.msp_id.clone(),
+        message: cut(&detail.message, MESSAGE_BYTES_MAX / 2).to_owned(),
+    };
+    prost_types::Any { type_url: DETAIL_TYPE.to_owned(), value: detail.encode_to_vec() }
+}
+
+fn decode_details(value: &[u8]) -> Vec<ErrorDetail> {
+    let Ok(bytes) = BASE64.decode(value) else { return Vec::new() };
+    let Ok(status) = proto::google::rpc::Status::decode(Bytes::from(bytes)) else { return Vec::new() };
+    status
+        .details
+        .into_iter()
+        .filter(|any| any.type_url == DETAIL_TYPE)
+        .filter_map(|any| ErrorDetail::decode(any.value.as_slice()).ok())
+        .collect()
+}
+
+/// The longest prefix of whole characters that has at most `bytes_max` bytes.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    let mut end = bytes_max;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn percent_encode(text: &str) -> String {
+    const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if (0x20..=0x7e).contains(&byte) && byte != b'%' {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push('%');
+            encoded.push(HEX[usize::from(byte >> 4)]);
+            encoded.push(HEX[usize::from(byte & 15)]);
+        }
+    }
+    encoded
+}
+
+fn percent_decode(text: &[u8]) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut position = 0;
+    while position < text.len() {
+        let hex = |offset: usize| text.get(position + offset).and_then(|byte| char::from(*byte).to_digit(16));
+        match (text[position], hex(1), hex(2)) {
+            (b'%', Some(high), Some(low)) => {
+                decoded.push((high * 16 + low) as u8);
+                position += 3;
+            }
+            (byte, ..) => {
+                decoded.push(byte);
+                position += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_survives_its_trailers() {
+        let status = Status::new(Code::Aborted, "50 % of it\nfehlt: ü").with_detail(ErrorDetail {
+            address: "127.0.0.1:7051".into(),
+            msp_id: "Org1MSP".into(),
+            message: "chaincode response 500, no such account".into(),
+        });
+        assert_eq!(Status::from_headers(&status.to_trailers()), Some(status));
+    }
+
+    #[test]
+    fn success_is_one_header() {
+        let trailers = Status::ok().to_trailers();
+        assert_eq!(trailers.len(), 1);
+        assert_eq!(trailers["grpc-status"], "0");
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        let status = Status::new(Code::Unknown, "ü".repeat(MESSAGE_BYTES_MAX));
+        let read = Status::from_headers(&status.to_trailers()).expect("there is a status");
+        assert_eq!(read.message.len(), MESSAGE_BYTES_MAX);
+        assert!(read.message.chars().all(|character| character == 'ü'));
+    }
+
+    #[test]
+    fn any_header_value_decodes() {
+        for text in [&b"%"[..], b"%4", b"%zz", b"%C3", b"\xff"] {
+            percent_decode(text);
+        }
+        assert!(decode_details(b"!").is_empty());
+        assert!(decode_details(b"/////w").is_empty());
+    }
+}

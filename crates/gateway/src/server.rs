@@ -1,0 +1,195 @@
+//! A listening port: TCP, TLS, and a bound on everything that a stranger can start.
+//!
+//! 1. Connections are accepted up to a maximum; one more is closed at once.
+//! 2. The TLS handshake has a time limit and so has the HTTP/2 handshake after it; bytes that are neither end the
+//!    connection and are counted, nothing more.
+//! 3. [`connection::serve`] then runs the connection in a task of its own.
+//!
+//! Reads are buffered below TLS and writes above it, so that a batch of small frames costs one system call and few
+//! records.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::Stop;
+use base::rt::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, BufWriter};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use crate::events::{ConnectionsAccepted, ConnectionsBroken, ConnectionsOpen, ConnectionsRefused, HandshakesFailed};
+use crate::rpc::connection::{self, Service, Settings};
+use crate::rpc::message::Budget;
+
+/// Bytes of one connection's read buffer and of its write buffer.
+const IO_BUFFER_BYTES: usize = 32 << 10;
+/// Handshakes cost a signature each; this many are in progress at once at one port.
+const HANDSHAKES_MAX: usize = 64;
+/// A pause after `accept` failed, which it does when the process has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What bounds a port.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Connections open at once.
+    pub connections_max: usize,
+    /// A client that has not finished its handshake by then is dropped.
+    pub handshake_timeout: Duration,
+    /// Bytes of unfinished messages, over all connections.
+    pub unfinished_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections_max: 1024,
+            handshake_timeout: Duration::from_secs(10),
+            unfinished_bytes_max: 512 << 20,
+        }
+    }
+}
+
+/// The server's certificate chain and key are of no use.
+#[derive(Debug, thiserror::Error)]
+#[error("the server's TLS certificate or key is of no use: {message}")]
+pub struct TlsError {
+    message: String,
+}
+
+impl TlsError {
+    /// What the caller can do.
+    pub fn kind(&self) -> base::ErrorKind {
+        base::ErrorKind::Rejected
+    }
+}
+
+/// TLS with this certificate chain and PKCS#8 key, both in PEM; HTTP/2 only, no client certificates.
+///
+/// # Errors
+/// When the PEM cannot be read or the key does not fit the certificate.
+pub fn tls(certificate_pem: &[u8], key_pem: &[u8]) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+    let error = |message: String| TlsError { message };
+    let chain = CertificateDer::pem_slice_iter(certificate_pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|pem| error(pem.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|pem| error(pem.to_string()))?;
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|tls| error(tls.to_string()))?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(|tls| error(tls.to_string()))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Binds a port. Port 0 takes any free one.
+///
+/// # Errors
+/// When the address is taken or not this machine's.
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Serves a port until `stop`, then lets its connections finish within their grace. Completes when all have.
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    service: S,
+    settings: Settings,
+    limits: Limits,
+    stop: Stop,
+) {
+    let settings = Arc::new(settings);
+    let budget = Budget::new(limits.unfinished_bytes_max);
+    let acceptor = tls.map(TlsAcceptor::from);
+    let connections = Semaphore::new(limits.connections_max);
+    let handshakes = Semaphore::new(HANDSHAKES_MAX);
+    let mut tasks = JoinSet::new();
+    loop {
+        // Ended tasks are collected as they end, so that the set holds open connections only.
+        while tasks.try_join_next().is_some() {}
+        let Some(accepted) = stop.or_stopped(listener.accept()).await else { break };
+        let (socket, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                if stop.or_stopped(tokio::time::sleep(ACCEPT_PAUSE)).await.is_none() {
+                    break;
+                }
+                continue;
+            }
+        };
+        ConnectionsAccepted.add(1);
+        let Some(permit) = connections.try_acquire() else {
+            ConnectionsRefused.add(1);
+            continue;
+        };
+        let connection = Connection {
+            service: service.clone(),
+            settings: Arc::clone(&settings),
+            budget: Arc::clone(&budget),
+            stop: stop.clone(),
+            peer,
+        };
+        let (acceptor, handshakes, timeout) = (acceptor.clone(), handshakes.clone(), limits.handshake_timeout);
+        tasks.spawn(async move {
+            let _permit = permit;
+            ConnectionsOpen.add(1);
+            connection.run(socket, acceptor, handshakes, timeout).await;
+            ConnectionsOpen.add(-1);
+        });
+    }
+    drop(listener);
+    while tasks.join_next().await.is_some() {}
+}
+
+struct Connection<S> {
+    service: S,
+    settings: Arc<Settings>,
+    budget: Arc<Budget>,
+    stop: Stop,
+    peer: SocketAddr,
+}
+
+impl<S: Service> Connection<S> {
+    async fn run(self, socket: TcpStream, acceptor: Option<TlsAcceptor>, handshakes: Semaphore, timeout: Duration) {
+        // Without it small answers wait for the client's acknowledgement; a socket that refuses it is dead.
+        if socket.set_nodelay(true).is_err() {
+            return;
+        }
+        let socket = BufReader::with_capacity(IO_BUFFER_BYTES, socket);
+        let Some(acceptor) = acceptor else { return self.serve(socket).await };
+        let handshake = async {
+            let _permit = handshakes.acquire().await;
+            acceptor.accept(socket).await
+        };
+        let stop = self.stop.clone();
+        match stop.or_stopped(tokio::time::timeout(timeout, handshake)).await {
+            Some(Ok(Ok(stream))) => self.serve(stream).await,
+            Some(Ok(Err(error))) => {
+                HandshakesFailed.add(1);
+                tracing::debug!(peer = %self.peer, %error, "no TLS handshake");
+            }
+            Some(Err(_)) => {
+                HandshakesFailed.add(1);
+                tracing::debug!(peer = %self.peer, "the TLS handshake took too long");
+            }
+            None => {}
+        }
+    }
+
+    async fn serve<I: AsyncRead + AsyncWrite + Unpin>(self, io: I) {
+        let io = BufWriter::with_capacity(IO_BUFFER_BYTES, io);
+        let served = connection::serve(io, self.peer, self.service, &self.settings, self.budget, self.stop).await;
+        if let Err(error) = served {
+            ConnectionsBroken.add(1);
+            tracing::debug!(peer = %self.peer, %error, "connection broken");
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The gRPC layer on its own, with a service that echoes.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use base::rt::Stop;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use gateway::rpc::channel::{Channel, Target, Tls};
+use gateway::rpc::connection::{Service, Settings};
+use gateway::rpc::message::{PREFIX_BYTES, frame, put_prefix};
+use gateway::rpc::{Call, Code, Status};
+use gateway::server::{self, Limits};
+use proto::common::Envelope;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+/// Answers a message with itself, in ways that the path names.
+#[derive(Clone)]
+struct Echo;
+
+#[derive(Clone, Copy)]
+enum Method {
+    Once,
+    Forever,
+    Stream,
+    Refuse,
+}
+
+impl Service for Echo {
+    type Method = Method;
+
+    fn method(&self, path: &str) -> Option<Method> {
+        Some(match path {
+            "/echo/Once" => Method::Once,
+            "/echo/Forever" => Method::Forever,
+            "/echo/Stream" => Method::Stream,
+            "/echo/Refuse" => Method::Refuse,
+            _ => return None,
+        })
+    }
+
+    fn call(&self, method: Method, call: Call) -> impl Future<Output = ()> + Send {
+        async move {
+            match method {
+                Method::Once => call.unary(|message| async move { Ok(prefixed(&message)) }).await,
+                Method::Forever => call.unary(|_| std::future::pending()).await,
+                Method::Refuse => {
+                    call.unary(|message| async move {
+                        Err(Status::new(Code::Aborted, String::from_utf8_lossy(&message).into_owned()))
+                    })
+                    .await
+                }
+                Method::Stream => {
+                    call.streaming(async |messages, responder| {
+                        loop {
+                            match messages.next().await {
+                                Ok(Some(message)) => {
+                                    if responder.send(prefixed(&message)).await.is_err() {
+                                        return Status::ok();
+                                    }
+                                }
+                                Ok(None) => return Status::ok(),
+                                Err(status) => return status,
+                            }
+                        }
+                    })
+                    .await
+                }
+            }
+        }
+    }
+}
+
+fn prefixed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+    put_prefix(&mut framed, message.len());
+    framed.put_slice(message);
+    framed.freeze()
+}
+
+struct Server {
+    address: SocketAddr,
+    target: Target,
+    stop: Stop,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(with_tls: bool, settings: Settings, limits: Limits) -> Server {
+        let listener = server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a free port");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let (config, tls) = if with_tls {
+            let certified = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
+            let certificate = certified.cert.pem().into_bytes();
+            let key = certified.signing_key.serialize_pem().into_bytes();
+            let config = server::tls(&certificate, &key).expect("a certificate that fits its key");
+            (Some(config), Some(Tls { roots_pem: certificate, server_name: "localhost".into() }))
+        } else {
+            (None, None)
+        };
+        let stop = Stop::new();
+        let task = tokio::spawn(server::serve(listener, config, Echo, settings, limits, stop.clone()));
+        Server { address, target: Target { address: address.to_string(), tls }, stop, task }
+    }
+
+    async fn default() -> Server {
+        Server::start(true, Settings::default(), Limits::default()).await
+    }
+
+    async fn channel(&self) -> Channel {
+        Channel::connect(&self.target).await.expect("a server that answers")
+    }
+
+    async fn end(self) {
+        self.stop.stop();
+        self.task.await.expect("the server does not panic");
+    }
+}
+
+fn envelope(bytes: usize) -> Envelope {
+    Envelope { payload: Bytes::from(vec![7; bytes]), signature: Bytes::from_static(b"signature") }
+}
+
+async fn echo(channel: &Channel, bytes: usize) {
+    let request = envelope(bytes);
+    let answer: Envelope = channel.unary("/echo/Once", &request, None).await.expect("an echo");
+    assert_eq!(answer, request);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_of_all_sizes_come_back() {
+    for with_tls in [true, false] {
+        let server = Server::start(with_tls, Settings::default(), Limits::default()).await;
+        let channel = server.channel().await;
+        for bytes in [0, 1, 1000, 16_384, 65_530, 65_536, 1_000_000, 20_000_000] {
+            echo(&channel, bytes).await;
+        }
+        server.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_carries_code_and_message() {
+    let server = Server::default().await;
+    let channel = server.channel().await;
+    let status = channel.unary::<_, Envelope>("/echo/Refuse", &envelope(3), None).await.expect_err("an error");
+    assert_eq!(status.code, Code::Aborted);
+    let status = channel.unary::<_, Envelope>("/echo/Absent", &envelope(3), None).await.expect_err("an error");
+    assert_eq!(status.code, Code::Unimplemented);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_ends_the_call_at_the_server() {
+    let server = Server::default().await;
+    let channel = server.channel().await;
+    let begin = std::time::Instant::now();
+    let deadline = Some(Duration::from_millis(100));
+    let status = channel.unary::<_, Envelope>("/echo/Forever", &envelope(3), deadline).await.expect_err("an error");
+    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert!(begin.elapsed() < Duration::from_secs(2));
+    echo(&channel, 10).await;
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_announced_too_large_is_refused_before_it_is_sent() {
+    let server = Server::default().await;
+    let channel = server.channel().await;
+    let (mut requests, mut responses) = channel.open("/echo/Once", None).await.expect("a stream");
+    let announced: u32 = (100 << 20) + 1;
+    let mut start = BytesMut::new();
+    start.put_u8(0);
+    start.put_u32(announced);
+    start.put_slice(b"the first bytes");
+    requests.send_framed(start.freeze()).await.expect("room in the window");
+    let status = responses.next::<Envelope>().await.expect_err("an error");
+    assert_eq!(status.code, Code::ResourceExhausted);
+    echo(&channel, 10).await;
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unfinished_messages_are_bounded_over_all_connections() {
+    let limits = Limits { unfinished_bytes_max: 300 << 10, ..Limits::default() };
+    let server = Server::start(true, Settings::default(), limits).await;
+    let channel = server.channel().await;
+    let status = channel.unary::<_, Envelope>("/echo/Once", &envelope(400 << 10), None).await.expect_err("an error");
+    assert_eq!(status.code, Code::ResourceExhausted);
+    echo(&channel, 200 << 10).await;
+    echo(&channel, 200 << 10).await;
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_echoes_until_the_client_closes_it() {
+    let server = Server::default().await;
+    let channel = server.channel().await;
+    let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
+    for bytes in 0..100 {
+        requests.send(&envelope(bytes * 1000)).await.expect("an open stream");
+        let answer: Envelope = responses.next().await.expect("an open stream").expect("an answer");
+        assert_eq!(answer, envelope(bytes * 1000));
+    }
+    requests.close();
+    assert_eq!(responses.next::<Envelope>().await, Ok(None));
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_stops_the_server_from_reading() {
+    let server = Server::default().await;
+    let channel = server.channel().await;
+    let (mut requests, responses) = channel.open("/echo/Stream", None).await.expect("a stream");
+    let mut sent = 0usize;
+    let mut send = async || {
+        loop {
+            requests.send(&envelope(1 << 20)).await.expect("an open stream");
+            sent += 1;
+        }
+    };
+    let stuck: Result<(), _> = tokio::time::timeout(Duration::from_secs(2), send()).await;
+    assert!(stuck.is_err());
+    assert!(sent < 64, "the server took {sent} MiB that nobody reads");
+    drop(responses);
+    echo(&channel, 10).await;
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_bytes_disturb_nobody() {
+    let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };
+    let server = Server::start(true, Settings::default(), limits).await;
+    let channel = server.channel().await;
+    for seed in 0..50u64 {
+        let mut socket = TcpStream::connect(server.address).await.expect("a port that listens");
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let garbage: Vec<u8> = (0..2000)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state as u8
+            })
+            .collect();
+        // The server may close while we write.
+        let _ = socket.write_all(&garbage).await;
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(2), socket.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "the server keeps a connection that is not TLS");
+        echo(&channel, 100).await;
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_too_many_is_closed_at_once() {
+    let limits = Limits { connections_max: 2, ..Limits::default() };
+    let server = Server::start(true, Settings::default(), limits).await;
+    let (first, second) = (server.channel().await, server.channel().await);
+    assert!(Channel::connect(&server.target).await.is_err());
+    echo(&first, 10).await;
+    drop(second);
+    let mut again = Channel::connect(&server.target).await;
+    for _ in 0..100 {
+        if again.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        again = Channel::connect(&server.target).await;
+    }
+    echo(&again.expect("room after a connection closed"), 10).await;
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_lets_calls_finish_and_then_closes() {
+    let settings = Settings { grace: Duration::from_millis(300), ..Settings::default() };
+    let server = Server::start(true, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    let stuck = tokio::spawn({
+        let channel = channel.clone();
+        async move { channel.unary::<_, Envelope>("/echo/Forever", &envelope(3), None).await }
+    });
+    let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
+    requests.send(&envelope(1)).await.expect("an open stream");
+    assert!(responses.next::<Envelope>().await.expect("an open stream").is_some());
+    server.stop.stop();
+    requests.send(&envelope(2)).await.expect("an open stream");
+    assert!(responses.next::<Envelope>().await.expect("calls go on within the grace").is_some());
+    server.end().await;
+    assert!(stuck.await.expect("no panic").is_err());
+}
+
+/// Not a test: prints what an echo costs. `cargo test --release -p heddle-gateway --test transport -- --ignored --nocapture`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn cost_of_an_echo() {
+    const CALLS: usize = 100_000;
+    const IN_FLIGHT: usize = 64;
+    for connections in [1usize, 4, 16] {
+        let server = Server::default().await;
+        let before = cpu();
+        let begin = std::time::Instant::now();
+        let mut tasks = Vec::new();
+        for _ in 0..connections {
+            let channel = server.channel().await;
+            for _ in 0..IN_FLIGHT / connections {
+                let channel = channel.clone();
+                tasks.push(tokio::spawn(async move {
+                    let framed = frame(&envelope(2500));
+                    for _ in 0..CALLS / IN_FLIGHT {
+                        channel.unary_bytes("/echo/Once", framed.clone(), Some(Duration::from_secs(30))).await.expect("an echo");
+                    }
+                }));
+            }
+        }
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        let calls = (CALLS / IN_FLIGHT * IN_FLIGHT) as f64;
+        let wall = begin.elapsed().as_secs_f64();
+        println!(
+            "{connections} connections: {:.0} calls/s, {:.1} us of CPU a call (client and server)",
+            calls / wall,
+            (cpu() - before) * 1e6 / calls
+        );
+        server.end().await;
+    }
+}
+
+/// Seconds of CPU that this process has used.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("a name in brackets").split_whitespace().collect();
+    let ticks: f64 = fields[11].parse::<f64>().expect("a number") + fields[12].parse::<f64>().expect("a number");
+    ticks / 100.0
+}
