@@ -1,1 +1,21 @@
-//! bench
+//! Measuring Heddle: workloads, the closed-loop driver, the crypto floor and the reports.
+//!
+//! 1. A [`workload`] says what to load and what each client calls.
+//! 2. The [`driver`] runs the clients against a network behind [`outcome::Submit`] and measures one window.
+//! 3. [`floor`] prices the signatures that no server can save; [`process`] reads what the servers really spent.
+//! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
+//!
+//! Left to others: starting and stopping a network (`heddle bench`), and everything that is measured.
+
+pub mod driver;
+pub mod error;
+pub mod floor;
+pub mod histogram;
+pub mod outcome;
+pub mod process;
+pub mod random;
+pub mod tally;
+pub mod workload;
+pub mod zipf;
+
+pub use error::Error;

@@ -1,0 +1,65 @@
+//! What can go wrong while measuring.
+
+use std::io;
+
+use base::ErrorKind;
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Data could not be loaded.
+    #[error("loading the data of {contract} failed at `{function}`: {reason}")]
+    Load {
+        /// The contract.
+        contract: String,
+        /// The function that loads.
+        function: &'static str,
+        /// What the network said last.
+        reason: String,
+    },
+    /// The servers' process is not there any more.
+    #[error("the network's process is gone: {0}")]
+    ServerGone(#[source] io::Error),
+    /// The kernel does not tell about this process.
+    #[error("/proc cannot be read: {0}")]
+    Proc(#[source] io::Error),
+    /// Nothing was committed for a long time.
+    #[error("no transaction was committed for {seconds} s; the last refusal: {last}")]
+    Stalled {
+        /// For how long.
+        seconds: u64,
+        /// What the network said last; empty when it said nothing.
+        last: String,
+    },
+    /// No connection to a gateway.
+    #[error("the gateway {address} cannot be reached: {reason}")]
+    Connect {
+        /// Its address.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody stopped the run.
+    #[error("interrupted")]
+    Interrupted,
+    /// A report or plot could not be written.
+    #[error("{path} cannot be written: {reason}")]
+    Write {
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// What the caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Load { .. } | Error::Write { .. } => ErrorKind::Rejected,
+            Error::ServerGone(_) | Error::Interrupted => ErrorKind::Closed,
+            Error::Proc(source) => ErrorKind::of_io(source),
+            Error::Stalled { .. } | Error::Connect { .. } => ErrorKind::Retry,
+        }
+    }
+}

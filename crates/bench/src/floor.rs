@@ -1,0 +1,102 @@
+//! The crypto floor: what the signatures of one transaction cost the servers if nothing else cost anything.
+//!
+//! Counted per transaction, with `E` endorsers and `P` peers, each organisation verifying for itself:
+//! - each endorser verifies the proposal (E verifications) and signs its endorsement (E signatures);
+//! - the orderer verifies the envelope (1 verification);
+//! - each peer verifies the creator and every endorsement (P × (1 + E) verifications);
+//! - the gateway verifies the signature of a CommitStatus request (1 verification).
+//!
+//! The price of one operation is measured in the same run, on a warm processor, as the median of several batches.
+
+use std::time::Instant;
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair, ParsedPublicKey,
+};
+use serde::Serialize;
+
+/// Price of one P-256 operation on one processor, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Prices {
+    pub verify_us: f64,
+    pub sign_us: f64,
+}
+
+/// How many operations one transaction needs on the servers.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Needs {
+    pub verifications: u32,
+    pub signatures: u32,
+}
+
+const BATCHES: usize = 9;
+const OPERATIONS_PER_BATCH: usize = 300;
+
+impl Needs {
+    /// What one transaction needs with so many endorsers and peers; `status` counts the CommitStatus request.
+    pub fn new(endorsers: u32, peers: u32, status: bool) -> Needs {
+        Needs {
+            verifications: endorsers + 1 + peers * (1 + endorsers) + u32::from(status),
+            signatures: endorsers,
+        }
+    }
+
+    /// The floor in microseconds of processor time per transaction.
+    pub fn floor_us(&self, prices: &Prices) -> f64 {
+        f64::from(self.verifications) * prices.verify_us + f64::from(self.signatures) * prices.sign_us
+    }
+}
+
+impl Prices {
+    /// Measures for about 200 ms on the calling thread.
+    pub fn measure() -> Prices {
+        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("a key pair can be generated");
+        let random = SystemRandom::new();
+        let message = [0x5au8; 64];
+        let signature = key.sign(&random, &message).expect("signing works");
+        let public = ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.public_key().as_ref())
+            .expect("the public half of a generated key is valid");
+        let verify_us = median_us(|| {
+            public.verify_sig(std::hint::black_box(&message), signature.as_ref()).expect("the signature is good");
+        });
+        let sign_us = median_us(|| {
+            std::hint::black_box(key.sign(&random, std::hint::black_box(&message)).expect("signing works"));
+        });
+        Prices { verify_us, sign_us }
+    }
+
+    /// The mean of two measurements, before and after a load.
+    pub fn mean(self, other: Prices) -> Prices {
+        Prices {
+            verify_us: (self.verify_us + other.verify_us) / 2.0,
+            sign_us: (self.sign_us + other.sign_us) / 2.0,
+        }
+    }
+}
+
+fn median_us(mut operation: impl FnMut()) -> f64 {
+    (0..OPERATIONS_PER_BATCH).for_each(|_| operation());
+    let mut batches: Vec<f64> = (0..BATCHES)
+        .map(|_| {
+            let start = Instant::now();
+            (0..OPERATIONS_PER_BATCH).for_each(|_| operation());
+            start.elapsed().as_secs_f64() * 1e6 / OPERATIONS_PER_BATCH as f64
+        })
+        .collect();
+    batches.sort_by(f64::total_cmp);
+    batches[BATCHES / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_organisations_and_one_endorser_need_nine_verifications_and_one_signature() {
+        let needs = Needs::new(1, 3, true);
+        assert_eq!((needs.verifications, needs.signatures), (9, 1));
+        let floor = needs.floor_us(&Prices { verify_us: 33.0, sign_us: 11.0 });
+        assert!((floor - 308.0).abs() < 1e-9);
+    }
+}

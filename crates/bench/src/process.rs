@@ -1,0 +1,71 @@
+//! What the kernel says about a running process: processor time, memory, threads.
+
+use std::fs;
+use std::io;
+
+/// Processor time and memory of one process at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// User and system time of all its threads, in microseconds, since it started.
+    pub cpu_us: u64,
+    /// Resident memory in bytes.
+    pub resident_bytes: u64,
+}
+
+/// Reads the usage of a process; `None` names this one.
+///
+/// # Errors
+/// The process is gone, or `/proc` is not there (Linux only).
+pub fn usage(pid: Option<u32>) -> io::Result<Usage> {
+    let folder = pid.map_or_else(|| "/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
+    let stat = fs::read_to_string(format!("{folder}/stat"))?;
+    // The command name may hold spaces and brackets; fields count from after its closing bracket.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    let cpu_us = (ticks(11) + ticks(12)) * (1_000_000 / TICKS_PER_SECOND);
+    let status = fs::read_to_string(format!("{folder}/status"))?;
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse::<u64>().ok())
+        .unwrap_or(0);
+    Ok(Usage { cpu_us, resident_bytes: kib * 1024 })
+}
+
+/// Linux reports processor time in hundredths of a second on every architecture (`USER_HZ`).
+const TICKS_PER_SECOND: u64 = 100;
+
+/// Model name and number of processors, memory: what a figure is measured on.
+pub fn machine() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find(|line| line.starts_with("model name"))
+        .and_then(|line| line.split(':').nth(1))
+        .map_or("unknown processor", str::trim);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory_kib: u64 = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0);
+    format!("{model}, {cores} processors, {} GiB", memory_kib.div_ceil(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_of_this_process_grows_with_work() {
+        let before = usage(None).expect("this process exists");
+        let mut sum = 0u64;
+        while usage(None).expect("this process exists").cpu_us < before.cpu_us + 50_000 {
+            sum = (0..100_000u64).fold(sum, |sum, n| std::hint::black_box(sum ^ n));
+        }
+        assert!(before.resident_bytes > 0);
+    }
+}
