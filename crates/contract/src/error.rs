@@ -66,8 +66,8 @@ pub enum StubError {
     /// The event's name is empty.
     #[error("invalid event: {0}")]
     InvalidEvent(String),
-    /// A feature that this channel's state or this runtime does not offer.
-    #[error("{0} is not supported by this channel's state")]
+    /// A feature that the channel's state or the contract's runtime does not offer.
+    #[error("{0} is not supported on this channel")]
     Unsupported(&'static str),
     /// A query handle that was never opened, or was closed.
     #[error("query {0} is not open")]

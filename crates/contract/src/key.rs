@@ -32,7 +32,9 @@ impl KeyRange {
     pub fn simple(start: &str, end: &str) -> Result<Self, StubError> {
         for bound in [start, end] {
             if bound.starts_with(SEPARATOR) {
-                return Err(StubError::InvalidKey(format!("a range of simple keys may not start with U+0000: {bound:?}")));
+                return Err(StubError::InvalidKey(format!(
+                    "a range of simple keys may not start with U+0000: {bound:?}"
+                )));
             }
         }
         let start = if start.is_empty() { FIRST_SIMPLE } else { start };
@@ -179,7 +181,8 @@ mod tests {
     #[test]
     fn ranges_are_half_open() {
         let range = KeyRange::simple("b", "d").expect("valid");
-        let inside: Vec<&str> = ["a", "b", "bb", "c", "d", "da"].into_iter().filter(|key| range.contains(key)).collect();
+        let inside: Vec<&str> =
+            ["a", "b", "bb", "c", "d", "da"].into_iter().filter(|key| range.contains(key)).collect();
         assert_eq!(inside, ["b", "bb", "c"]);
         assert!(KeyRange::simple("d", "b").expect("valid").is_empty());
         assert!(!range.is_empty());

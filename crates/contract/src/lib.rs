@@ -30,9 +30,7 @@ mod stub;
 pub use dispatch::{Contract, Response, split_input};
 pub use error::{ContractError, StubError};
 pub use registry::{Registry, RegistryError};
-pub use stub::{
-    CALL_DEPTH_MAX, Cursor, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Stub, Timestamp,
-};
+pub use stub::{CALL_DEPTH_MAX, Cursor, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Stub, Timestamp};
 
 pub use async_trait::async_trait;
 pub use base::Bytes;

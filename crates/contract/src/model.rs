@@ -17,9 +17,15 @@ use base::{Bytes, ChannelId, TxId};
 
 use crate::key::{self, KeyRange};
 use crate::{
-    CALL_DEPTH_MAX, ContractError, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub,
-    StubError, Timestamp, split_input,
+    CALL_DEPTH_MAX, ContractError, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response,
+    Stub, StubError, Timestamp, split_input,
 };
+
+mod probe;
+#[cfg(test)]
+mod tests;
+
+pub use probe::Probe;
 
 /// The most queries that one transaction may have open.
 pub const OPEN_QUERIES_MAX: usize = 64;
@@ -97,7 +103,11 @@ impl ModelLedger {
     pub fn set(&mut self, contract: &str, key: &str, value: impl Into<Bytes>) {
         let value = value.into();
         let rows = self.state.entry(contract.to_owned()).or_default();
-        if value.is_empty() { rows.remove(key) } else { rows.insert(key.to_owned(), value) };
+        if value.is_empty() {
+            rows.remove(key)
+        } else {
+            rows.insert(key.to_owned(), value)
+        };
     }
 
     /// Makes every later execution fail with `error` at its read number `reads` (from 0); a page is one read.
@@ -155,7 +165,8 @@ impl ModelLedger {
     /// # Errors
     /// The message that a client would see.
     pub fn call<A: AsRef<[u8]>>(&mut self, contract: &str, function: &str, args: &[A]) -> Result<Bytes, String> {
-        let effects = run(self.submit(&Invocation::new(contract, function, args))).map_err(|error| error.to_string())?;
+        let effects =
+            run(self.submit(&Invocation::new(contract, function, args))).map_err(|error| error.to_string())?;
         if effects.response.is_endorsable() { Ok(effects.response.payload) } else { Err(effects.response.message) }
     }
 }

@@ -1,7 +1,7 @@
 //! A contract's functions, declared once.
 //!
 //! [`Interface::resolve`] turns the untrusted function name and arguments of a call into a [`Call`]: a declared function
-//! with as many arguments as it takes, each valid UTF-8. The accessors of `Call` parse them. What is refused here is
+//! with as many arguments as it takes, each valid UTF-8 unless it is declared as bytes. The accessors of `Call` parse them. What is refused here is
 //! refused with the meaning of Fabric's contract libraries:
 //! 1. `contract:function` names a function of that contract; without a prefix it is the default contract's.
 //! 2. The first letter's case does not matter.
@@ -26,6 +26,8 @@ const SHOWN_CHARS_MAX: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
+    /// Anything, not only UTF-8.
+    Bytes,
     Integer,
     Number,
 }
@@ -41,6 +43,10 @@ pub(crate) struct Parameter {
 impl Parameter {
     pub(crate) const fn text(name: &'static str) -> Self {
         Self { name, kind: Kind::Text, optional: false }
+    }
+
+    pub(crate) const fn bytes(name: &'static str) -> Self {
+        Self { name, kind: Kind::Bytes, optional: false }
     }
 
     pub(crate) const fn integer(name: &'static str) -> Self {
@@ -183,7 +189,7 @@ fn describe(function: &Function) -> Value {
         .iter()
         .map(|parameter| {
             let kind = match parameter.kind {
-                Kind::Text => "string",
+                Kind::Text | Kind::Bytes => "string",
                 Kind::Integer => "integer",
                 Kind::Number => "number",
             };
@@ -231,7 +237,9 @@ impl<'a> Call<'a> {
     fn new(function: &Function, args: &'a [Bytes]) -> Result<Self, ContractError> {
         let call = Self { function: *function, args };
         for index in 0..args.len() {
-            call.text(index)?;
+            if call.parameter(index).is_none_or(|parameter| parameter.kind != Kind::Bytes) {
+                call.text(index)?;
+            }
         }
         Ok(call)
     }
@@ -244,6 +252,11 @@ impl<'a> Call<'a> {
     /// How many arguments there are: as many as the function takes.
     pub(crate) fn len(&self) -> usize {
         self.args.len()
+    }
+
+    /// Argument `index` as it came.
+    pub(crate) fn bytes(&self, index: usize) -> &'a Bytes {
+        &self.args[index]
     }
 
     /// Argument `index` as text.
@@ -277,10 +290,13 @@ impl<'a> Call<'a> {
 
     /// The error that argument `index` `is_wrong`.
     pub(crate) fn refuse(&self, index: usize, is_wrong: &str) -> ContractError {
-        // Arguments beyond the declared ones repeat the last.
-        let parameter = self.function.parameters.get(index).or(self.function.parameters.last());
-        let name = parameter.map_or("", |parameter| parameter.name);
+        let name = self.parameter(index).map_or("", |parameter| parameter.name);
         ContractError::application(format!("argument {name} of {} {is_wrong}", self.function.name))
+    }
+
+    /// What argument `index` was declared as; those beyond the declared ones repeat the last.
+    fn parameter(&self, index: usize) -> Option<&'static Parameter> {
+        self.function.parameters.get(index).or(self.function.parameters.last())
     }
 }
 

@@ -1,10 +1,94 @@
-//! The kmeans contract.
+//! Food distribution by clustering: FlexChain's compute-intensive workload (paper, sections 2.1, 6.1 and 6.2).
+//!
+//! | function | reads | writes |
+//! |---|---|---|
+//! | `updateProfile(id, values…)` | | the profile |
+//! | `getFood(id, k, epochs, dimensions, threshold, points, population, seed)` | the profile of `id` and `points` others | the result of `id` |
+//! | `readProfile(id)` | the profile | |
+//! | `readFood(id)` | the result | |
+//! | `load(start, count, dimensions, seed)` | | profiles named by their numbers |
+//!
+//! `getFood` draws `points` different numbers below `population` uniformly, which the seed fixes, reads the profiles of
+//! those names, clusters them ([`clustering`]), finds the cluster that the profile of `id` is nearest to, and writes down
+//! what it found. Every endorser computes the same bytes. The paper's parameters are k = 20, epochs = 2000,
+//! dimensions = 100 and threshold = 0.01.
+//!
+//! All parameters are bounded, and so is their product: a client can make a peer compute for seconds, not for hours. The
+//! computation gives way to other tasks every fraction of a millisecond, so a time limit around it works.
+//!
+//! State: `profile_<id>` → the coordinates (f64, little-endian), `food_<id>` → the result as JSON ([`Food`]).
 
-use base::Bytes;
+use std::collections::BTreeSet;
 
+use base::{Bytes, rt};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
+use super::sequence::Sequence;
 use crate::{Contract, ContractError, Response, Stub, async_trait};
 
-/// The kmeans contract.
+mod clustering;
+#[cfg(test)]
+mod tests;
+
+use clustering::Clustering;
+
+/// The longest id of a profile.
+pub const ID_BYTES_MAX: usize = 64;
+/// The most coordinates of a profile.
+pub const DIMENSIONS_MAX: u64 = 10_000;
+/// The largest magnitude of a coordinate: sums of their squares stay far from infinity.
+pub const COORDINATE_MAX: f64 = 1e12;
+/// The most clusters.
+pub const CLUSTERS_MAX: u64 = 256;
+/// The most epochs.
+pub const EPOCHS_MAX: u64 = 10_000;
+/// The most profiles that one `getFood` clusters.
+pub const POINTS_MAX: u64 = 10_000;
+/// The most coordinates that one `getFood` clusters or one `load` writes, over all profiles: 64 MiB.
+pub const COORDINATES_MAX: u64 = 8 << 20;
+/// The most multiplications that one `getFood` may come to: points × dimensions × clusters × epochs.
+pub const MULTIPLICATIONS_MAX: u64 = 1 << 35;
+/// The most profiles that one `load` writes.
+pub const LOAD_PROFILES_MAX: u64 = 100_000;
+
+/// How many multiplications are done between two chances for other tasks: about a quarter of a millisecond of work.
+const STEP_MULTIPLICATIONS: usize = 1 << 20;
+
+const COORDINATE_BYTES: usize = 8;
+
+const ID: Parameter = Parameter::text("id");
+const DIMENSIONS: Parameter = Parameter::integer("dimensions");
+const SEED: Parameter = Parameter::integer("seed");
+
+const INTERFACE: Interface = Interface {
+    name: "kmeans",
+    aliases: &[],
+    version: "1.0",
+    functions: &[
+        Function::submit("updateProfile", &[ID, Parameter::text("values")]).repeating_last(),
+        Function::submit(
+            "getFood",
+            &[
+                ID,
+                Parameter::integer("k"),
+                Parameter::integer("epochs"),
+                DIMENSIONS,
+                Parameter::number("threshold"),
+                Parameter::integer("points"),
+                Parameter::integer("population"),
+                SEED,
+            ],
+        ),
+        Function::evaluate("readProfile", &[ID]),
+        Function::evaluate("readFood", &[ID]),
+        Function::submit("load", &[Parameter::integer("start"), Parameter::integer("count"), DIMENSIONS, SEED]),
+    ],
+    schemas: || json!({}),
+};
+
+/// The workload's contract.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KMeans;
 
@@ -14,7 +98,230 @@ impl Contract for KMeans {
         "kmeans"
     }
 
-    async fn invoke(&self, _tx: &mut dyn Stub, function: &str, _args: &[Bytes]) -> Result<Response, ContractError> {
-        Err(ContractError::application(format!("contract kmeans has no function {function}")))
+    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+        let call = match INTERFACE.resolve(function, args)? {
+            Resolved::Call(call) => call,
+            Resolved::Answered(response) => return Ok(response),
+        };
+        match call.function() {
+            "updateProfile" => update_profile(tx, &call),
+            "getFood" => get_food(tx, &call).await,
+            "readProfile" => {
+                let profile = read_profile(tx, id_of(&call)?).await?;
+                Ok(Response::success(serde_json::to_vec(&profile).expect("finite numbers are always JSON")))
+            }
+            "readFood" => {
+                let id = id_of(&call)?;
+                let food = tx.get_state(&food_key(id)).await?;
+                let food = food.ok_or_else(|| ContractError::application(format!("{} got no food yet", shown(id))))?;
+                Ok(Response::success(food))
+            }
+            "load" => load(tx, &call),
+            function => unreachable!("{function} is declared and not handled"),
+        }
     }
+}
+
+/// What `getFood` found, and writes down.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Food {
+    /// The cluster that the profile belongs to, from 0.
+    pub cluster: usize,
+    /// How many clusters there are: k, or fewer when fewer points differ.
+    pub clusters: usize,
+    /// How far the profile is from the cluster's centre.
+    pub distance: f64,
+    /// How many epochs it took.
+    pub epochs: u64,
+    /// The sum of the points' distances to their clusters' centres.
+    pub error: f64,
+}
+
+/// The state key of a profile.
+pub fn profile_key(id: &str) -> String {
+    ["profile_", id].concat()
+}
+
+/// The state key of the result of `getFood`.
+pub fn food_key(id: &str) -> String {
+    ["food_", id].concat()
+}
+
+/// Profile `number` of a population loaded with `seed`: coordinates from 0 up to but without 1.
+pub fn loaded_profile(seed: u64, number: u64, dimensions: usize) -> Vec<f64> {
+    let mut sequence = Sequence::for_item(seed, number);
+    (0..dimensions).map(|_| sequence.unit()).collect()
+}
+
+/// Parameters of `getFood`, within their bounds.
+#[derive(Debug)]
+struct Request<'a> {
+    id: &'a str,
+    k: usize,
+    epochs: u64,
+    dimensions: usize,
+    threshold: f64,
+    points: usize,
+    population: u64,
+    seed: u64,
+}
+
+impl<'a> Request<'a> {
+    fn from(call: &Call<'a>) -> Result<Self, ContractError> {
+        let k = call.count(1, 1, CLUSTERS_MAX)?;
+        let epochs = call.count(2, 1, EPOCHS_MAX)?;
+        let dimensions = call.count(3, 1, DIMENSIONS_MAX)?;
+        let threshold = call.number(4)?;
+        if threshold < 0.0 {
+            return Err(call.refuse(4, "must not be negative"));
+        }
+        // The product of the other bounds is below 2^55, so that this one cannot overflow.
+        let points_max = (COORDINATES_MAX / dimensions).min(MULTIPLICATIONS_MAX / (k * epochs * dimensions));
+        let points = call.count(5, 1, POINTS_MAX.min(points_max))?;
+        let population = call.count(6, points, u64::MAX)?;
+        let narrow = |number| usize::try_from(number).expect("within bounds that fit");
+        Ok(Self {
+            id: id_of(call)?,
+            k: narrow(k),
+            epochs,
+            dimensions: narrow(dimensions),
+            threshold,
+            points: narrow(points),
+            population,
+            seed: call.integer(7)?,
+        })
+    }
+
+    /// The numbers of the profiles to cluster: all different, in the order in which they were drawn.
+    fn sample(&self) -> Vec<u64> {
+        // Floyd's sampling: one draw a number, however many of the population are wanted.
+        let mut sequence = Sequence::new(self.seed);
+        let mut drawn = BTreeSet::new();
+        let mut sample = Vec::with_capacity(self.points);
+        for last in self.population - self.points as u64..self.population {
+            let draw = match last.checked_add(1) {
+                Some(bound) => sequence.below(bound),
+                None => sequence.next(),
+            };
+            let number = if drawn.insert(draw) { draw } else { last };
+            drawn.insert(number);
+            sample.push(number);
+        }
+        assert_eq!(drawn.len(), self.points, "all numbers of a sample differ");
+        sample
+    }
+}
+
+async fn get_food(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+    let request = Request::from(call)?;
+    let profile = read_profile(tx, request.id).await?;
+    check_dimensions(request.id, &profile, request.dimensions)?;
+    let points = read_points(tx, &request).await?;
+    let mut clustering = Clustering::new(points, request.dimensions, request.k, request.epochs, request.threshold);
+    while !clustering.step(STEP_MULTIPLICATIONS) {
+        rt::yield_now().await;
+    }
+    let (cluster, distance) = clustering.classify(&profile);
+    let food = Food {
+        cluster,
+        clusters: clustering.clusters(),
+        distance,
+        epochs: clustering.epochs(),
+        error: clustering.error(),
+    };
+    let food = Bytes::from(serde_json::to_vec(&food).expect("finite numbers are always JSON"));
+    tx.put_state(&food_key(request.id), food.clone())?;
+    Ok(Response::success(food))
+}
+
+async fn read_points(tx: &mut dyn Stub, request: &Request<'_>) -> Result<Vec<f64>, ContractError> {
+    /// How many profiles are asked for at once.
+    const PROFILES_OF_A_READ: usize = 256;
+    let ids: Vec<String> = request.sample().iter().map(u64::to_string).collect();
+    let mut points = Vec::with_capacity(request.points * request.dimensions);
+    for ids in ids.chunks(PROFILES_OF_A_READ) {
+        let keys: Vec<String> = ids.iter().map(|id| profile_key(id)).collect();
+        for (id, record) in ids.iter().zip(tx.get_states(&keys).await?) {
+            let point = decode_profile(id, record)?;
+            check_dimensions(id, &point, request.dimensions)?;
+            points.extend_from_slice(&point);
+        }
+    }
+    Ok(points)
+}
+
+fn check_dimensions(id: &str, profile: &[f64], dimensions: usize) -> Result<(), ContractError> {
+    if profile.len() == dimensions {
+        return Ok(());
+    }
+    let message = format!("the profile of {} has {} dimensions, not {dimensions}", shown(id), profile.len());
+    Err(ContractError::application(message))
+}
+
+/// Writes a profile without reading the old one. Each of `values` is a number or several with commas between.
+fn update_profile(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+    let id = id_of(call)?;
+    let mut profile = Vec::new();
+    for index in 1..call.len() {
+        for value in call.text(index)?.split(',') {
+            if profile.len() as u64 == DIMENSIONS_MAX {
+                return Err(call.refuse(index, &format!("has more than {DIMENSIONS_MAX} numbers")));
+            }
+            match value.trim().parse::<f64>() {
+                Ok(number) if number.abs() <= COORDINATE_MAX => profile.push(number),
+                _ => {
+                    let wrong = format!("has no number of at most {COORDINATE_MAX:e}: {:?}", shown(value));
+                    return Err(call.refuse(index, &wrong));
+                }
+            }
+        }
+    }
+    tx.put_state(&profile_key(id), encode_profile(&profile))?;
+    Ok(Response::empty())
+}
+
+/// Writes profiles `start` to `start + count` and answers how many. It reads nothing and replaces what is there.
+fn load(tx: &mut dyn Stub, call: &Call<'_>) -> Result<Response, ContractError> {
+    let start = call.count(0, 0, u64::MAX - LOAD_PROFILES_MAX)?;
+    let count = call.count(1, 1, LOAD_PROFILES_MAX)?;
+    let dimensions = call.count(2, 1, DIMENSIONS_MAX.min(COORDINATES_MAX / count))?;
+    let dimensions = usize::try_from(dimensions).expect("within bounds that fit");
+    let seed = call.integer(3)?;
+    for number in start..start + count {
+        let profile = loaded_profile(seed, number, dimensions);
+        tx.put_state(&profile_key(&number.to_string()), encode_profile(&profile))?;
+    }
+    Ok(Response::success(count.to_string()))
+}
+
+fn id_of<'a>(call: &Call<'a>) -> Result<&'a str, ContractError> {
+    let id = call.text(0)?;
+    if (1..=ID_BYTES_MAX).contains(&id.len()) {
+        return Ok(id);
+    }
+    Err(call.refuse(0, &format!("has 1 to {ID_BYTES_MAX} bytes, not {}", id.len())))
+}
+
+async fn read_profile(tx: &mut dyn Stub, id: &str) -> Result<Vec<f64>, ContractError> {
+    let record = tx.get_state(&profile_key(id)).await?;
+    decode_profile(id, record)
+}
+
+fn encode_profile(profile: &[f64]) -> Bytes {
+    let mut record = Vec::with_capacity(profile.len() * COORDINATE_BYTES);
+    for coordinate in profile {
+        record.extend_from_slice(&coordinate.to_le_bytes());
+    }
+    record.into()
+}
+
+fn decode_profile(id: &str, record: Option<Bytes>) -> Result<Vec<f64>, ContractError> {
+    let record = record.ok_or_else(|| ContractError::application(format!("there is no profile of {}", shown(id))))?;
+    let (coordinates, rest) = record.as_chunks::<COORDINATE_BYTES>();
+    let profile: Vec<f64> = coordinates.iter().map(|coordinate| f64::from_le_bytes(*coordinate)).collect();
+    let is_sound = rest.is_empty() && profile.iter().all(|coordinate| coordinate.abs() <= COORDINATE_MAX);
+    if !is_sound {
+        return Err(ContractError::application(format!("the record of profile {} is damaged", shown(id))));
+    }
+    Ok(profile)
 }

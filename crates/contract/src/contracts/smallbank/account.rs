@@ -105,9 +105,7 @@ impl Account {
         });
         match missing {
             None => Ok(accounts),
-            Some((key, true)) => {
-                Err(ContractError::application(format!("there is no account {}", shown(&key))))
-            }
+            Some((key, true)) => Err(ContractError::application(format!("there is no account {}", shown(&key)))),
             Some((key, false)) => Err(ContractError::application(format!("{NotABalance}: {}", shown(&key)))),
         }
     }

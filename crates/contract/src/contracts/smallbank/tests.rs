@@ -22,8 +22,10 @@ fn balances(ledger: &ModelLedger, customer: &str) -> (i64, i64) {
 
 #[test]
 fn transactions_move_money_as_the_benchmark_says() {
-    // function, arguments, then (checking, savings) of customers 1 and 2
-    let cases: [(&str, &[&str], (i64, i64), (i64, i64)); 12] = [
+    /// Checking and savings.
+    type Balances = (i64, i64);
+    // function, arguments, then what customers 1 and 2 have
+    let cases: [(&str, &[&str], Balances, Balances); 12] = [
         ("send_payment", &["30", "2", "1"], (70, 50), (130, 50)),
         ("send_payment", &["100", "2", "1"], (0, 50), (200, 50)),
         ("send_payment", &["30", "1", "1"], (100, 50), (100, 50)),

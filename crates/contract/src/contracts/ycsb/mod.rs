@@ -9,8 +9,8 @@
 //! | `scan(key, count)` | `count` records from `key` on | |
 //! | `load(start, count, valueBytes, seed)` | | records `start` to `start + count`, with values that the seed fixes |
 //!
-//! A value is opaque bytes to clients that read it, and text in a proposal's arguments. Record number n of a loaded table
-//! has the key [`record_key`] and the value [`record_value`], so that a client can check what it reads.
+//! Values are opaque bytes. Record number n of a loaded table has the key [`record_key`] and the value [`record_value`], so
+//! that a client can check what it reads.
 
 use base::Bytes;
 use serde_json::json;
@@ -37,7 +37,7 @@ pub const LOAD_BYTES_MAX: u64 = 64 << 20;
 pub const RECORDS_MAX: u64 = 1_000_000_000_000;
 
 const KEY: Parameter = Parameter::text("key");
-const VALUE: Parameter = Parameter::text("value");
+const VALUE: Parameter = Parameter::bytes("value");
 
 const INTERFACE: Interface = Interface {
     name: "ycsb",
@@ -79,13 +79,13 @@ impl Contract for Ycsb {
         };
         match call.function() {
             "read" => Ok(Response::success(existing(tx, key_of(&call)?).await?)),
-            "update" => write(tx, key_of(&call)?, value_of(&call, args)?),
+            "update" => write(tx, key_of(&call)?, value_of(&call)?),
             "readModifyWrite" => {
-                let (key, value) = (key_of(&call)?, value_of(&call, args)?);
+                let (key, value) = (key_of(&call)?, value_of(&call)?);
                 existing(tx, key).await?;
                 write(tx, key, value)
             }
-            "insert" => insert(tx, key_of(&call)?, value_of(&call, args)?).await,
+            "insert" => insert(tx, key_of(&call)?, value_of(&call)?).await,
             "scan" => scan(tx, &call).await,
             "load" => load(tx, &call),
             function => unreachable!("{function} is declared and not handled"),
@@ -158,8 +158,8 @@ fn key_of<'a>(call: &Call<'a>) -> Result<&'a str, ContractError> {
     Ok(key)
 }
 
-fn value_of(call: &Call<'_>, args: &[Bytes]) -> Result<Bytes, ContractError> {
-    let value = &args[1];
+fn value_of(call: &Call<'_>) -> Result<Bytes, ContractError> {
+    let value = call.bytes(1);
     if value.is_empty() || value.len() as u64 > VALUE_BYTES_MAX {
         return Err(call.refuse(1, &format!("must have 1 to {VALUE_BYTES_MAX} bytes, not {}", value.len())));
     }

@@ -49,6 +49,14 @@ fn operations_read_and_write_what_the_benchmark_says() {
 }
 
 #[test]
+fn values_are_any_bytes() {
+    let mut ledger = loaded(1);
+    let value: &[u8] = &[0xff, 0x00, 0xc0];
+    ledger.call("ycsb", "update", &[b"binary", value]).expect("opaque");
+    assert_eq!(ledger.call("ycsb", "read", &["binary"]).expect("just written"), value);
+}
+
+#[test]
 fn insert_and_modify_check_existence() {
     let mut ledger = loaded(1);
     let refused = ledger.call("ycsb", "insert", &["user000000000000", "x"]);
