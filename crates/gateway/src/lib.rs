@@ -1,6 +1,7 @@
 //! Fabric's gRPC services.
 #![warn(missing_docs)]
 
+pub mod client;
 pub mod events;
 pub mod rpc;
 pub mod server;

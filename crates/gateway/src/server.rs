@@ -44,11 +44,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits {
-            connections_max: 1024,
-            handshake_timeout: Duration::from_secs(10),
-            unfinished_bytes_max: 512 << 20,
-        }
+        Limits { connections_max: 1024, handshake_timeout: Duration::from_secs(10), unfinished_bytes_max: 512 << 20 }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base::rt::Stop;
 use bytes::{BufMut as _, Bytes, BytesMut};
-use gateway::rpc::channel::{Channel, Target, Tls};
+use gateway::rpc::client::{Connection, Target, Tls};
 use gateway::rpc::connection::{Service, Settings};
 use gateway::rpc::message::{PREFIX_BYTES, frame, put_prefix};
 use gateway::rpc::{Call, Code, Status};
@@ -109,8 +109,8 @@ impl Server {
         Server::start(true, Settings::default(), Limits::default()).await
     }
 
-    async fn channel(&self) -> Channel {
-        Channel::connect(&self.target).await.expect("a server that answers")
+    async fn channel(&self) -> Connection {
+        Connection::connect(&self.target).await.expect("a server that answers")
     }
 
     async fn end(self) {
@@ -123,7 +123,7 @@ fn envelope(bytes: usize) -> Envelope {
     Envelope { payload: Bytes::from(vec![7; bytes]), signature: Bytes::from_static(b"signature") }
 }
 
-async fn echo(channel: &Channel, bytes: usize) {
+async fn echo(channel: &Connection, bytes: usize) {
     let request = envelope(bytes);
     let answer: Envelope = channel.unary("/echo/Once", &request, None).await.expect("an echo");
     assert_eq!(answer, request);
@@ -260,16 +260,16 @@ async fn one_connection_too_many_is_closed_at_once() {
     let limits = Limits { connections_max: 2, ..Limits::default() };
     let server = Server::start(true, Settings::default(), limits).await;
     let (first, second) = (server.channel().await, server.channel().await);
-    assert!(Channel::connect(&server.target).await.is_err());
+    assert!(Connection::connect(&server.target).await.is_err());
     echo(&first, 10).await;
     drop(second);
-    let mut again = Channel::connect(&server.target).await;
+    let mut again = Connection::connect(&server.target).await;
     for _ in 0..100 {
         if again.is_ok() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
-        again = Channel::connect(&server.target).await;
+        again = Connection::connect(&server.target).await;
     }
     echo(&again.expect("room after a connection closed"), 10).await;
     server.end().await;
@@ -312,7 +312,10 @@ async fn cost_of_an_echo() {
                 tasks.push(tokio::spawn(async move {
                     let framed = frame(&envelope(2500));
                     for _ in 0..CALLS / IN_FLIGHT {
-                        channel.unary_bytes("/echo/Once", framed.clone(), Some(Duration::from_secs(30))).await.expect("an echo");
+                        channel
+                            .unary_bytes("/echo/Once", framed.clone(), Some(Duration::from_secs(30)))
+                            .await
+                            .expect("an echo");
                     }
                 }));
             }

@@ -207,13 +207,7 @@ struct KeepAlive {
 
 impl KeepAlive {
     fn new(pings: Option<PingPong>, interval: Duration) -> KeepAlive {
-        KeepAlive {
-            pings,
-            interval,
-            timer: Box::pin(tokio::time::sleep(interval)),
-            heard: false,
-            unanswered: false,
-        }
+        KeepAlive { pings, interval, timer: Box::pin(tokio::time::sleep(interval)), heard: false, unanswered: false }
     }
 
     fn heard(&mut self) {

@@ -113,7 +113,6 @@ impl Messages {
         self.body.trailers().await.map_err(|error| from_h2(&error))
     }
 
-
     fn announced(&self, available: &[u8]) -> Result<Option<usize>, Status> {
         let Some(prefix) = available.get(..PREFIX_BYTES) else { return Ok(None) };
         match prefix[0] {
@@ -150,7 +149,10 @@ impl Messages {
     fn take(&mut self, bytes: usize) -> Result<(), Status> {
         if let Some(budget) = &self.budget {
             if !budget.try_take(bytes) {
-                return Err(Status::new(Code::ResourceExhausted, "the server holds too many unfinished messages; retry later"));
+                return Err(Status::new(
+                    Code::ResourceExhausted,
+                    "the server holds too many unfinished messages; retry later",
+                ));
             }
             self.taken += bytes;
         }

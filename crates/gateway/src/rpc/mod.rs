@@ -3,13 +3,13 @@
 //! 1. [`connection`] serves one connection: one task drives its frames and polls the handlers of all its calls, so that
 //!    the answers of many calls leave in one write. A handler moves heavy work into a task of its own.
 //! 2. [`call`] is one call at the server: its messages, its deadline, its answer.
-//! 3. [`channel`] is the client's side of a connection.
+//! 3. [`client`] is the client's side of a connection.
 //! 4. [`message`], [`status`] and [`wire`] are the formats.
 //!
 //! Left to others: what a method means (`service`), sockets and TLS (`server`).
 
 pub mod call;
-pub mod channel;
+pub mod client;
 pub mod connection;
 pub mod message;
 pub mod status;

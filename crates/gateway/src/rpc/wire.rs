@@ -21,7 +21,8 @@ pub fn for_each_field(message: &Bytes, mut visit: impl FnMut(u32, Bytes)) -> Res
         let (number, wire_type) = decode_key(&mut rest).map_err(|_| Malformed)?;
         match wire_type {
             WireType::LengthDelimited => {
-                let length = usize::try_from(decode_varint(&mut rest).map_err(|_| Malformed)?).map_err(|_| Malformed)?;
+                let length =
+                    usize::try_from(decode_varint(&mut rest).map_err(|_| Malformed)?).map_err(|_| Malformed)?;
                 if length > rest.len() {
                     return Err(Malformed);
                 }

@@ -1,9 +1,9 @@
 //! The client's side of a connection: many calls at once over one socket.
 //!
-//! 1. [`Channel::connect`] makes the TCP and TLS connection and starts the one task that drives its frames.
-//! 2. [`Channel::unary`] sends one message and waits for one answer; [`Channel::open`] opens a stream.
+//! 1. [`Connection::connect`] makes the TCP and TLS connection and starts the one task that drives its frames.
+//! 2. [`Connection::unary`] sends one message and waits for one answer; [`Connection::open`] opens a stream.
 //!
-//! A channel does not reconnect: when its connection has gone, calls end as `UNAVAILABLE` and the caller connects anew.
+//! A connection does not come back: when its connection has gone, calls end as `UNAVAILABLE` and the caller connects anew.
 //! Dropping the future of a call cancels the call.
 
 use std::fmt;
@@ -96,33 +96,33 @@ impl ConnectError {
 
 /// One connection to a server. Clones share it.
 #[derive(Clone)]
-pub struct Channel {
+pub struct Connection {
     sender: SendRequest<Bytes>,
     scheme: Scheme,
     authority: Authority,
     message_bytes_max: usize,
 }
 
-impl Channel {
+impl Connection {
     /// Connects.
     ///
     /// # Errors
     /// When there is no connection, or no trust.
-    pub async fn connect(target: &Target) -> Result<Channel, ConnectError> {
+    pub async fn connect(target: &Target) -> Result<Connection, ConnectError> {
         let io_error = |source| ConnectError::Io { address: target.address.clone(), source };
-        tokio::time::timeout(CONNECT_TIMEOUT, Channel::connect_once(target))
+        tokio::time::timeout(CONNECT_TIMEOUT, Connection::connect_once(target))
             .await
             .unwrap_or_else(|_| Err(io_error(io::ErrorKind::TimedOut.into())))
     }
 
-    async fn connect_once(target: &Target) -> Result<Channel, ConnectError> {
+    async fn connect_once(target: &Target) -> Result<Connection, ConnectError> {
         let io_error = |source| ConnectError::Io { address: target.address.clone(), source };
         let tls_error = |message: String| ConnectError::Tls { address: target.address.clone(), message };
         let socket = TcpStream::connect(&target.address).await.map_err(io_error)?;
         socket.set_nodelay(true).map_err(io_error)?;
         let socket = BufReader::with_capacity(IO_BUFFER_BYTES, socket);
         let Some(tls) = &target.tls else {
-            return Channel::over(socket, Scheme::HTTP, &target.address, target).await;
+            return Connection::over(socket, Scheme::HTTP, &target.address, target).await;
         };
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&tls.roots_pem) {
@@ -137,22 +137,21 @@ impl Channel {
             .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let name = ServerName::try_from(tls.server_name.clone()).map_err(|error| tls_error(error.to_string()))?;
-        let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(io_error)?;
+        let stream =
+            tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(io_error)?;
         let authority = match target.address.rsplit_once(':') {
             Some((_, port)) => format!("{}:{port}", tls.server_name),
             None => tls.server_name.clone(),
         };
-        Channel::over(stream, Scheme::HTTPS, &authority, target).await
+        Connection::over(stream, Scheme::HTTPS, &authority, target).await
     }
 
-    async fn over<I>(io: I, scheme: Scheme, authority: &str, target: &Target) -> Result<Channel, ConnectError>
+    async fn over<I>(io: I, scheme: Scheme, authority: &str, target: &Target) -> Result<Connection, ConnectError>
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let authority = Authority::try_from(authority).map_err(|error| ConnectError::Tls {
-            address: target.address.clone(),
-            message: error.to_string(),
-        })?;
+        let authority = Authority::try_from(authority)
+            .map_err(|error| ConnectError::Tls { address: target.address.clone(), message: error.to_string() })?;
         let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -165,7 +164,7 @@ impl Channel {
         tokio::spawn(async move {
             let _ = connection.await;
         });
-        Ok(Channel { sender, scheme, authority, message_bytes_max: 100 << 20 })
+        Ok(Connection { sender, scheme, authority, message_bytes_max: 100 << 20 })
     }
 
     /// One message there, one message back.
@@ -180,10 +179,10 @@ impl Channel {
         self.unary_bytes(path, frame(request), deadline).await.and_then(decode)
     }
 
-    /// As [`Channel::unary`], for a message that is encoded already, with its prefix.
+    /// As [`Connection::unary`], for a message that is encoded already, with its prefix.
     ///
     /// # Errors
-    /// As [`Channel::unary`].
+    /// As [`Connection::unary`].
     pub async fn unary_bytes(
         &self,
         path: &'static str,
@@ -219,11 +218,7 @@ impl Channel {
     ///
     /// # Errors
     /// `UNAVAILABLE` when the connection has gone.
-    pub async fn open(
-        &self,
-        path: &'static str,
-        deadline: Option<Duration>,
-    ) -> Result<(Requests, Responses), Status> {
+    pub async fn open(&self, path: &'static str, deadline: Option<Duration>) -> Result<(Requests, Responses), Status> {
         self.start(path, deadline).await
     }
 
@@ -250,9 +245,9 @@ impl Channel {
     }
 }
 
-impl fmt::Debug for Channel {
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Channel({}://{})", self.scheme, self.authority)
+        write!(f, "Connection({}://{})", self.scheme, self.authority)
     }
 }
 
