@@ -1,49 +1,15 @@
 //! SHA-256, whole and in pieces.
 
-use aws_lc_rs::digest::{Context, SHA256, digest};
-
-/// A SHA-256 hash.
-pub type Hash = [u8; 32];
+pub use identity::{Hash, Sha256};
 
 /// The hash of one piece of bytes.
 pub fn sha256(bytes: &[u8]) -> Hash {
-    digest(&SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
+    identity::sha256([bytes])
 }
 
 /// The hash of several pieces, one after the other.
 pub fn sha256_of(pieces: &[&[u8]]) -> Hash {
-    let mut hasher = Hasher::new();
-    for piece in pieces {
-        hasher.update(piece);
-    }
-    hasher.finish()
-}
-
-/// Hashes bytes as they come.
-#[derive(Clone)]
-pub struct Hasher(Context);
-
-impl Hasher {
-    /// A hasher that has seen nothing yet.
-    pub fn new() -> Hasher {
-        Hasher(Context::new(&SHA256))
-    }
-
-    /// Appends bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The hash of all bytes so far.
-    pub fn finish(self) -> Hash {
-        self.0.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
-    }
-}
-
-impl Default for Hasher {
-    fn default() -> Self {
-        Hasher::new()
-    }
+    identity::sha256(pieces.iter().copied())
 }
 
 /// Shows a hash as the first bytes of its hexadecimal form, for messages.

@@ -12,17 +12,16 @@
 //! outside decode into an error that names what is wrong; nothing here panics on them. World state is not known here.
 
 pub mod block;
-
+pub mod config;
 pub mod error;
 #[cfg(test)]
 mod golden;
 pub mod hash;
 pub mod transaction;
-
 pub mod wire;
 
 pub use block::{Block, CommitHasher, EncodedBlock};
-
+pub use config::ChannelConfig;
 pub use error::Error;
 pub use hash::{Hash, sha256};
 pub use transaction::Transaction;

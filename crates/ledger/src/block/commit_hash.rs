@@ -21,12 +21,12 @@
 
 use base::Version;
 
-use crate::hash::{Hash, Hasher};
+use crate::hash::{Hash, Sha256};
 use crate::wire;
 
 /// Computes a block's commit hash from its filter and updates, without collecting their encoding.
 pub struct CommitHasher {
-    hasher: Hasher,
+    hasher: Sha256,
     namespace: String,
     collection: String,
     key: Vec<u8>,
@@ -37,7 +37,7 @@ pub struct CommitHasher {
 impl CommitHasher {
     /// Starts with the block's transactions filter.
     pub fn new(filter: &[u8]) -> CommitHasher {
-        let mut hasher = Hasher::new();
+        let mut hasher = Sha256::new();
         let mut length = Vec::with_capacity(10);
         wire::put_varint(&mut length, filter.len() as u64);
         hasher.update(&length);

@@ -18,6 +18,7 @@
 mod commit_hash;
 mod header;
 mod metadata;
+mod signature;
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +26,14 @@ mod tests;
 pub use commit_hash::CommitHasher;
 pub use header::{Der, Header};
 pub use metadata::{Metadata, SLOTS};
+pub use signature::OrdererMetadata;
 
 use std::sync::Arc;
 
 use base::{BlockNumber, Bytes};
 
 use crate::error::Error;
-use crate::hash::{Hash, Hasher, Short};
+use crate::hash::{Hash, Sha256, Short};
 use crate::wire::{self, Fields, Span, set_once};
 
 const FIELD_HEADER: u32 = 1;
@@ -103,7 +105,7 @@ impl Block {
         let length: usize = envelopes.iter().map(|envelope| wire::bytes_field_len(FIELD_ENTRY, envelope.len())).sum();
         let mut data = Vec::with_capacity(wire::bytes_field_len(FIELD_DATA, length));
         wire::put_bytes_header(&mut data, FIELD_DATA, length);
-        let mut hasher = Hasher::new();
+        let mut hasher = Sha256::new();
         for envelope in envelopes {
             wire::put_bytes(&mut data, FIELD_ENTRY, envelope);
             hasher.update(envelope);
@@ -234,7 +236,7 @@ impl Block {
     /// # Errors
     /// [`Error::DataHash`].
     pub fn check_data_hash(&self) -> Result<(), Error> {
-        let mut hasher = Hasher::new();
+        let mut hasher = Sha256::new();
         for envelope in self.envelope_slices() {
             hasher.update(envelope);
         }

@@ -1,0 +1,80 @@
+//! Capabilities: rules that a node must know to agree with the others of a channel.
+//!
+//! Each of the groups Channel, Orderer and Application lists the names of sets of rules. A node that does not know a
+//! listed name would compute other results, so it must refuse the channel. Ours are the rules of Fabric's second and
+//! third generation; a channel that still runs on those of the first is refused as well.
+
+use std::collections::BTreeSet;
+
+use proto::common::ConfigGroup;
+
+use super::{APPLICATION, ORDERER, ROOT, value};
+use crate::error::Error;
+
+/// The capabilities that a channel requires.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// Those of the whole channel.
+    pub channel: BTreeSet<String>,
+    /// Those of the orderers.
+    pub orderer: BTreeSet<String>,
+    /// Those of the peers.
+    pub application: BTreeSet<String>,
+}
+
+/// Names that Fabric knows; each includes the rules of those before it.
+struct Known {
+    path: &'static str,
+    /// Rules that ours include.
+    outdated: &'static [&'static str],
+    /// Sets of rules that we have; a channel must require one of them at least.
+    current: &'static [&'static str],
+}
+
+const CHANNEL_KNOWN: Known =
+    Known { path: ROOT, outdated: &["V1_1", "V1_3", "V1_4_2", "V1_4_3"], current: &["V2_0", "V3_0"] };
+const ORDERER_KNOWN: Known = Known { path: ORDERER, outdated: &["V1_1", "V1_4_2"], current: &["V2_0"] };
+const APPLICATION_KNOWN: Known =
+    Known { path: APPLICATION, outdated: &["V1_1", "V1_2", "V1_3", "V1_4_2"], current: &["V2_0", "V2_5"] };
+
+impl Capabilities {
+    /// Those of a new channel: the newest of each group.
+    pub fn newest() -> Capabilities {
+        let newest = |known: &Known| known.current.last().map(|name| (*name).to_owned()).into_iter().collect();
+        Capabilities {
+            channel: newest(&CHANNEL_KNOWN),
+            orderer: newest(&ORDERER_KNOWN),
+            application: newest(&APPLICATION_KNOWN),
+        }
+    }
+
+    pub(super) fn read(
+        root: &ConfigGroup,
+        orderer: &ConfigGroup,
+        application: &ConfigGroup,
+    ) -> Result<Capabilities, Error> {
+        Ok(Capabilities {
+            channel: CHANNEL_KNOWN.read(root)?,
+            orderer: ORDERER_KNOWN.read(orderer)?,
+            application: APPLICATION_KNOWN.read(application)?,
+        })
+    }
+}
+
+impl Known {
+    fn read(&self, group: &ConfigGroup) -> Result<BTreeSet<String>, Error> {
+        let required = value::<proto::common::Capabilities>(self.path, group, "Capabilities")?.unwrap_or_default();
+        let required: BTreeSet<String> = required.capabilities.into_keys().collect();
+        let is_one_of = |names: &[&str], name: &String| names.contains(&name.as_str());
+        if let Some(name) =
+            required.iter().find(|name| !is_one_of(self.current, name) && !is_one_of(self.outdated, name))
+        {
+            return Err(Error::Capability { path: self.path, name: name.clone() });
+        }
+        if !required.iter().any(|name| is_one_of(self.current, name)) {
+            let reason = format!("the channel requires none of {:?}; older rules are not supported", self.current);
+            return Err(Error::config(format!("{}/Capabilities", self.path), reason));
+        }
+        Ok(required)
+    }
+}

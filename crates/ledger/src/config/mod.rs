@@ -1,0 +1,316 @@
+//! What a channel's configuration says.
+//!
+//! A configuration block holds one envelope of type CONFIG with the whole configuration, as a tree of groups with
+//! values and policies. [`ChannelConfig`] is that tree read once, checked and compiled into what the other crates need:
+//! the organisations' MSPs, the policies by path, the limits of a batch.
+//!
+//! 1. The envelope of a configuration block is decoded; its header names the channel.
+//! 2. Capabilities are looked at first, since they say how the rest is to be read: an unknown one is refused.
+//! 3. Groups and values are read and checked against the bounds below.
+//! 4. MSPs and policies are compiled.
+//!
+//! Invariants:
+//! 1. A `ChannelConfig` is immutable, and equal bytes give an equal one at every peer: what cannot be used is refused
+//!    here and not later.
+//! 2. Values of groups that are not known are passed over, as in Fabric; a known value that is malformed is refused.
+//!
+//! What it leaves to others: whether a change of configuration was permitted, and which orderer is run for which
+//! consensus type.
+
+mod acl;
+mod batch;
+mod capability;
+pub mod genesis;
+mod organization;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{BatchLimits, format_duration, parse_duration};
+pub use capability::Capabilities;
+pub use genesis::{EndorsementRule, GenesisSpec, OrganizationSpec};
+pub use organization::Organization;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, ChannelId};
+use identity::MspManager;
+use identity::policy::{Policy, PolicyTree};
+use prost::Message;
+use proto::common::{Config, ConfigEnvelope, ConfigGroup, HashingAlgorithm, OrdererAddresses, Orderers};
+use proto::orderer::ConsensusType;
+use proto::orderer::consensus_type::State;
+
+use crate::block::Block;
+use crate::error::Error;
+use crate::transaction::Transaction;
+
+/// The path of the policy that blocks must satisfy.
+pub const BLOCK_VALIDATION: &str = "/Channel/Orderer/BlockValidation";
+/// The path of the policy that endorsements must satisfy where a contract names no other.
+pub const ENDORSEMENT: &str = "/Channel/Application/Endorsement";
+
+/// The path of the root group.
+const ROOT: &str = "/Channel";
+const APPLICATION: &str = "/Channel/Application";
+const ORDERER: &str = "/Channel/Orderer";
+
+/// The most organisations a group may have.
+pub const ORGANIZATIONS_MAX: usize = 1024;
+/// The longest name of a channel, in bytes.
+pub const CHANNEL_NAME_BYTES_MAX: usize = 249;
+/// The most consenters a channel may have.
+pub const CONSENTERS_MAX: usize = 1024;
+
+/// How a channel's transactions are put in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Consensus {
+    /// The type's name, such as `etcdraft`, `BFT` or `solo`.
+    pub kind: String,
+    /// What the type needs to know; encoded as the type defines.
+    pub metadata: Bytes,
+    /// Whether the channel is closed to ordinary transactions while its consensus is changed.
+    pub maintenance: bool,
+}
+
+/// A channel's configuration, read, checked and compiled.
+#[derive(Debug)]
+pub struct ChannelConfig {
+    channel: ChannelId,
+    sequence: u64,
+    application: Vec<Organization>,
+    orderers: Vec<Organization>,
+    msps: Arc<MspManager>,
+    policies: PolicyTree,
+    endorsement: Policy,
+    block_validation: Policy,
+    batch: BatchLimits,
+    consensus: Consensus,
+    capabilities: Capabilities,
+    orderer_addresses: Vec<String>,
+    consenters: BTreeMap<u32, Bytes>,
+    acls: BTreeMap<String, String>,
+}
+
+impl ChannelConfig {
+    /// Reads the configuration in a configuration block: one envelope, of type CONFIG.
+    ///
+    /// # Errors
+    /// What is malformed, missing, out of bounds or not supported.
+    pub fn from_block(block: &Block) -> Result<ChannelConfig, Error> {
+        if block.len() != 1 {
+            let reason =
+                format!("a configuration block has one transaction, block {} has {}", block.number(), block.len());
+            return Err(Error::config(ROOT, reason));
+        }
+        ChannelConfig::from_envelope(&block.envelope(0))
+    }
+
+    /// Reads the configuration in an envelope of type CONFIG. Who signed the envelope is not looked at.
+    ///
+    /// # Errors
+    /// As [`ChannelConfig::from_block`].
+    pub fn from_envelope(envelope: &Bytes) -> Result<ChannelConfig, Error> {
+        let transaction = Transaction::decode(envelope).map_err(|invalid| Error::config(ROOT, invalid.to_string()))?;
+        if !transaction.is_config() {
+            let reason = format!("the transaction is of type {}, not a configuration", transaction.header().kind());
+            return Err(Error::config(ROOT, reason));
+        }
+        let channel = transaction.header().channel();
+        let config = decode::<ConfigEnvelope>(ROOT, &transaction.data())?;
+        let config = config.config.ok_or(Error::Missing { what: "the configuration in its envelope" })?;
+        ChannelConfig::from_config(channel, &config)
+    }
+
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// As [`ChannelConfig::from_block`].
+    pub fn from_config(channel: &str, config: &Config) -> Result<ChannelConfig, Error> {
+        check_channel_name(channel)?;
+        let root = config.channel_group.as_ref().ok_or(Error::Missing { what: "the group /Channel" })?;
+        let application = group(root, "Application", APPLICATION)?;
+        let orderer = group(root, "Orderer", ORDERER)?;
+        let capabilities = Capabilities::read(root, orderer, application)?;
+        check_hashing(root)?;
+
+        let application_orgs = organization::read(APPLICATION, application)?;
+        let orderer_orgs = organization::read(ORDERER, orderer)?;
+        if application_orgs.is_empty() {
+            return Err(Error::config(APPLICATION, "there is no organisation"));
+        }
+        if orderer_orgs.is_empty() {
+            return Err(Error::config(ORDERER, "there is no organisation"));
+        }
+        let msps = organization::msps([&application_orgs, &orderer_orgs])?;
+
+        let policies = PolicyTree::compile("Channel", root).map_err(|cause| Error::config(ROOT, cause.to_string()))?;
+        let require =
+            |path: &str| policies.require(path).cloned().map_err(|cause| Error::config(path, cause.to_string()));
+        Ok(ChannelConfig {
+            channel: ChannelId::from(channel),
+            sequence: config.sequence,
+            msps: Arc::new(MspManager::new(msps)),
+            endorsement: require(ENDORSEMENT)?,
+            block_validation: require(BLOCK_VALIDATION)?,
+            batch: BatchLimits::read(orderer)?,
+            consensus: read_consensus(orderer)?,
+            capabilities,
+            orderer_addresses: read_addresses(root, &orderer_orgs)?,
+            consenters: read_consenters(orderer)?,
+            acls: acl::read(application)?,
+            application: application_orgs,
+            orderers: orderer_orgs,
+            policies,
+        })
+    }
+
+    /// The channel's name.
+    pub fn channel(&self) -> &ChannelId {
+        &self.channel
+    }
+
+    /// How often the configuration was changed since the channel was made.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The organisations whose peers endorse, by the name of their group.
+    pub fn application(&self) -> &[Organization] {
+        &self.application
+    }
+
+    /// The organisations whose nodes order, by the name of their group.
+    pub fn orderers(&self) -> &[Organization] {
+        &self.orderers
+    }
+
+    /// All organisations' MSPs.
+    pub fn msps(&self) -> &Arc<MspManager> {
+        &self.msps
+    }
+
+    /// All policies, by path.
+    pub fn policies(&self) -> &PolicyTree {
+        &self.policies
+    }
+
+    /// The policy at a path such as `/Channel/Application/Writers`; nothing satisfies one that does not exist.
+    pub fn policy(&self, path: &str) -> Policy {
+        self.policies.get(path)
+    }
+
+    /// The policy that endorsements must satisfy where a contract names no other.
+    pub fn endorsement_policy(&self) -> &Policy {
+        &self.endorsement
+    }
+
+    /// The policy that the orderers' signatures must satisfy.
+    pub fn block_validation_policy(&self) -> &Policy {
+        &self.block_validation
+    }
+
+    /// When the orderer cuts a block.
+    pub fn batch(&self) -> &BatchLimits {
+        &self.batch
+    }
+
+    /// How transactions are put in order.
+    pub fn consensus(&self) -> &Consensus {
+        &self.consensus
+    }
+
+    /// The rules that every node of the channel must know.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Where the orderers listen, as host and port: those of the ordering organisations, or the channel's where they
+    /// name none.
+    pub fn orderer_addresses(&self) -> &[String] {
+        &self.orderer_addresses
+    }
+
+    /// The identity of the consenter with this number, where the configuration numbers them.
+    pub fn consenter_identity(&self, number: u32) -> Option<&Bytes> {
+        self.consenters.get(&number)
+    }
+
+    /// The path of the policy that guards a resource such as `qscc/GetChainInfo`.
+    pub fn acl(&self, resource: &str) -> &str {
+        self.acls.get(resource).map_or_else(|| acl::default_path(resource), String::as_str)
+    }
+}
+
+/// Checks that a channel may have this name: as in Fabric, a lower-case letter, then lower-case letters, digits, dots
+/// and dashes.
+///
+/// # Errors
+/// [`Error::Config`].
+pub fn check_channel_name(name: &str) -> Result<(), Error> {
+    let fits = (1..=CHANNEL_NAME_BYTES_MAX).contains(&name.len())
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-'));
+    if fits { Ok(()) } else { Err(Error::config(ROOT, format!("{name:?} is not a name for a channel"))) }
+}
+
+fn group<'a>(root: &'a ConfigGroup, name: &str, path: &str) -> Result<&'a ConfigGroup, Error> {
+    root.groups.get(name).ok_or_else(|| Error::config(path, "the group is missing"))
+}
+
+/// A value of a group, decoded; `None` if the group has none of that name.
+fn value<M: Message + Default>(path: &str, group: &ConfigGroup, name: &str) -> Result<Option<M>, Error> {
+    group.values.get(name).map(|value| decode(&format!("{path}/{name}"), &value.value)).transpose()
+}
+
+fn decode<M: Message + Default>(path: &str, bytes: &Bytes) -> Result<M, Error> {
+    M::decode(bytes.clone()).map_err(|cause| Error::config(path, cause.to_string()))
+}
+
+/// Blocks are hashed with SHA-256; Fabric allows no other either.
+fn check_hashing(root: &ConfigGroup) -> Result<(), Error> {
+    match value::<HashingAlgorithm>(ROOT, root, "HashingAlgorithm")? {
+        Some(algorithm) if algorithm.name == "SHA256" => Ok(()),
+        Some(algorithm) => {
+            Err(Error::config("/Channel/HashingAlgorithm", format!("{:?} is not supported", algorithm.name)))
+        }
+        None => Err(Error::config("/Channel/HashingAlgorithm", "the value is missing")),
+    }
+}
+
+fn read_consensus(orderer: &ConfigGroup) -> Result<Consensus, Error> {
+    const PATH: &str = "/Channel/Orderer/ConsensusType";
+    let Some(consensus) = value::<ConsensusType>(ORDERER, orderer, "ConsensusType")? else {
+        return Err(Error::config(PATH, "the value is missing"));
+    };
+    let maintenance = match State::try_from(consensus.state) {
+        Ok(State::Normal) => false,
+        Ok(State::Maintenance) => true,
+        Err(_) => return Err(Error::config(PATH, format!("the state {} is unknown", consensus.state))),
+    };
+    Ok(Consensus { kind: consensus.r#type, metadata: consensus.metadata, maintenance })
+}
+
+fn read_addresses(root: &ConfigGroup, orderers: &[Organization]) -> Result<Vec<String>, Error> {
+    let own: Vec<String> = orderers.iter().flat_map(|organization| organization.endpoints.iter().cloned()).collect();
+    if !own.is_empty() {
+        return Ok(own);
+    }
+    Ok(value::<OrdererAddresses>(ROOT, root, "OrdererAddresses")?.unwrap_or_default().addresses)
+}
+
+fn read_consenters(orderer: &ConfigGroup) -> Result<BTreeMap<u32, Bytes>, Error> {
+    const PATH: &str = "/Channel/Orderer/Orderers";
+    let orderers = value::<Orderers>(ORDERER, orderer, "Orderers")?.unwrap_or_default();
+    if orderers.consenter_mapping.len() > CONSENTERS_MAX {
+        return Err(Error::config(PATH, format!("there are more than {CONSENTERS_MAX} consenters")));
+    }
+    let mut consenters = BTreeMap::new();
+    for consenter in orderers.consenter_mapping {
+        let identity = proto::msp::SerializedIdentity { mspid: consenter.msp_id, id_bytes: consenter.identity };
+        if consenters.insert(consenter.id, identity.encode_to_vec().into()).is_some() {
+            return Err(Error::config(PATH, format!("two consenters have the number {}", consenter.id)));
+        }
+    }
+    Ok(consenters)
+}
