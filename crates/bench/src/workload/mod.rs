@@ -8,7 +8,7 @@
 //! Left to others: sending the calls and counting what became of them ([`crate::driver`]), and what the functions do
 //! (`contract::contracts`).
 
-//pub mod kmeans;
+pub mod kmeans;
 pub mod smallbank;
 pub mod ycsb;
 

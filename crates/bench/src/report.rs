@@ -1,0 +1,283 @@
+//! A measurement as a table for people and as JSON for scripts (`docs/formats/bench.md`).
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use proto::protos::TxValidationCode;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::driver::Measurement;
+use crate::error::Error;
+use crate::floor::{Needs, Prices};
+use crate::histogram::Histogram;
+use crate::outcome::{BY_CONTRACT, STAGES};
+use crate::process;
+use crate::tally::VALID;
+
+/// What was measured, and how.
+#[derive(Clone, Debug, Serialize)]
+pub struct Settings {
+    /// The workload's name.
+    #[serde(skip)]
+    pub figure: String,
+    /// Organisations, each with a peer and a gateway.
+    pub organizations: usize,
+    /// Who endorses: `any`, `majority` or `all`.
+    pub policy: String,
+    /// Endorsements that a transaction carries.
+    pub endorsers: usize,
+    /// Clients with one transaction in flight each.
+    pub clients: usize,
+    /// Connections that they share.
+    pub connections: usize,
+    /// How a client learns of the commit: `status` or `events`.
+    pub wait: String,
+    /// Whether connections are encrypted.
+    pub tls: bool,
+    /// Fixes the clients' calls.
+    pub seed: u64,
+    /// Seconds before the measurement.
+    pub warm_up_seconds: f64,
+    /// The workload's parameters.
+    pub workload: Map<String, Value>,
+}
+
+/// A measurement with all that is needed to judge it.
+pub struct Report {
+    settings: Settings,
+    measurement: Measurement,
+    prices: Prices,
+    needs: Needs,
+}
+
+impl Report {
+    /// `prices` are those of the same machine in the same minute.
+    pub fn new(settings: Settings, measurement: Measurement, prices: Prices) -> Report {
+        let count = |number: usize| u32::try_from(number).expect("a network has few organisations");
+        let needs = Needs::new(count(settings.endorsers), count(settings.organizations), settings.wait == "status");
+        Report { settings, measurement, prices, needs }
+    }
+
+    /// What was measured.
+    pub fn measurement(&self) -> &Measurement {
+        &self.measurement
+    }
+
+    /// What the report is about, in one line.
+    pub fn title(&self) -> String {
+        let Settings { figure, organizations, policy, clients, .. } = &self.settings;
+        format!("{figure}: {organizations} organisations, policy {policy}, {clients} clients")
+    }
+
+    /// Valid transactions a second.
+    pub fn valid_tps(&self) -> f64 {
+        self.measurement.tally.valid() as f64 / self.measurement.elapsed.as_secs_f64()
+    }
+
+    /// Processor time of the servers for each valid transaction, in microseconds. Without any, all that they spent.
+    pub fn server_cpu_us(&self) -> f64 {
+        self.for_each_valid(self.measurement.server_cpu_us)
+    }
+
+    /// How many times the cost of its signatures a transaction costs the servers.
+    pub fn server_cpu_over_crypto_floor(&self) -> f64 {
+        self.server_cpu_us() / self.needs.floor_us(&self.prices)
+    }
+
+    fn for_each_valid(&self, amount: u64) -> f64 {
+        amount as f64 / self.measurement.tally.valid().max(1) as f64
+    }
+
+    fn invalid_percent(&self) -> f64 {
+        let tally = &self.measurement.tally;
+        100.0 * (tally.committed() - tally.valid()) as f64 / tally.committed().max(1) as f64
+    }
+
+    fn block_transactions(&self) -> f64 {
+        let tally = &self.measurement.tally;
+        tally.committed() as f64 / tally.blocks().max(1) as f64
+    }
+
+    fn disk_bytes_for_each(&self) -> f64 {
+        let (before, after) = self.measurement.disk_bytes;
+        // Whatever the warm-up added counts too, which overstates it slightly in short runs.
+        self.for_each_valid(after.saturating_sub(before))
+    }
+
+    /// The JSON of `docs/formats/bench.md`.
+    pub fn to_json(&self) -> Value {
+        let Measurement { tally, elapsed, load, .. } = &self.measurement;
+        let codes: Map<String, Value> = tally.codes.iter().map(|(code, n)| (code_name(*code), (*n).into())).collect();
+        let refusals: Map<String, Value> = tally
+            .refusals
+            .iter()
+            .filter(|((_, status), _)| *status != BY_CONTRACT)
+            .map(|((stage, status), refusals)| {
+                let value = json!({ "count": refusals.count, "example": refusals.example });
+                (format!("{} {status}", stage.name()), value)
+            })
+            .collect();
+        let stages: Map<String, Value> =
+            STAGES.iter().zip(&tally.stages).map(|(stage, times)| (stage.name().to_owned(), quantiles(times))).collect();
+        let seconds: Vec<Value> =
+            tally.seconds.iter().map(|second| json!([second.valid, second.invalid, second.refused])).collect();
+        let heddle = json!({
+            "name": "heddle",
+            "seconds": rounded(elapsed.as_secs_f64()),
+            "valid_tps": rounded(self.valid_tps()),
+            "valid": tally.valid(),
+            "invalid_percent": rounded(self.invalid_percent()),
+            "codes": codes,
+            "refused_by_contract": tally.refused_by_contract(),
+            "errors": refusals,
+            "latency_ms": quantiles(&tally.latency),
+            "stages_ms": stages,
+            "server_cpu_us_per_valid": rounded(self.server_cpu_us()),
+            "client_cpu_us_per_valid": rounded(self.for_each_valid(self.measurement.client_cpu_us)),
+            "server_processors": rounded(self.measurement.server_cpu_us as f64 / elapsed.as_micros() as f64),
+            "server_resident_bytes": self.measurement.server_resident_bytes,
+            "disk_bytes": self.measurement.disk_bytes.1,
+            "disk_bytes_per_valid": rounded(self.disk_bytes_for_each()),
+            "block_transactions": rounded(self.block_transactions()),
+            "load_seconds": load.map(|load| rounded(load.as_secs_f64())),
+            "per_second": seconds,
+        });
+        let floor = json!({
+            "name": "crypto floor",
+            "server_cpu_us_per_valid": rounded(self.needs.floor_us(&self.prices)),
+            "verifications": self.needs.verifications,
+            "signatures": self.needs.signatures,
+            "verify_us": rounded(self.prices.verify_us),
+            "sign_us": rounded(self.prices.sign_us),
+        });
+        json!({
+            "figure": self.settings.figure,
+            "version": env!("CARGO_PKG_VERSION"),
+            "machine": process::machine(),
+            "settings": self.settings,
+            "valid_tps": rounded(self.valid_tps()),
+            "rows": [heddle, floor],
+            "ratios": { "server_cpu_over_crypto_floor": rounded(self.server_cpu_over_crypto_floor()) },
+        })
+    }
+
+    /// Writes the JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_json(&self, path: &Path) -> Result<(), Error> {
+        let mut text = serde_json::to_string_pretty(&self.to_json()).expect("a report is always JSON");
+        text.push('\n');
+        std::fs::write(path, text)
+            .map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })
+    }
+
+    /// The table for people.
+    pub fn to_table(&self) -> String {
+        let Measurement { tally, elapsed, .. } = &self.measurement;
+        let mut table = Table(format!("{}, {:.1} s\n", self.title(), elapsed.as_secs_f64()));
+        table.row("valid transactions", format!("{} a second", grouped(self.valid_tps().round() as u64)));
+        let invalid: Vec<String> = tally
+            .codes
+            .iter()
+            .filter(|(code, _)| **code != VALID)
+            .map(|(code, count)| format!("{} {}", grouped(*count), code_name(*code)))
+            .collect();
+        let invalid = if invalid.is_empty() { String::new() } else { format!(": {}", invalid.join(", ")) };
+        table.row("invalid in blocks", format!("{:.2} %{invalid}", self.invalid_percent()));
+        if tally.refused_by_contract() > 0 {
+            table.row(BY_CONTRACT, grouped(tally.refused_by_contract()));
+        }
+        for ((stage, status), refusals) in tally.refusals.iter().filter(|((_, status), _)| *status != BY_CONTRACT) {
+            let count = grouped(refusals.count);
+            table.row("errors", format!("{count} {status} at {}, the first: {}", stage.name(), refusals.example));
+        }
+        table.row("latency", latency_text(&tally.latency));
+        for (stage, times) in STAGES.iter().zip(&tally.stages) {
+            table.row(&format!("  {}", stage.name()), latency_text(times));
+        }
+        table.row("a block", format!("{:.0} transactions", self.block_transactions()));
+        table.row(
+            "servers' processor",
+            format!(
+                "{:.0} µs a valid transaction, {:.2} times its signatures",
+                self.server_cpu_us(),
+                self.server_cpu_over_crypto_floor()
+            ),
+        );
+        table.row(
+            "  crypto floor",
+            format!(
+                "{:.0} µs: {} verifications of {:.1} µs, {} signatures of {:.1} µs",
+                self.needs.floor_us(&self.prices),
+                self.needs.verifications,
+                self.prices.verify_us,
+                self.needs.signatures,
+                self.prices.sign_us
+            ),
+        );
+        let client = self.for_each_valid(self.measurement.client_cpu_us);
+        table.row("clients' processor", format!("{client:.0} µs a valid transaction"));
+        table.row("servers' memory", format!("{:.0} MiB", self.measurement.server_resident_bytes as f64 / MIB));
+        let disk = self.measurement.disk_bytes.1 as f64 / MIB;
+        table.row(
+            "servers' disk",
+            format!("{disk:.0} MiB, {} bytes a valid transaction", grouped(self.disk_bytes_for_each().round() as u64)),
+        );
+        table.row("machine", process::machine());
+        table.0
+    }
+}
+
+const MIB: f64 = (1 << 20) as f64;
+
+struct Table(String);
+
+impl Table {
+    fn row(&mut self, name: &str, value: impl std::fmt::Display) {
+        writeln!(self.0, "  {name:<20} {value}").expect("writing into a string does not fail");
+    }
+}
+
+fn code_name(code: i32) -> String {
+    TxValidationCode::try_from(code).map_or_else(|_| format!("code {code}"), |code| code.as_str_name().to_owned())
+}
+
+fn latency_text(times: &Histogram) -> String {
+    let millis = |quantile| times.quantile_us(quantile) as f64 / 1e3;
+    let max = times.max_us() as f64 / 1e3;
+    format!("p50 {:.1} ms, p95 {:.1} ms, p99 {:.1} ms, max {max:.1} ms", millis(0.5), millis(0.95), millis(0.99))
+}
+
+fn quantiles(times: &Histogram) -> Value {
+    let millis = |quantile| times.quantile_us(quantile) as f64 / 1e3;
+    json!({
+        "mean": rounded(times.mean_us() / 1e3),
+        "p50": millis(0.5),
+        "p95": millis(0.95),
+        "p99": millis(0.99),
+        "max": times.max_us() as f64 / 1e3,
+    })
+}
+
+/// Three digits after the point: more would pretend a precision that no measurement has.
+fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
+/// With commas between thousands.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

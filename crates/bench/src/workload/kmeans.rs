@@ -1,0 +1,129 @@
+//! Food distribution: profiles are updated, and now and then clustered to decide who gets what (FlexChain, section 6.1).
+//!
+//! Five of a hundred transactions are `updateProfile`, which writes only; the others are `getFood`, which reads profiles,
+//! clusters them and writes the result. Both choose ids uniformly. `k`, epochs, dimensions and threshold are the paper's
+//! (section 6.2); it does not say how many points one clustering reads.
+
+use contract::contracts::kmeans::{COORDINATES_MAX, LOAD_PROFILES_MAX};
+use serde_json::{Map, Value};
+
+use super::{Call, Generator, Workload, pieces};
+use crate::random::Random;
+
+/// Profiles that one call loads: small blocks of work, so that progress shows.
+const LOAD_STEP: u64 = 500;
+
+/// The workload's parameters.
+#[derive(Clone, Debug)]
+pub struct KMeans {
+    /// Number of profiles.
+    pub profiles: u64,
+    /// Profiles that one clustering reads.
+    pub points: u64,
+    /// Clusters.
+    pub clusters: u64,
+    /// Most epochs of one clustering.
+    pub epochs: u64,
+    /// Coordinates of a profile.
+    pub dimensions: u64,
+    /// How little the clusters must move for the clustering to end.
+    pub threshold: f64,
+    /// How many of a hundred transactions are updates.
+    pub updates_percent: u64,
+    /// Fixes the loaded profiles.
+    pub seed: u64,
+}
+
+impl Default for KMeans {
+    fn default() -> KMeans {
+        KMeans {
+            profiles: 20_000,
+            points: 100,
+            clusters: 20,
+            epochs: 2_000,
+            dimensions: 100,
+            threshold: 0.01,
+            updates_percent: 5,
+            seed: 1,
+        }
+    }
+}
+
+impl Workload for KMeans {
+    fn name(&self) -> &'static str {
+        "kmeans"
+    }
+
+    fn contract(&self) -> &'static str {
+        "kmeans"
+    }
+
+    fn parameters(&self) -> Map<String, Value> {
+        Map::from_iter([
+            ("profiles".to_owned(), self.profiles.into()),
+            ("points".to_owned(), self.points.into()),
+            ("k".to_owned(), self.clusters.into()),
+            ("epochs".to_owned(), self.epochs.into()),
+            ("dimensions".to_owned(), self.dimensions.into()),
+            ("threshold".to_owned(), self.threshold.into()),
+            ("updates_percent".to_owned(), self.updates_percent.into()),
+        ])
+    }
+
+    fn load(&self) -> Vec<Call> {
+        let step = (COORDINATES_MAX / 8 / self.dimensions).clamp(1, LOAD_STEP.min(LOAD_PROFILES_MAX));
+        pieces(self.profiles, step)
+            .map(|(start, count)| {
+                Call::new("load", [start, count, self.dimensions, self.seed].map(|number| number.to_string()))
+            })
+            .collect()
+    }
+
+    fn generator(&self, _client: usize, random: Random) -> Box<dyn Generator> {
+        Box::new(Client { random, parameters: self.clone() })
+    }
+}
+
+struct Client {
+    random: Random,
+    parameters: KMeans,
+}
+
+impl Generator for Client {
+    fn next(&mut self) -> Call {
+        let KMeans { profiles, points, clusters, epochs, dimensions, threshold, updates_percent, .. } = self.parameters;
+        let id = self.random.below(profiles).to_string();
+        if self.random.percent(updates_percent) {
+            let coordinates: Vec<String> = (0..dimensions).map(|_| format!("{:.6}", self.random.unit())).collect();
+            return Call::new("updateProfile", [id, coordinates.join(",")]);
+        }
+        let seed = self.random.next() >> 1;
+        let arguments = [
+            id,
+            clusters.to_string(),
+            epochs.to_string(),
+            dimensions.to_string(),
+            threshold.to_string(),
+            points.to_string(),
+            profiles.to_string(),
+            seed.to_string(),
+        ];
+        Call::new("getFood", arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::execute;
+    use super::*;
+
+    #[test]
+    fn calls_are_drawn_in_the_given_proportions_and_the_contract_takes_them() {
+        let kmeans = KMeans { profiles: 60, points: 20, clusters: 4, dimensions: 5, ..KMeans::default() };
+        let mut generator = kmeans.generator(0, Random::new(5));
+        let calls: Vec<Call> = (0..2_000).map(|_| generator.next()).collect();
+        let updates = calls.iter().filter(|call| call.function == "updateProfile").count();
+        assert!((70..130).contains(&updates), "{updates} updates");
+        assert_eq!(execute(&kmeans, calls.into_iter().take(100)), Vec::<String>::new());
+    }
+}
