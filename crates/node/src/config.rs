@@ -1,0 +1,490 @@
+//! The configuration file, `heddle.toml`.
+//!
+//! Every key has a default; `default.toml`, which is what a new file holds, states each of them with its meaning. Keys
+//! that do not exist are refused. Errors name the key or the line and say what to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use base::ErrorKind;
+use ledger::config::BatchLimits;
+use ledger::config::genesis::EndorsementRule;
+use serde::{Deserialize, Serialize};
+
+/// Organisations that one process holds at most.
+pub const ORGANIZATIONS_MAX: usize = 16;
+/// Ports between the gateways of two organisations.
+const GATEWAY_PORT_STEP: u16 = 1000;
+
+/// The text of a new configuration file.
+pub const DEFAULT_TEXT: &str = include_str!("default.toml");
+
+/// The configuration of one network.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Which log lines are written: a level, or a list of targets and levels.
+    pub log: String,
+    /// Whether gRPC ports use TLS.
+    pub tls: bool,
+    /// Channel, organisations, policy. Fixed when the network is created.
+    pub network: NetworkConfig,
+    /// Where things listen.
+    pub ports: Ports,
+    /// When blocks are cut. Fixed when the network is created.
+    pub batch: Batch,
+    /// What is installed. Fixed when the network is created.
+    pub contracts: Contracts,
+    /// Memory for the world state.
+    pub storage: Storage,
+    /// Bounds on what clients can start.
+    pub limits: Limits,
+}
+
+/// The channel and who takes part in it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkConfig {
+    /// The channel's name.
+    pub channel: String,
+    /// The organisations' names.
+    pub organizations: Vec<String>,
+    /// `any`, `majority`, `all`, or a signature policy.
+    pub policy: String,
+}
+
+/// Where things listen.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ports {
+    /// The address of gateways and orderer.
+    pub host: IpAddr,
+    /// The first gateway's port, or 0.
+    pub gateway: u16,
+    /// The orderer's port, or 0.
+    pub orderer: u16,
+    /// The port of the metrics, or 0.
+    pub metrics: u16,
+    /// The address of the metrics.
+    pub metrics_host: IpAddr,
+}
+
+/// When blocks are cut.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Batch {
+    /// Transactions in a block.
+    pub messages: u32,
+    /// Bytes of transactions in a block of more than one.
+    pub preferred_bytes: u32,
+    /// Milliseconds that a transaction waits for others.
+    pub timeout_ms: u32,
+    /// Bytes of one transaction.
+    pub absolute_bytes: u32,
+}
+
+/// What is installed, by name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Contracts(pub BTreeMap<String, ContractConfig>);
+
+/// One installed contract.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ContractConfig {
+    /// Its endorsement policy, if it is not the network's: as [`NetworkConfig::policy`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}
+
+/// Memory for the world state, of each peer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Storage {
+    /// Bytes of records in memory.
+    pub cache_bytes: usize,
+    /// Bytes of the tables' write buffers.
+    pub memtable_bytes: usize,
+    /// Bytes of writes that are not in the tables yet.
+    pub delta_bytes: usize,
+}
+
+/// Bounds on what clients can start.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Calls with one answer at once, at each port.
+    pub calls: usize,
+    /// Streams at once, at each port.
+    pub streams: usize,
+    /// Proposals that run at once, at each peer.
+    pub proposals: usize,
+    /// Connections at once, at each port.
+    pub connections: usize,
+    /// Bytes of one message.
+    pub message_bytes: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            log: "info".to_owned(),
+            tls: true,
+            network: NetworkConfig::default(),
+            ports: Ports::default(),
+            batch: Batch::default(),
+            contracts: Contracts::default(),
+            storage: Storage::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Default for NetworkConfig {
+    fn default() -> NetworkConfig {
+        NetworkConfig {
+            channel: "mychannel".to_owned(),
+            organizations: organization_names(3),
+            policy: "majority".to_owned(),
+        }
+    }
+}
+
+impl Default for Ports {
+    fn default() -> Ports {
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        Ports { host: loopback, gateway: 7051, orderer: 7050, metrics: 9443, metrics_host: loopback }
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch { messages: 500, preferred_bytes: 2 << 20, timeout_ms: 100, absolute_bytes: 10 << 20 }
+    }
+}
+
+impl Default for Contracts {
+    fn default() -> Contracts {
+        let names = ["basic", "events", "kmeans", "smallbank", "ycsb"];
+        Contracts(names.into_iter().map(|name| (name.to_owned(), ContractConfig::default())).collect())
+    }
+}
+
+impl Default for Storage {
+    fn default() -> Storage {
+        Storage { cache_bytes: 128 << 20, memtable_bytes: 64 << 20, delta_bytes: 64 << 20 }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { calls: 4096, streams: 2048, proposals: 256, connections: 1024, message_bytes: 100 << 20 }
+    }
+}
+
+/// `Org1`, `Org2` and so on.
+pub fn organization_names(count: usize) -> Vec<String> {
+    (1..=count).map(|number| format!("Org{number}")).collect()
+}
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It is not TOML, has an unknown key or a value of the wrong type.
+    #[error("{origin} cannot be understood:\n{message}")]
+    Syntax {
+        /// Where the text came from.
+        origin: String,
+        /// What is wrong, with line and column.
+        message: String,
+    },
+    /// A value is out of its range.
+    #[error("{origin}: {key} {problem}")]
+    Value {
+        /// Where the text came from.
+        origin: String,
+        /// The key, such as `batch.messages`.
+        key: &'static str,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// A value differs from the one that the network was created with.
+    #[error(
+        "{key} was {was} when the network was created and cannot be changed to {now}; put the old value back, or create \
+         a new network in another directory"
+    )]
+    Fixed {
+        /// The key.
+        key: &'static str,
+        /// The value of the network.
+        was: String,
+        /// The value of the file.
+        now: String,
+    },
+}
+
+impl ConfigError {
+    /// What the caller is to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            ConfigError::File { source, .. } => ErrorKind::of_io(source),
+            _ => ErrorKind::Rejected,
+        }
+    }
+}
+
+impl Config {
+    /// The text of a new configuration file: every key, its meaning and its default.
+    pub fn default_text() -> &'static str {
+        DEFAULT_TEXT
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let origin = path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::File { path: origin.clone(), source })?;
+        Config::parse(&text, &origin)
+    }
+
+    /// Reads a text. `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`], [`ConfigError::Value`].
+    pub fn parse(text: &str, origin: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text)
+            .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), message: error.to_string() })?;
+        config.check(origin)?;
+        Ok(config)
+    }
+
+    /// The same configuration as a text without comments.
+    pub fn to_text(&self) -> String {
+        toml::to_string_pretty(self).expect("a configuration is tables, numbers and texts")
+    }
+
+    /// Checks values that no type checks.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`].
+    pub fn check(&self, origin: &str) -> Result<(), ConfigError> {
+        let wrong = |key: &'static str, problem: String| ConfigError::Value { origin: origin.to_owned(), key, problem };
+        let network = &self.network;
+        check_channel(&network.channel).map_err(|problem| wrong("network.channel", problem))?;
+        check_organizations(&network.organizations).map_err(|problem| wrong("network.organizations", problem))?;
+        rule(&network.policy).map_err(|problem| wrong("network.policy", problem))?;
+        for (name, contract) in &self.contracts.0 {
+            if let Some(policy) = &contract.policy {
+                rule(policy).map_err(|problem| wrong("contracts", format!("gives {name} a policy that {problem}")))?;
+            }
+        }
+        if self.contracts.0.is_empty() {
+            return Err(wrong("contracts", "names no contract; leave the section out to have all".to_owned()));
+        }
+        let highest =
+            usize::from(self.ports.gateway) + (network.organizations.len() - 1) * usize::from(GATEWAY_PORT_STEP);
+        if self.ports.gateway != 0 && highest > usize::from(u16::MAX) {
+            let count = network.organizations.len();
+            return Err(wrong(
+                "ports.gateway",
+                format!("leaves no room for {count} ports, each {GATEWAY_PORT_STEP} higher; choose a lower one, or 0"),
+            ));
+        }
+        let ranges: [(&'static str, u64, u64, u64); 12] = [
+            ("batch.messages", self.batch.messages.into(), 1, 100_000),
+            ("batch.preferred_bytes", self.batch.preferred_bytes.into(), 1, 90 << 20),
+            ("batch.absolute_bytes", self.batch.absolute_bytes.into(), 1, 90 << 20),
+            ("batch.timeout_ms", self.batch.timeout_ms.into(), 1, 3_600_000),
+            ("storage.cache_bytes", self.storage.cache_bytes as u64, 0, 1 << 40),
+            ("storage.memtable_bytes", self.storage.memtable_bytes as u64, 1 << 20, 1 << 36),
+            ("storage.delta_bytes", self.storage.delta_bytes as u64, 1 << 20, 1 << 36),
+            ("limits.calls", self.limits.calls as u64, 1, 1 << 20),
+            ("limits.streams", self.limits.streams as u64, 1, 1 << 20),
+            ("limits.proposals", self.limits.proposals as u64, 1, 1 << 16),
+            ("limits.connections", self.limits.connections as u64, 1, 1 << 20),
+            ("limits.message_bytes", self.limits.message_bytes as u64, 1 << 10, 1 << 31),
+        ];
+        for (key, value, least, most) in ranges {
+            if !(least..=most).contains(&value) {
+                return Err(wrong(key, format!("is {value}; it must be from {least} to {most}")));
+            }
+        }
+        if self.batch.preferred_bytes > self.batch.absolute_bytes {
+            return Err(wrong("batch.preferred_bytes", "must not be above batch.absolute_bytes".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Checks that this configuration can run a network that was created with `created`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Fixed`].
+    pub fn check_same_network(&self, created: &Config) -> Result<(), ConfigError> {
+        fixed("network.channel", &created.network.channel, &self.network.channel)?;
+        fixed("network.organizations", &created.network.organizations, &self.network.organizations)?;
+        fixed("network.policy", &created.network.policy, &self.network.policy)?;
+        fixed("batch", &created.batch, &self.batch)?;
+        fixed("contracts", &created.contracts.0, &self.contracts.0)
+    }
+
+    /// The gateway's port of an organisation; 0 is any free one.
+    pub fn gateway_port(&self, organization: usize) -> u16 {
+        match self.ports.gateway {
+            0 => 0,
+            // The check has seen to it that the highest is one.
+            first => first.saturating_add(GATEWAY_PORT_STEP.saturating_mul(organization as u16)),
+        }
+    }
+
+    /// When blocks are cut.
+    pub fn batch_limits(&self) -> BatchLimits {
+        BatchLimits {
+            messages_max: self.batch.messages,
+            absolute_bytes_max: self.batch.absolute_bytes,
+            preferred_bytes_max: self.batch.preferred_bytes,
+            timeout: Duration::from_millis(self.batch.timeout_ms.into()),
+        }
+    }
+
+    /// Who must endorse where a contract does not say.
+    pub fn endorsement_rule(&self) -> EndorsementRule {
+        rule(&self.network.policy).unwrap_or(EndorsementRule::Majority)
+    }
+}
+
+fn fixed<T: PartialEq + fmt::Debug>(key: &'static str, was: &T, now: &T) -> Result<(), ConfigError> {
+    if was == now {
+        return Ok(());
+    }
+    Err(ConfigError::Fixed { key, was: format!("{was:?}"), now: format!("{now:?}") })
+}
+
+/// Reads a policy: a word, or a signature policy.
+pub(crate) fn rule(text: &str) -> Result<EndorsementRule, String> {
+    match text {
+        "any" => Ok(EndorsementRule::Any),
+        "majority" => Ok(EndorsementRule::Majority),
+        "all" => Ok(EndorsementRule::All),
+        _ => match identity::policy::parse(text) {
+            Ok(_) => Ok(EndorsementRule::Policy(text.to_owned())),
+            Err(error) => Err(format!(
+                "is {text:?}, which is neither any, majority nor all, nor a policy such as \"OR('Org1MSP.peer')\": {error}"
+            )),
+        },
+    }
+}
+
+fn check_channel(name: &str) -> Result<(), String> {
+    let mut characters = name.chars();
+    let starts_well = characters.next().is_some_and(|first| first.is_ascii_lowercase());
+    let goes_on_well = characters
+        .all(|character| character.is_ascii_lowercase() || character.is_ascii_digit() || ".-".contains(character));
+    if starts_well && goes_on_well && name.len() < 250 {
+        return Ok(());
+    }
+    Err(format!("is {name:?}; it must begin with a-z and go on with a-z, 0-9, dots and dashes, below 250 of them"))
+}
+
+fn check_organizations(names: &[String]) -> Result<(), String> {
+    if names.is_empty() || names.len() > ORGANIZATIONS_MAX {
+        return Err(format!("has {} names; it must have 1 to {ORGANIZATIONS_MAX}", names.len()));
+    }
+    let mut seen = BTreeSet::new();
+    for name in names {
+        let is_name = name.len() <= 32
+            && name.chars().next().is_some_and(|first| first.is_ascii_alphabetic())
+            && name.chars().all(|character| character.is_ascii_alphanumeric());
+        if !is_name {
+            return Err(format!("has {name:?}; a name is a letter and then letters and digits, 32 at most"));
+        }
+        if name.eq_ignore_ascii_case("orderer") {
+            return Err(format!("has {name:?}, which is the name of the orderer's own organisation; choose another"));
+        }
+        if !seen.insert(name.to_ascii_lowercase()) {
+            return Err(format!("has {name:?} twice (upper and lower case are the same here)"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_file_says_what_the_defaults_are() {
+        assert_eq!(Config::parse(DEFAULT_TEXT, "default.toml").expect("the default file"), Config::default());
+        assert_eq!(Config::parse("", "an empty file").expect("an empty file"), Config::default());
+    }
+
+    #[test]
+    fn the_default_file_names_and_explains_every_key() {
+        let all: toml::Table = Config::default().to_text().parse().expect("our own text");
+        let mut keys = Vec::new();
+        for (key, value) in &all {
+            match value.as_table() {
+                Some(table) => keys.extend(table.keys().cloned()),
+                None => keys.push(key.clone()),
+            }
+        }
+        for key in keys {
+            let line = DEFAULT_TEXT.lines().position(|line| line.starts_with(&format!("{key} = ")));
+            let line = line.unwrap_or_else(|| panic!("{key} is not in the default file"));
+            let explained = DEFAULT_TEXT.lines().take(line).any(|line| line.starts_with('#'));
+            assert!(explained, "{key} is not explained");
+        }
+    }
+
+    #[test]
+    fn a_text_without_comments_comes_back() {
+        let mut config = Config::default();
+        config.network.organizations = organization_names(5);
+        config.contracts.0.insert("mine".into(), ContractConfig { policy: Some("OR('Org1MSP.peer')".into()) });
+        assert_eq!(Config::parse(&config.to_text(), "text").expect("our own text"), config);
+    }
+
+    #[test]
+    fn errors_name_the_key_or_the_line() {
+        for (text, expected) in [
+            ("[network]\nchanel = \"x\"", "line 2"),
+            ("[batch]\nmessages = \"many\"", "line 2"),
+            ("[batch]\nmessages = 0", "batch.messages is 0; it must be from 1 to 100000"),
+            ("[network]\nchannel = \"My Channel\"", "network.channel"),
+            ("[network]\norganizations = []", "network.organizations has 0 names"),
+            ("[network]\norganizations = [\"A\", \"a\"]", "twice"),
+            ("[network]\npolicy = \"most\"", "network.policy"),
+            ("[ports]\ngateway = 64000", "ports.gateway"),
+            ("[contracts]\nbasic = { policy = \"AND(\" }", "contracts gives basic a policy"),
+            ("[batch]\npreferred_bytes = 20000000", "batch.preferred_bytes"),
+        ] {
+            let error = Config::parse(text, "heddle.toml").expect_err(text).to_string();
+            assert!(error.contains("heddle.toml") && error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_the_genesis_block_holds_cannot_be_changed_later() {
+        let created = Config::default();
+        let mut now = created.clone();
+        now.ports.gateway = 0;
+        now.limits.calls = 1;
+        assert!(now.check_same_network(&created).is_ok());
+        now.batch.messages = 7;
+        let error = now.check_same_network(&created).expect_err("another batch").to_string();
+        assert!(error.contains("batch was"), "{error}");
+    }
+}
