@@ -204,14 +204,27 @@ impl Certificate {
 
     /// The DER with the issuer's signature in its canonical form: what Fabric hashes when it names a chain.
     pub(crate) fn canonical_der(&self, issuer: &PublicKey) -> Bytes {
-        let Some(signature) = issuer.canonical_issued(&self.signature) else { return self.der.clone() };
+        match issuer.canonical_issued(&self.signature) {
+            Some(signature) => self.with_signature(&signature),
+            None => self.der.clone(),
+        }
+    }
+
+    fn with_signature(&self, signature: &[u8]) -> Bytes {
         // What stands between the signed part and the signature is the algorithm, and the signature's bit string.
         let algorithm = self.algorithm_der();
         let mut bits = Vec::new();
-        der::push_element(&mut bits, 0x03, &[&[0], &signature]);
+        der::push_element(&mut bits, 0x03, &[&[0], signature]);
         let mut whole = Vec::with_capacity(self.der.len());
         der::push_element(&mut whole, 0x30, &[&self.signed_part, algorithm, &bits]);
         whole.into()
+    }
+
+    /// The same certificate with the other signature of the pair.
+    #[cfg(test)]
+    pub(crate) fn with_flipped_signature(&self, curve: der::Curve) -> Certificate {
+        let flipped = der::EcdsaSignature::parse(&self.signature).and_then(|signature| signature.flipped(curve));
+        Certificate::from_der(self.with_signature(&flipped.expect("in range"))).expect("still a certificate")
     }
 
     fn algorithm_der(&self) -> &[u8] {

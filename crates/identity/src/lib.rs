@@ -18,6 +18,7 @@ pub mod digest;
 pub mod error;
 pub mod event;
 pub mod identity;
+pub mod issue;
 pub mod key;
 pub mod manager;
 pub mod msp;

@@ -362,3 +362,6 @@ pub(crate) fn encode_serialized(msp: &str, certificate_pem: &[u8]) -> Bytes {
         SerializedIdentity { mspid: msp.to_owned(), id_bytes: Bytes::copy_from_slice(certificate_pem) };
     identity.encode_to_vec().into()
 }
+
+#[cfg(test)]
+mod tests;

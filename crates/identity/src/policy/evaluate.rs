@@ -122,6 +122,12 @@ impl<'a> SignatureSet<'a> {
         false
     }
 
+    /// How many signatures have been verified so far.
+    #[cfg(test)]
+    pub(super) fn verified(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.verdict.get() != Verdict::Unknown).count()
+    }
+
     fn counted_before(&self, position: usize) -> bool {
         let identity = &self.entries[position].identity;
         let mut earlier = self.entries[..position].iter();
