@@ -18,6 +18,7 @@ pub mod error;
 mod golden;
 pub mod hash;
 pub mod transaction;
+pub mod verify;
 pub mod wire;
 
 pub use block::{Block, CommitHasher, EncodedBlock};
