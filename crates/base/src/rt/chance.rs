@@ -1,9 +1,18 @@
 //! Randomness and fault points.
 
+use super::context;
+
 /// Fills `bytes` with randomness: cryptographically secure in production, from the seed in simulation.
 ///
 /// Panics when the operating system has no randomness to give, after which no secret could be made.
 pub fn fill_random(bytes: &mut [u8]) {
+    match context::world() {
+        Some(world) => world.fill_random(bytes),
+        None => fill_from_system(bytes),
+    }
+}
+
+fn fill_from_system(bytes: &mut [u8]) {
     getrandom::fill(bytes).expect("the operating system gives randomness");
 }
 
@@ -24,6 +33,5 @@ pub fn random_below(bound: u64) -> u64 {
 ///
 /// Always false in production. A simulation counts how often each name was reached and how often it was injected.
 pub fn fault_point(name: &'static str) -> bool {
-    let _ = name;
-    false
+    context::world().is_some_and(|world| world.fault_point(name))
 }

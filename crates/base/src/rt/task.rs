@@ -3,7 +3,13 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::context::{self, Ambient};
+use super::simulation::{self, Life, World};
+use super::{random_below, sleep};
 
 /// A spawned task. Awaiting it gives its output; dropping it lets the task run on by itself.
 ///
@@ -14,6 +20,7 @@ pub struct Task<T> {
 
 enum Inner<T> {
     Production(tokio::task::JoinHandle<T>),
+    Simulation(simulation::Task<T>),
 }
 
 /// The task was stopped before it completed: by [`Task::abort`], by the end of its runtime, or by its node's crash.
@@ -26,6 +33,7 @@ impl<T> Task<T> {
     pub fn abort(&self) {
         match &self.inner {
             Inner::Production(handle) => handle.abort(),
+            Inner::Simulation(task) => task.abort(),
         }
     }
 
@@ -33,6 +41,7 @@ impl<T> Task<T> {
     pub fn is_finished(&self) -> bool {
         match &self.inner {
             Inner::Production(handle) => handle.is_finished(),
+            Inner::Simulation(task) => task.is_finished(),
         }
     }
 
@@ -52,6 +61,7 @@ impl<T> Future for Task<T> {
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 Err(_) => Err(Aborted),
             }),
+            Inner::Simulation(task) => Pin::new(task).poll(cx),
         }
     }
 }
@@ -101,12 +111,29 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    Task { inner: Inner::Production(tokio::spawn(future)) }
+    let inner = match context::ambient() {
+        Some(Ambient { world, life }) => Inner::Simulation(simulation::spawn(&world, life, future)),
+        None => Inner::Production(tokio::spawn(future)),
+    };
+    Task { inner }
+}
+
+impl<T: Send + 'static> Task<T> {
+    /// Starts a task in a life of a simulated node.
+    pub(super) fn simulated<F>(world: &Arc<World>, life: Life, future: F) -> Task<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        Task { inner: Inner::Simulation(simulation::spawn(world, life, future)) }
+    }
 }
 
 /// Lets other ready tasks run first.
 pub async fn yield_now() {
-    tokio::task::yield_now().await;
+    match context::is_simulation() {
+        true => simulation::yield_once().await,
+        false => tokio::task::yield_now().await,
+    }
 }
 
 /// Runs a function that may stall (an fsync, an engine's call) away from the tasks' threads; in simulation, in place
@@ -118,6 +145,11 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
+    if context::is_simulation() {
+        let delay = random_below(simulation::BLOCKING_DELAY_MAX.as_nanos() as u64);
+        sleep(Duration::from_nanos(delay)).await;
+        return function();
+    }
     match tokio::task::spawn_blocking(function).await {
         Ok(output) => output,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
+use super::{context, simulation};
+
 /// A point on the monotonic clock, in nanoseconds since the process (or the simulation) began to look at it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Instant(u64);
@@ -130,11 +132,17 @@ fn origin() -> std::time::Instant {
 
 /// The monotonic clock.
 pub fn now() -> Instant {
+    if let Some(world) = context::world() {
+        return Instant(world.clock());
+    }
     Instant(nanos_of(origin().elapsed()))
 }
 
 /// The wall clock.
 pub fn wall_now() -> WallTime {
+    if let Some(world) = context::world() {
+        return WallTime(simulation::WALL_START_NANOS.saturating_add(world.clock()));
+    }
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     WallTime(nanos_of(since_epoch.expect("the machine's clock is set after 1970")))
 }
@@ -152,6 +160,7 @@ pin_project! {
     #[project = SleepProjection]
     enum SleepInner {
         Production { #[pin] sleep: tokio::time::Sleep },
+        Simulation { #[pin] sleep: simulation::Sleep },
     }
 }
 
@@ -161,13 +170,21 @@ impl Future for Sleep {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         match self.project().inner.project() {
             SleepProjection::Production { sleep } => sleep.poll(cx),
+            SleepProjection::Simulation { sleep } => sleep.poll(cx),
         }
     }
 }
 
 /// Waits for `duration`, counted from this call. In production the grain is a millisecond.
 pub fn sleep(duration: Duration) -> Sleep {
-    Sleep { inner: SleepInner::Production { sleep: tokio::time::sleep(duration) } }
+    let inner = match context::world() {
+        Some(world) => {
+            let deadline = Instant(world.clock()) + duration;
+            SleepInner::Simulation { sleep: simulation::Sleep::until(world, deadline.0) }
+        }
+        None => SleepInner::Production { sleep: tokio::time::sleep(duration) },
+    };
+    Sleep { inner }
 }
 
 /// Waits until `deadline`; completes at once when it has passed.

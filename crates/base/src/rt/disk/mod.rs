@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
+use super::{context, simulation};
+
 /// A directory.
 #[derive(Clone)]
 pub struct Directory {
@@ -27,6 +29,7 @@ pub struct Directory {
 #[derive(Clone)]
 enum DirectoryInner {
     Production(production::Directory),
+    Simulation(simulation::Directory),
 }
 
 /// An open file, read and written at offsets. Clones share it.
@@ -38,6 +41,7 @@ pub struct File {
 #[derive(Clone)]
 enum FileInner {
     Production(production::File),
+    Simulation(simulation::File),
 }
 
 impl Directory {
@@ -47,7 +51,11 @@ impl Directory {
     /// As the operating system says.
     pub async fn open(path: impl AsRef<Path>) -> io::Result<Directory> {
         let path = path.as_ref().to_path_buf();
-        Ok(Directory { inner: DirectoryInner::Production(production::Directory::open(path).await?) })
+        let inner = match context::ambient() {
+            Some(ambient) => DirectoryInner::Simulation(simulation::Directory::open(ambient, path).await?),
+            None => DirectoryInner::Production(production::Directory::open(path).await?),
+        };
+        Ok(Directory { inner })
     }
 
     /// Opens a directory within this one, creating it where it is missing.
@@ -63,6 +71,7 @@ impl Directory {
     pub fn path(&self) -> &Path {
         match &self.inner {
             DirectoryInner::Production(directory) => directory.path(),
+            DirectoryInner::Simulation(directory) => directory.path(),
         }
     }
 
@@ -73,6 +82,7 @@ impl Directory {
     pub fn list(&self) -> io::Result<Vec<String>> {
         match &self.inner {
             DirectoryInner::Production(directory) => directory.list(),
+            DirectoryInner::Simulation(directory) => directory.list(),
         }
     }
 
@@ -86,6 +96,9 @@ impl Directory {
             DirectoryInner::Production(directory) => {
                 directory.open_file(name, create).map(|file| File { inner: FileInner::Production(file) })
             }
+            DirectoryInner::Simulation(directory) => {
+                directory.open_file(name, create).map(|file| File { inner: FileInner::Simulation(file) })
+            }
         }
     }
 
@@ -97,6 +110,7 @@ impl Directory {
         check_name(name)?;
         match &self.inner {
             DirectoryInner::Production(directory) => directory.remove(name),
+            DirectoryInner::Simulation(directory) => directory.remove(name),
         }
     }
 
@@ -110,6 +124,7 @@ impl Directory {
         check_name(to)?;
         match &self.inner {
             DirectoryInner::Production(directory) => directory.rename(from, to),
+            DirectoryInner::Simulation(directory) => directory.rename(from, to),
         }
     }
 
@@ -120,6 +135,7 @@ impl Directory {
     pub async fn sync(&self) -> io::Result<()> {
         match &self.inner {
             DirectoryInner::Production(directory) => directory.sync().await,
+            DirectoryInner::Simulation(directory) => directory.sync().await,
         }
     }
 }
@@ -132,6 +148,7 @@ impl File {
     pub fn len(&self) -> io::Result<u64> {
         match &self.inner {
             FileInner::Production(file) => file.len(),
+            FileInner::Simulation(file) => file.len(),
         }
     }
 
@@ -150,6 +167,7 @@ impl File {
     pub fn read_at(&self, offset: u64, len: usize) -> io::Result<Bytes> {
         match &self.inner {
             FileInner::Production(file) => file.read_at(offset, len),
+            FileInner::Simulation(file) => file.read_at(offset, len),
         }
     }
 
@@ -172,6 +190,7 @@ impl File {
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match &self.inner {
             FileInner::Production(file) => file.write_at(offset, bytes),
+            FileInner::Simulation(file) => file.write_at(offset, bytes),
         }
     }
 
@@ -182,6 +201,7 @@ impl File {
     pub fn write_vectored_at(&self, offset: u64, parts: &[Bytes]) -> io::Result<()> {
         match &self.inner {
             FileInner::Production(file) => file.write_vectored_at(offset, parts),
+            FileInner::Simulation(file) => file.write_vectored_at(offset, parts),
         }
     }
 
@@ -192,6 +212,7 @@ impl File {
     pub fn truncate(&self, len: u64) -> io::Result<()> {
         match &self.inner {
             FileInner::Production(file) => file.truncate(len),
+            FileInner::Simulation(file) => file.truncate(len),
         }
     }
 
@@ -203,6 +224,7 @@ impl File {
     pub async fn sync(&self) -> io::Result<()> {
         match &self.inner {
             FileInner::Production(file) => file.sync().await,
+            FileInner::Simulation(file) => file.sync().await,
         }
     }
 
@@ -214,6 +236,7 @@ impl File {
     pub fn try_lock(&self) -> io::Result<bool> {
         match &self.inner {
             FileInner::Production(file) => file.try_lock(),
+            FileInner::Simulation(file) => file.try_lock(),
         }
     }
 }

@@ -17,6 +17,7 @@ use std::io;
 use bytes::Bytes;
 
 use super::channel::Closed;
+use super::{context, simulation};
 
 /// Messages in one direction of a link that were sent and not yet received; further senders wait.
 pub const LINK_MESSAGES_MAX: usize = 256;
@@ -30,6 +31,7 @@ pub struct Listener {
 
 enum ListenerInner {
     Production(production::Listener),
+    Simulation(simulation::Listener),
 }
 
 /// One end of a link. Dropping it ends the link.
@@ -46,6 +48,7 @@ pub struct LinkSender {
 
 enum SenderInner {
     Production(super::channel::Sender<Bytes>),
+    Simulation(simulation::LinkSender),
 }
 
 /// The receiving half of one end. Dropping it makes the other end's sends fail.
@@ -55,6 +58,7 @@ pub struct LinkReceiver {
 
 enum ReceiverInner {
     Production(super::channel::Receiver<Bytes>),
+    Simulation(simulation::LinkReceiver),
 }
 
 /// Listens at `address`.
@@ -62,7 +66,11 @@ enum ReceiverInner {
 /// # Errors
 /// `AddrInUse` when another listener has it.
 pub async fn listen(address: &str) -> io::Result<Listener> {
-    Ok(Listener { inner: ListenerInner::Production(production::listen(address)?) })
+    let inner = match context::ambient() {
+        Some(ambient) => ListenerInner::Simulation(simulation::listen(ambient, address)?),
+        None => ListenerInner::Production(production::listen(address)?),
+    };
+    Ok(Listener { inner })
 }
 
 /// Connects to the listener at `address`. Completes when the listener's side holds the link in its backlog.
@@ -70,7 +78,17 @@ pub async fn listen(address: &str) -> io::Result<Listener> {
 /// # Errors
 /// `ConnectionRefused` when nobody listens there, `TimedOut` when the other node cannot be reached.
 pub async fn connect(address: &str) -> io::Result<Link> {
-    production::connect(address).await
+    match context::ambient() {
+        Some(ambient) => simulation::connect(ambient, address).await.map(simulated),
+        None => production::connect(address).await,
+    }
+}
+
+fn simulated((sender, receiver): (simulation::LinkSender, simulation::LinkReceiver)) -> Link {
+    Link {
+        sender: LinkSender { inner: SenderInner::Simulation(sender) },
+        receiver: LinkReceiver { inner: ReceiverInner::Simulation(receiver) },
+    }
 }
 
 impl Listener {
@@ -81,6 +99,7 @@ impl Listener {
     pub async fn accept(&mut self) -> Result<Link, Closed> {
         match &mut self.inner {
             ListenerInner::Production(listener) => listener.accept().await,
+            ListenerInner::Simulation(listener) => listener.accept().await.map(simulated),
         }
     }
 }
@@ -116,6 +135,7 @@ impl LinkSender {
     pub async fn send(&self, message: Bytes) -> Result<(), Closed> {
         match &self.inner {
             SenderInner::Production(sender) => sender.send(message).await,
+            SenderInner::Simulation(sender) => sender.send(message).await,
         }
     }
 }
@@ -128,6 +148,7 @@ impl LinkReceiver {
     pub async fn receive(&mut self) -> Result<Bytes, Closed> {
         match &mut self.inner {
             ReceiverInner::Production(receiver) => receiver.recv().await.ok_or(Closed),
+            ReceiverInner::Simulation(receiver) => receiver.receive().await,
         }
     }
 }

@@ -1,0 +1,165 @@
+//! Faults of a disk: full, failing, rotting.
+
+use std::io;
+use std::sync::Arc;
+
+use super::super::ids::NodeId;
+use super::super::trace::Event;
+use super::super::world::{Core, World};
+
+/// What a disk is asked to do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum DiskOperation {
+    /// Reading bytes.
+    Read,
+    /// Writing bytes, truncating, changing names.
+    Write,
+    /// Making bytes or names durable.
+    Sync,
+}
+
+impl DiskOperation {
+    const fn name(self) -> &'static str {
+        match self {
+            DiskOperation::Read => "a read",
+            DiskOperation::Write => "a write",
+            DiskOperation::Sync => "a sync",
+        }
+    }
+}
+
+/// Failures that are to come; a crash ends them.
+#[derive(Default)]
+pub(super) struct Faults {
+    /// How many of the next operations fail: reads, writes, syncs.
+    next: [u64; 3],
+    /// Every operation fails.
+    failing: bool,
+}
+
+/// The disk of a node, from outside: to make it fail and to look at it.
+#[derive(Clone)]
+pub struct Disk {
+    world: Arc<World>,
+    node: NodeId,
+}
+
+impl Core {
+    /// Fails an operation when it is to fail.
+    pub(super) fn check_disk(&mut self, node: NodeId, operation: DiskOperation) -> io::Result<()> {
+        let faults = &mut self.node(node).disk.faults;
+        let next = &mut faults.next[operation as usize];
+        if !faults.failing && *next == 0 {
+            return Ok(());
+        }
+        *next = next.saturating_sub(1);
+        self.record(Event::DiskFailed { node, operation: operation.name() });
+        Err(io::Error::other("simulated failure of the disk"))
+    }
+}
+
+impl Disk {
+    pub(in super::super) fn new(world: Arc<World>, node: NodeId) -> Disk {
+        Disk { world, node }
+    }
+
+    fn fault<T>(&self, what: &str, change: impl FnOnce(&mut Core) -> T) -> T {
+        self.world.with(|core| {
+            let text = format!("{what} the disk of {}", core.node_name(self.node));
+            core.record(Event::Fault(text));
+            change(core)
+        })
+    }
+
+    /// Lets no file grow any more, until [`Disk::set_capacity`].
+    pub fn fill(&self) {
+        self.fault("fill", |core| {
+            let disk = &mut core.node(self.node).disk;
+            disk.capacity = Some(disk.used());
+        });
+    }
+
+    /// Sets how many bytes all files together may hold; `None` for any number.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.fault("size", |core| core.node(self.node).disk.capacity = bytes);
+    }
+
+    /// Fails the next `times` operations of a kind, or until the next crash.
+    pub fn fail_next(&self, operation: DiskOperation, times: u64) {
+        self.fault("fail", |core| core.node(self.node).disk.faults.next[operation as usize] = times);
+    }
+
+    /// Fails every operation while set, or until the next crash.
+    pub fn set_failing(&self, failing: bool) {
+        self.fault(if failing { "fail" } else { "mend" }, |core| core.node(self.node).disk.faults.failing = failing);
+    }
+
+    /// Flips bits of one byte on the medium. False when there is no such byte.
+    pub fn flip(&self, file: impl AsRef<std::path::Path>, offset: u64, mask: u8) -> bool {
+        let file = file.as_ref();
+        self.fault("flip bits on", |core| {
+            let disk = &mut core.node(self.node).disk;
+            let name = file.file_name().and_then(|name| name.to_str());
+            let directory = file.parent().and_then(|parent| disk.directories.get(parent));
+            let inode = directory.zip(name).and_then(|(directory, name)| directory.names.get(name).copied());
+            inode.is_some_and(|inode| {
+                let inode = disk.inode(inode);
+                let offset = offset as usize;
+                let mut flipped = false;
+                for bytes in [&mut inode.current, &mut inode.durable] {
+                    if let Some(byte) = bytes.get_mut(offset) {
+                        *byte ^= mask;
+                        flipped = true;
+                    }
+                }
+                flipped
+            })
+        })
+    }
+
+    /// Flips one bit, chosen by chance among all files. Returns the file and the offset; `None` when the disk is empty.
+    pub fn rot(&self) -> Option<(std::path::PathBuf, u64)> {
+        let target = self.world.with(|core| {
+            let Core { nodes, chance, .. } = core;
+            let disk = &nodes.get(&self.node).expect("nodes are never removed").disk;
+            let mut files = Vec::new();
+            for (path, directory) in &disk.directories {
+                for (name, inode) in &directory.names {
+                    let length = disk.inodes.get(inode).map_or(0, |inode| inode.current.len() as u64);
+                    if length > 0 {
+                        files.push((path.join(name), length));
+                    }
+                }
+            }
+            if files.is_empty() {
+                return None;
+            }
+            let (file, length) = chance.pick(&files).clone();
+            Some((file, chance.below(length), 1u8 << chance.below(8)))
+        });
+        let (file, offset, mask) = target?;
+        self.flip(&file, offset, mask);
+        Some((file, offset))
+    }
+
+    /// Loses everything on it, as when the disk is replaced. Panics when the node is up.
+    pub fn wipe(&self) {
+        self.fault("wipe", |core| {
+            let node = core.node(self.node);
+            assert!(!node.up, "a disk is replaced while its node is down");
+            node.disk.directories.clear();
+            node.disk.inodes.clear();
+        });
+    }
+
+    /// Bytes that its files hold.
+    pub fn used(&self) -> u64 {
+        self.world.with(|core| core.node(self.node).disk.used())
+    }
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Disk of {}", self.node)
+    }
+}

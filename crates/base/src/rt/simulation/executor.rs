@@ -1,0 +1,301 @@
+//! The executor: one thread, one task at a time, chosen by chance.
+//!
+//! 1. Tasks that were woken become ready; those of a paused node are parked until it goes on.
+//! 2. Timers that are due go off.
+//! 3. When nothing is ready the clock jumps to the next timer; when there is none, the run is deadlocked.
+//! 4. Otherwise one ready task is chosen by chance, the clock moves on a little, and the task is polled.
+//!
+//! Ready tasks are kept in the order of their numbers, so that the order of wake-ups within a step decides nothing. A
+//! wake-up from another thread would be beyond the seed's control and fails the run.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::ThreadId;
+
+use super::failure::Reason;
+use super::ids::{Life, NodeId, TaskId};
+use super::timer::nanos_of;
+use super::trace::Event;
+use super::world::{Core, World};
+use crate::rt::context::{self, Ambient};
+
+/// The most virtual time that one poll takes, in nanoseconds.
+const POLL_NANOS_MAX: u64 = 2_000;
+
+pub(super) type BoxedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// All tasks of a world.
+#[derive(Default)]
+pub(super) struct Tasks {
+    slots: BTreeMap<TaskId, Slot>,
+    made: u64,
+    /// Sorted.
+    ready: Vec<TaskId>,
+    /// Panics that nobody has joined yet.
+    pub panics: BTreeMap<TaskId, String>,
+}
+
+struct Slot {
+    life: Life,
+    label: &'static str,
+    /// Absent while it is polled.
+    future: Option<BoxedFuture>,
+    waker: Arc<TaskWaker>,
+    /// To be dropped rather than polled.
+    aborted: bool,
+}
+
+/// Tasks woken since the executor last looked.
+pub(super) struct Woken {
+    tasks: Mutex<Vec<TaskId>>,
+    thread: ThreadId,
+    foreign: AtomicBool,
+}
+
+struct TaskWaker {
+    task: TaskId,
+    queued: AtomicBool,
+    woken: Arc<Woken>,
+}
+
+impl Woken {
+    pub(super) fn new() -> Arc<Woken> {
+        let thread = std::thread::current().id();
+        Arc::new(Woken { tasks: Mutex::default(), thread, foreign: AtomicBool::new(false) })
+    }
+
+    fn push(&self, task: TaskId) {
+        if std::thread::current().id() != self.thread {
+            self.foreign.store(true, Ordering::SeqCst);
+        }
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+    }
+
+    fn take(&self) -> Vec<TaskId> {
+        std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::SeqCst) {
+            self.woken.push(self.task);
+        }
+    }
+}
+
+/// A task chosen to be polled, or to be dropped.
+struct Chosen {
+    task: TaskId,
+    life: Life,
+    future: BoxedFuture,
+    waker: Waker,
+    dropped: bool,
+}
+
+/// What to do next.
+enum Step {
+    Poll(Chosen),
+    Again,
+    Stop,
+}
+
+impl World {
+    /// Puts a task on a node; `None` when that life of the node is over, and the future is then dropped.
+    pub(super) fn start_task(
+        self: &Arc<Self>,
+        life: Life,
+        label: &'static str,
+        future: impl FnOnce(TaskId) -> BoxedFuture,
+    ) -> Option<TaskId> {
+        let task = self.with(|core| {
+            core.is_alive(life).then(|| {
+                let task = TaskId(core.tasks.made);
+                core.tasks.made += 1;
+                task
+            })
+        })?;
+        let future = future(task);
+        let waker = Arc::new(TaskWaker { task, queued: AtomicBool::new(false), woken: Arc::clone(&self.woken) });
+        self.with(|core| {
+            core.record(Event::Spawned { task, node: life.node });
+            let slot = Slot { life, label, future: Some(future), waker: Arc::clone(&waker), aborted: false };
+            core.tasks.slots.insert(task, slot);
+        });
+        waker.wake();
+        Some(task)
+    }
+
+    /// Asks for a task's future to be dropped when it is next chosen.
+    pub(super) fn abort_task(&self, task: TaskId) {
+        self.with(|core| {
+            if let Some(slot) = core.tasks.slots.get_mut(&task) {
+                slot.aborted = true;
+                let waker = Waker::from(Arc::clone(&slot.waker));
+                core.deferred.push(waker);
+            }
+        });
+    }
+
+    /// Polls tasks until `is_done` says so or the run fails.
+    pub(super) fn execute(self: &Arc<Self>, mut is_done: impl FnMut() -> bool) {
+        loop {
+            let woken = self.woken.take();
+            let step = self.with(|core| {
+                core.admit(woken);
+                if self.woken.foreign.load(Ordering::SeqCst) {
+                    core.fail(Reason::ForeignWake);
+                }
+                core.choose(is_done())
+            });
+            match step {
+                Step::Poll(chosen) => self.poll_task(chosen),
+                Step::Again => {}
+                Step::Stop => return,
+            }
+        }
+    }
+
+    fn poll_task(self: &Arc<Self>, chosen: Chosen) {
+        let Chosen { task, life, mut future, waker, dropped } = chosen;
+        let _entered = context::enter(Ambient { world: Arc::clone(self), life });
+        // The future catches the panics of the task within it; see `task::supervise`.
+        let finished = dropped || future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        let leftover = self.with(|core| {
+            let alive = core.is_alive(life);
+            let Some(slot) = core.tasks.slots.get_mut(&task) else {
+                return Some(future);
+            };
+            if finished || !alive {
+                core.tasks.slots.remove(&task);
+                core.record(Event::Ended { task });
+                return Some(future);
+            }
+            slot.future = Some(future);
+            None
+        });
+        drop(leftover);
+    }
+
+    /// Drops every task of `node` (of all nodes for `None`) but the one that is being polled.
+    pub(super) fn drop_tasks(self: &Arc<Self>, node: Option<NodeId>) {
+        loop {
+            // One by one: dropping a future may spawn, wake or drop others.
+            let doomed = self.with(|core| {
+                let found = core
+                    .tasks
+                    .slots
+                    .iter()
+                    .find(|(_, slot)| slot.future.is_some() && node.is_none_or(|node| slot.life.node == node));
+                let task = *found?.0;
+                let slot = core.tasks.slots.remove(&task).expect("the task was just found");
+                core.record(Event::Ended { task });
+                Some((slot.life, slot.future))
+            });
+            let Some((life, future)) = doomed else { return };
+            let _entered = context::enter(Ambient { world: Arc::clone(self), life });
+            drop(future);
+        }
+    }
+}
+
+impl Core {
+    /// Makes woken tasks ready, or parks them when their node is paused.
+    fn admit(&mut self, woken: Vec<TaskId>) {
+        for task in woken {
+            let Some(slot) = self.tasks.slots.get(&task) else { continue };
+            let node = self.nodes.get_mut(&slot.life.node).expect("nodes are never removed");
+            if node.paused {
+                node.parked.push(task);
+            } else if let Err(place) = self.tasks.ready.binary_search(&task) {
+                self.tasks.ready.insert(place, task);
+            }
+        }
+    }
+
+    /// Parks the ready tasks of a node that has been paused.
+    pub(super) fn park(&mut self, node: NodeId) {
+        let slots = &self.tasks.slots;
+        let of_node = |task: &TaskId| slots.get(task).is_some_and(|slot| slot.life.node == node);
+        let parked: Vec<TaskId> = self.tasks.ready.iter().copied().filter(of_node).collect();
+        self.tasks.ready.retain(|task| !of_node(task));
+        self.node(node).parked.extend(parked);
+    }
+
+    /// Makes the parked tasks of a node ready.
+    pub(super) fn unpark(&mut self, node: NodeId) {
+        let parked = std::mem::take(&mut self.node(node).parked);
+        self.admit(parked);
+    }
+
+    fn choose(&mut self, done: bool) -> Step {
+        if done || self.failure.is_some() {
+            return Step::Stop;
+        }
+        if self.fire_due() {
+            return Step::Again;
+        }
+        if self.clock > nanos_of(self.settings.time_max) {
+            self.fail(Reason::TimeLimit(self.settings.time_max));
+            return Step::Stop;
+        }
+        if self.tasks.ready.is_empty() {
+            match self.next_deadline() {
+                Some(deadline) => self.clock = deadline,
+                None => {
+                    let waiting = self.waiting();
+                    self.fail(Reason::Deadlock(waiting));
+                }
+            }
+            return Step::Again;
+        }
+        let place = self.chance.index(self.tasks.ready.len());
+        let task = self.tasks.ready.remove(place);
+        let Some(slot) = self.tasks.slots.get_mut(&task) else { return Step::Again };
+        slot.waker.queued.store(false, Ordering::SeqCst);
+        let future = slot.future.take().expect("only one task is polled at a time");
+        let waker = Waker::from(Arc::clone(&slot.waker));
+        let chosen = Chosen { task, life: slot.life, future, waker, dropped: slot.aborted };
+        self.steps += 1;
+        if self.steps > self.settings.steps_max {
+            self.fail(Reason::StepLimit(self.settings.steps_max));
+        }
+        self.clock += 1 + self.chance.below(POLL_NANOS_MAX);
+        self.record(Event::Polled { task });
+        Step::Poll(chosen)
+    }
+
+    /// Node, number and code of every task.
+    fn waiting(&self) -> Vec<String> {
+        self.tasks.slots.keys().map(|task| self.task_name(*task)).collect()
+    }
+
+    pub(super) fn task_name(&self, task: TaskId) -> String {
+        match self.tasks.slots.get(&task) {
+            Some(slot) => format!("{} {task} ({})", self.node_name(slot.life.node), slot.label),
+            None => task.to_string(),
+        }
+    }
+}
+
+/// Lets a future be polled once more after all that is ready now had its chance.
+pub(in crate::rt) async fn yield_once() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

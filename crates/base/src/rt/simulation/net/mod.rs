@@ -1,0 +1,349 @@
+//! The simulated network: links between nodes with seeded delay, that break, stall and lose.
+//!
+//! 1. A message sent enters the flight of its direction with a due time, never earlier than that of the message before.
+//! 2. When it is due it moves to the receiver's inbox, unless that direction is cut: then the whole flight stalls, and
+//!    goes on with new due times when the cut heals.
+//! 3. A link that is cut for long, or whose other end crashed, breaks by itself; each end learns of it at a time of its
+//!    own. What was in flight is lost.
+//! 4. Flight and inbox together hold at most [`LINK_MESSAGES_MAX`]; a sender waits for room.
+
+mod handle;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::task::Waker;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::ids::{Life, LinkId, NodeId};
+use super::timer::{Alarm, nanos_of};
+use super::trace::{Event, content_of};
+use super::world::Core;
+use crate::rt::net::{BACKLOG_LINKS_MAX, LINK_MESSAGES_MAX};
+
+pub(in crate::rt) use handle::{LinkReceiver, LinkSender, Listener, connect, listen};
+
+/// After how long the end of a link notices by itself that nothing comes through.
+const NOTICE_DELAY: Range<Duration> = Duration::from_millis(300)..Duration::from_secs(3);
+/// After how long a connection that nobody answers is given up.
+const CONNECT_GIVE_UP: Range<Duration> = Duration::from_secs(1)..Duration::from_secs(3);
+/// One message in this many is slow.
+const SLOW_ONE_IN: u64 = 100;
+/// How much longer a slow message takes.
+const SLOW_FACTOR: u32 = 20;
+
+#[derive(Default)]
+pub(super) struct Net {
+    listeners: BTreeMap<String, ListenerState>,
+    links: BTreeMap<LinkId, LinkState>,
+    links_made: u64,
+    /// Directions that are cut, and which cut it was.
+    cuts: BTreeMap<(NodeId, NodeId), u64>,
+    cuts_made: u64,
+}
+
+struct ListenerState {
+    life: Life,
+    backlog: VecDeque<LinkId>,
+    waker: Option<Waker>,
+}
+
+struct LinkState {
+    ends: [End; 2],
+}
+
+/// One end of a link, and what is on its way to it.
+struct End {
+    life: Life,
+    /// Messages on their way here, with due times; `None` is the other side's farewell.
+    flight: VecDeque<(u64, Option<Bytes>)>,
+    inbox: VecDeque<Bytes>,
+    /// The other side's farewell has come.
+    finished: bool,
+    /// This end has noticed that the link is broken.
+    broken: bool,
+    /// This end has noticed that the other side receives no more.
+    refused: bool,
+    sender_gone: bool,
+    receiver_gone: bool,
+    receive_waker: Option<Waker>,
+    /// Of this end's senders, waiting for room at the other end.
+    room_wakers: Vec<Waker>,
+}
+
+/// Something that happens in the network later.
+pub(super) enum NetEvent {
+    /// What is due in the flight towards a side arrives.
+    Deliver { link: LinkId, side: usize },
+    /// A side notices that the link is broken.
+    Break { link: LinkId, side: usize },
+    /// A side notices that the other receives no more.
+    Refuse { link: LinkId, side: usize },
+    /// A link that is still cut by the same cut breaks.
+    GiveUp { link: LinkId, direction: (NodeId, NodeId), cut: u64 },
+}
+
+impl End {
+    fn new(life: Life) -> End {
+        End {
+            life,
+            flight: VecDeque::new(),
+            inbox: VecDeque::new(),
+            finished: false,
+            broken: false,
+            refused: false,
+            sender_gone: false,
+            receiver_gone: false,
+            receive_waker: None,
+            room_wakers: Vec::new(),
+        }
+    }
+
+    fn wakers(&mut self) -> impl Iterator<Item = Waker> {
+        self.receive_waker.take().into_iter().chain(std::mem::take(&mut self.room_wakers))
+    }
+}
+
+impl Core {
+    /// The time that a message takes.
+    pub(super) fn message_delay(&mut self) -> Duration {
+        let range = self.settings.link_delay.clone();
+        let delay = self.chance.duration(&range);
+        if self.chance.one_in(SLOW_ONE_IN) { delay * SLOW_FACTOR } else { delay }
+    }
+
+    fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
+        self.net.cuts.contains_key(&(from, to))
+    }
+
+    pub(super) fn net_event(&mut self, event: NetEvent) {
+        match event {
+            NetEvent::Deliver { link, side } => self.deliver(link, side),
+            NetEvent::Break { link, side } => self.break_end(link, side),
+            NetEvent::Refuse { link, side } => self.refuse(link, side),
+            NetEvent::GiveUp { link, direction, cut } => {
+                if self.net.cuts.get(&direction) == Some(&cut) {
+                    self.break_link(link);
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, link: LinkId, side: usize) {
+        let Some(state) = self.net.links.get_mut(&link) else { return };
+        let (from, to) = (state.ends[1 - side].life.node, state.ends[side].life.node);
+        if self.net.cuts.contains_key(&(from, to)) {
+            return; // The heal sets new due times.
+        }
+        let end = &mut state.ends[side];
+        let mut arrived = false;
+        while end.flight.front().is_some_and(|(due, _)| *due <= self.clock) {
+            let (_, message) = end.flight.pop_front().expect("the front was just seen");
+            arrived = true;
+            match message {
+                _ if end.receiver_gone || end.broken => {}
+                Some(message) => end.inbox.push_back(message),
+                None => end.finished = true,
+            }
+        }
+        if arrived {
+            self.deferred.extend(end.receive_waker.take());
+            if end.receiver_gone {
+                // Bytes that nobody will receive make room.
+                self.deferred.extend(std::mem::take(&mut state.ends[1 - side].room_wakers));
+            }
+            self.record(Event::Delivered { link, side });
+        }
+    }
+
+    fn refuse(&mut self, link: LinkId, side: usize) {
+        let Some(state) = self.net.links.get(&link) else { return };
+        let (from, to) = (state.ends[1 - side].life.node, state.ends[side].life.node);
+        if self.is_cut(from, to) {
+            self.after(Duration::from_millis(100), Alarm::Net(NetEvent::Refuse { link, side }));
+            return;
+        }
+        let state = self.net.links.get_mut(&link).expect("the link was just seen");
+        state.ends[side].refused = true;
+        self.deferred.extend(state.ends[side].wakers());
+    }
+
+    fn break_end(&mut self, link: LinkId, side: usize) {
+        let Some(state) = self.net.links.get_mut(&link) else { return };
+        let end = &mut state.ends[side];
+        if !end.broken {
+            end.broken = true;
+            end.flight.clear();
+            self.deferred.extend(end.wakers());
+            self.record(Event::LinkEnded { link, side });
+        }
+    }
+
+    /// Breaks a link: what is in flight is lost, and each end notices after a time of its own.
+    pub(super) fn break_link(&mut self, link: LinkId) {
+        let Some(state) = self.net.links.get_mut(&link) else { return };
+        state.ends.iter_mut().for_each(|end| end.flight.clear());
+        for side in 0..2 {
+            let delay = self.message_delay();
+            self.after(delay, Alarm::Net(NetEvent::Break { link, side }));
+        }
+    }
+
+    /// Breaks all links between two nodes.
+    pub(super) fn break_links(&mut self, one: NodeId, other: NodeId) {
+        for link in self.links_between(one, other) {
+            self.break_link(link);
+        }
+    }
+
+    fn links_between(&self, one: NodeId, other: NodeId) -> Vec<LinkId> {
+        let joins = |state: &LinkState| {
+            let nodes = [state.ends[0].life.node, state.ends[1].life.node];
+            nodes == [one, other] || nodes == [other, one]
+        };
+        self.net.links.iter().filter(|(_, state)| joins(state)).map(|(link, _)| *link).collect()
+    }
+
+    /// Stops messages from one node to another until [`Core::heal`].
+    pub(super) fn cut(&mut self, from: NodeId, to: NodeId) {
+        if from == to || self.is_cut(from, to) {
+            return;
+        }
+        self.net.cuts_made += 1;
+        let cut = self.net.cuts_made;
+        self.net.cuts.insert((from, to), cut);
+        for link in self.links_between(from, to) {
+            // Some break at once, as when a switch resets them; most only when they notice.
+            let notice = if self.chance.one_in(4) { Duration::ZERO..Duration::from_millis(50) } else { NOTICE_DELAY };
+            let delay = self.chance.duration(&notice);
+            self.after(delay, Alarm::Net(NetEvent::GiveUp { link, direction: (from, to), cut }));
+        }
+    }
+
+    /// Lets messages from one node to another through again; what stalled goes on.
+    pub(super) fn heal(&mut self, from: NodeId, to: NodeId) {
+        if self.net.cuts.remove(&(from, to)).is_none() {
+            return;
+        }
+        for link in self.links_between(from, to) {
+            for side in 0..2 {
+                let stalled = self.net.links[&link].ends[side].flight.len();
+                let mut due = self.clock;
+                for place in 0..stalled {
+                    due += nanos_of(self.message_delay()).max(1);
+                    let state = self.net.links.get_mut(&link).expect("links between nodes exist");
+                    state.ends[side].flight[place].0 = due;
+                    self.at(due, Alarm::Net(NetEvent::Deliver { link, side }));
+                }
+            }
+        }
+    }
+
+    /// Heals every cut.
+    pub(super) fn heal_all(&mut self) {
+        let cuts: Vec<_> = self.net.cuts.keys().copied().collect();
+        cuts.into_iter().for_each(|(from, to)| self.heal(from, to));
+    }
+
+    /// Ends the listeners and links of a node that has crashed.
+    pub(super) fn crash_links(&mut self, node: NodeId) {
+        let listeners = std::mem::take(&mut self.net.listeners);
+        let (gone, kept) = listeners.into_iter().partition(|(_, listener)| listener.life.node == node);
+        self.net.listeners = kept;
+        let gone: BTreeMap<String, ListenerState> = gone;
+        self.deferred.extend(gone.into_values().filter_map(|listener| listener.waker));
+        let links: Vec<LinkId> = self.net.links.keys().copied().collect();
+        for link in links {
+            for side in 0..2 {
+                if self.net.links[&link].ends[side].life.node == node {
+                    self.crash_end(link, side);
+                }
+            }
+            self.forget_if_unused(link);
+        }
+    }
+
+    fn crash_end(&mut self, link: LinkId, side: usize) {
+        let state = self.net.links.get_mut(&link).expect("the caller has just seen the link");
+        let end = &mut state.ends[side];
+        if end.broken && end.sender_gone && end.receiver_gone {
+            return;
+        }
+        (end.broken, end.sender_gone, end.receiver_gone) = (true, true, true);
+        end.flight.clear();
+        end.inbox.clear();
+        self.deferred.extend(end.wakers());
+        // What the crashed node had sent arrives up to some point.
+        let on_the_way = state.ends[1 - side].flight.len();
+        if on_the_way > 0 {
+            let arriving = self.chance.index(on_the_way + 1);
+            let state = self.net.links.get_mut(&link).expect("the link was just seen");
+            state.ends[1 - side].flight.truncate(arriving);
+        }
+        let notice = if self.chance.one_in(2) { Duration::ZERO..Duration::from_millis(5) } else { NOTICE_DELAY };
+        let delay = self.chance.duration(&notice);
+        self.after(delay, Alarm::Net(NetEvent::Break { link, side: 1 - side }));
+    }
+
+    /// Drops a link whose ends have all gone.
+    fn forget_if_unused(&mut self, link: LinkId) {
+        let unused = |state: &LinkState| state.ends.iter().all(|end| end.sender_gone && end.receiver_gone);
+        if self.net.links.get(&link).is_some_and(unused) {
+            let state = self.net.links.remove(&link).expect("the link was just seen");
+            self.deferred.extend(state.ends.into_iter().flat_map(|mut end| end.wakers().collect::<Vec<_>>()));
+        }
+    }
+
+    fn listen(&mut self, address: &str, life: Life) -> io::Result<()> {
+        if !self.is_alive(life) {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "the node has crashed"));
+        }
+        if self.net.listeners.contains_key(address) {
+            let text = format!("another listener has the address {address}");
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+        }
+        let listener = ListenerState { life, backlog: VecDeque::new(), waker: None };
+        self.net.listeners.insert(address.to_owned(), listener);
+        Ok(())
+    }
+
+    /// A new link from a node to a listener; the caller holds end 0.
+    fn connect(&mut self, from: Life, address: &str) -> Result<LinkId, io::ErrorKind> {
+        let Some(listener) = self.net.listeners.get(address) else {
+            return Err(io::ErrorKind::ConnectionRefused);
+        };
+        let to = listener.life;
+        let full = listener.backlog.len() >= BACKLOG_LINKS_MAX;
+        if full || self.is_cut(from.node, to.node) || self.is_cut(to.node, from.node) || !self.is_alive(from) {
+            return Err(io::ErrorKind::TimedOut);
+        }
+        let link = LinkId(self.net.links_made);
+        self.net.links_made += 1;
+        self.net.links.insert(link, LinkState { ends: [End::new(from), End::new(to)] });
+        let listener = self.net.listeners.get_mut(address).expect("the listener was just seen");
+        listener.backlog.push_back(link);
+        self.deferred.extend(listener.waker.take());
+        self.record(Event::Connected { link, from: from.node, to: to.node });
+        Ok(link)
+    }
+
+    /// Puts a message, or the farewell, on its way from a side to the other.
+    fn launch(&mut self, link: LinkId, side: usize, message: Option<Bytes>) {
+        let delay = nanos_of(self.message_delay());
+        let state = self.net.links.get_mut(&link).expect("the caller has just seen the link");
+        let end = &mut state.ends[1 - side];
+        let earliest = end.flight.back().map_or(0, |(due, _)| *due);
+        let due = (self.clock + delay).max(earliest + 1);
+        let (length, content) = message.as_ref().map_or((0, 0), |bytes| (bytes.len() as u64, content_of(bytes)));
+        end.flight.push_back((due, message));
+        self.at(due, Alarm::Net(NetEvent::Deliver { link, side: 1 - side }));
+        self.record(Event::Sent { link, side, length, content });
+    }
+
+    fn has_room(&self, link: LinkId, side: usize) -> bool {
+        let far = &self.net.links[&link].ends[1 - side];
+        far.flight.len() + far.inbox.len() < LINK_MESSAGES_MAX
+    }
+}

@@ -1,0 +1,200 @@
+//! Nodes: named places where tasks live, that can crash, pause and start again.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use super::disk::{Disk, DiskState};
+use super::executor::BoxedFuture;
+use super::ids::{DRIVER, Life, NodeId, TaskId};
+use super::trace::Event;
+use super::world::{Core, World};
+use crate::rt::context::{self, Ambient};
+use crate::rt::task::Task;
+
+pub(super) type Boot = Arc<dyn Fn() -> BoxedFuture + Send + Sync>;
+
+/// A node of the world.
+pub(super) struct NodeState {
+    pub name: Arc<str>,
+    /// Counts crashes.
+    pub incarnation: u64,
+    pub up: bool,
+    pub paused: bool,
+    /// Woken while the node was paused.
+    pub parked: Vec<TaskId>,
+    pub boot: Option<Boot>,
+    pub disk: DiskState,
+}
+
+/// A node of a simulation. Clones name the same node.
+#[derive(Clone)]
+pub struct Node {
+    world: Arc<World>,
+    id: NodeId,
+    name: Arc<str>,
+}
+
+impl World {
+    /// The node of a name, made at its first use.
+    pub(super) fn node(self: &Arc<Self>, name: &str) -> Node {
+        let (id, name) = self.with(|core| {
+            let found = core.nodes.iter().find(|(_, node)| &*node.name == name);
+            if let Some((id, node)) = found {
+                return (*id, Arc::clone(&node.name));
+            }
+            let id = NodeId(core.nodes.len() as u64);
+            let name: Arc<str> = name.into();
+            let state = NodeState {
+                name: Arc::clone(&name),
+                incarnation: 0,
+                up: true,
+                paused: false,
+                parked: Vec::new(),
+                boot: None,
+                disk: DiskState::default(),
+            };
+            core.nodes.insert(id, state);
+            (id, name)
+        });
+        Node { world: Arc::clone(self), id, name }
+    }
+
+    pub(super) fn current_life(&self, node: NodeId) -> Life {
+        self.with(|core| Life { node, incarnation: core.node(node).incarnation })
+    }
+}
+
+impl Core {
+    fn note_fault(&mut self, text: String) {
+        self.record(Event::Fault(text));
+    }
+}
+
+impl Node {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Starts a task on the node; a node that is down comes up, without running its boot function.
+    pub fn spawn<F>(&self, future: F) -> Task<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.world.with(|core| core.node(self.id).up = true);
+        Task::simulated(&self.world, self.world.current_life(self.id), future)
+    }
+
+    /// Sets what the node runs and starts it; [`Node::restart`] runs it again.
+    pub fn start<F, Fut>(&self, boot: F)
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let boot: Boot = Arc::new(move || Box::pin(boot()));
+        self.world.with(|core| core.node(self.id).boot = Some(Arc::clone(&boot)));
+        self.boot(&boot);
+    }
+
+    fn boot(&self, boot: &Boot) {
+        let future = {
+            let life = self.world.current_life(self.id);
+            let _entered = context::enter(Ambient { world: Arc::clone(&self.world), life });
+            boot()
+        };
+        drop(self.spawn(future));
+    }
+
+    /// Ends everything on the node at once: its tasks are dropped, what it had not synced to disk is kept, lost or torn
+    /// by chance, its links break. A node that is down stays so.
+    ///
+    /// Panics for the driver, which cannot crash.
+    pub fn crash(&self) {
+        assert!(self.id != DRIVER, "the driver of a simulation does not crash");
+        let crashed = self.world.with(|core| {
+            let node = core.node(self.id);
+            if !node.up {
+                return false;
+            }
+            node.up = false;
+            node.paused = false;
+            node.parked.clear();
+            node.incarnation += 1;
+            core.note_fault(format!("crash {}", self.name));
+            core.crash_links(self.id);
+            core.crash_disk(self.id);
+            true
+        });
+        if crashed {
+            self.world.drop_tasks(Some(self.id));
+        }
+    }
+
+    /// Brings the node up again, if it is down, and runs its boot function.
+    pub fn restart(&self) {
+        let boot = self.world.with(|core| {
+            let node = core.node(self.id);
+            if node.up {
+                return None;
+            }
+            node.up = true;
+            let boot = node.boot.clone();
+            core.note_fault(format!("restart {}", self.name));
+            boot
+        });
+        if let Some(boot) = boot {
+            self.boot(&boot);
+        }
+    }
+
+    /// Lets none of the node's tasks run until [`Node::resume`], as if its processor were taken away. Time goes on.
+    ///
+    /// Panics for the driver.
+    pub fn pause(&self) {
+        assert!(self.id != DRIVER, "the driver of a simulation does not pause");
+        self.world.with(|core| {
+            let node = core.node(self.id);
+            if node.up && !node.paused {
+                node.paused = true;
+                core.park(self.id);
+                core.note_fault(format!("pause {}", self.name));
+            }
+        });
+    }
+
+    /// Lets the node's tasks run again.
+    pub fn resume(&self) {
+        self.world.with(|core| {
+            if std::mem::take(&mut core.node(self.id).paused) {
+                core.note_fault(format!("resume {}", self.name));
+                core.unpark(self.id);
+            }
+        });
+    }
+
+    /// Whether the node has not crashed since it was last started.
+    pub fn is_up(&self) -> bool {
+        self.world.with(|core| core.node(self.id).up)
+    }
+
+    /// How often the node has crashed.
+    pub fn crashes(&self) -> u64 {
+        self.world.with(|core| core.node(self.id).incarnation)
+    }
+
+    /// Its disk, which outlives crashes.
+    pub fn disk(&self) -> Disk {
+        Disk::new(Arc::clone(&self.world), self.id)
+    }
+
+    pub(super) fn id(&self) -> NodeId {
+        self.id
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({})", self.name)
+    }
+}

@@ -1,0 +1,125 @@
+//! Timers: what happens when the virtual clock comes to a point.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use super::net::NetEvent;
+use super::trace::Event;
+use super::world::{Core, World};
+
+/// What a timer does.
+pub(super) enum Alarm {
+    /// Wakes a task.
+    Wake(Waker),
+    /// Moves something in the network.
+    Net(NetEvent),
+}
+
+/// A timer's deadline, and the order of its making, which decides between equal deadlines.
+pub(super) type TimerKey = (u64, u64);
+
+#[derive(Default)]
+pub(super) struct Timers {
+    alarms: BTreeMap<TimerKey, Alarm>,
+    made: u64,
+}
+
+impl Core {
+    /// Sets a timer.
+    pub(super) fn at(&mut self, deadline: u64, alarm: Alarm) -> TimerKey {
+        self.timers.made += 1;
+        let key = (deadline, self.timers.made);
+        self.timers.alarms.insert(key, alarm);
+        key
+    }
+
+    /// Sets a timer that goes off after `delay`.
+    pub(super) fn after(&mut self, delay: Duration, alarm: Alarm) -> TimerKey {
+        let deadline = self.clock.saturating_add(nanos_of(delay));
+        self.at(deadline, alarm)
+    }
+
+    /// The deadline that comes next.
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        self.timers.alarms.first_key_value().map(|((deadline, _), _)| *deadline)
+    }
+
+    /// Lets all timers go off whose deadline has come. False when there are none.
+    pub(super) fn fire_due(&mut self) -> bool {
+        let mut fired = false;
+        while self.next_deadline().is_some_and(|deadline| deadline <= self.clock) {
+            let ((_, order), alarm) = self.timers.alarms.pop_first().expect("the next deadline belongs to a timer");
+            fired = true;
+            self.record(Event::TimerFired { order });
+            match alarm {
+                Alarm::Wake(waker) => self.deferred.push(waker),
+                Alarm::Net(event) => self.net_event(event),
+            }
+        }
+        fired
+    }
+
+    fn set_waker(&mut self, key: TimerKey, waker: &Waker) -> bool {
+        match self.timers.alarms.get_mut(&key) {
+            Some(Alarm::Wake(current)) => {
+                if !current.will_wake(waker) {
+                    // The old one is called rather than dropped here, where dropping could run anything.
+                    self.deferred.push(std::mem::replace(current, waker.clone()));
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+pub(super) fn nanos_of(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Completes when the virtual clock has come to a point.
+pub(in crate::rt) struct Sleep {
+    world: Arc<World>,
+    deadline: u64,
+    timer: Option<TimerKey>,
+}
+
+impl Sleep {
+    pub(in crate::rt) fn until(world: Arc<World>, deadline: u64) -> Sleep {
+        Sleep { world, deadline, timer: None }
+    }
+
+    pub(super) fn for_duration(world: &Arc<World>, duration: Duration) -> Sleep {
+        Sleep::until(Arc::clone(world), world.clock().saturating_add(nanos_of(duration)))
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Sleep { world, deadline, timer } = &mut *self;
+        world.with(|core| {
+            if core.clock >= *deadline {
+                return Poll::Ready(());
+            }
+            let set = timer.is_some_and(|key| core.set_waker(key, cx.waker()));
+            if !set {
+                *timer = Some(core.at(*deadline, Alarm::Wake(cx.waker().clone())));
+            }
+            Poll::Pending
+        })
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        let timer = self.timer.take();
+        // The waker is dropped outside the lock.
+        let _alarm = timer.and_then(|key| self.world.with(|core| core.timers.alarms.remove(&key)));
+    }
+}

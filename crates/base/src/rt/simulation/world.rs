@@ -1,0 +1,156 @@
+//! The state of a simulated world, and the thread's way to it.
+//!
+//! Everything sits behind one lock that only the simulation's thread takes. Wakers are called, and futures are polled
+//! and dropped, only while it is free, because each of these may run code that comes back here.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use super::chance::Chance;
+use super::executor::{Tasks, Woken};
+use super::failure::Reason;
+use super::ids::{Life, NodeId};
+use super::net::Net;
+use super::node::NodeState;
+use super::timer::Timers;
+use super::trace::{Event, Trace};
+use crate::event::Value;
+
+/// What a run may take, and how slow its world is.
+#[derive(Clone, Debug)]
+pub(in crate::rt) struct Settings {
+    pub seed: u64,
+    pub steps_max: u64,
+    pub time_max: Duration,
+    pub trace_lines_max: usize,
+    pub link_delay: Range<Duration>,
+    pub sync_delay: Range<Duration>,
+}
+
+/// A simulated world.
+pub(in crate::rt) struct World {
+    pub(super) settings: Settings,
+    pub(super) woken: Arc<Woken>,
+    core: Mutex<Core>,
+    events: Mutex<BTreeMap<&'static str, Value>>,
+}
+
+/// All that changes while a world runs.
+pub(super) struct Core {
+    pub settings: Settings,
+    pub chance: Chance,
+    /// Nanoseconds since the run began.
+    pub clock: u64,
+    pub steps: u64,
+    pub trace: Trace,
+    pub tasks: Tasks,
+    pub timers: Timers,
+    pub nodes: BTreeMap<NodeId, NodeState>,
+    pub net: Net,
+    pub fault_points: BTreeMap<&'static str, super::FaultPoint>,
+    pub injections: BTreeMap<String, Injection>,
+    /// Called when the lock is free again.
+    pub deferred: Vec<Waker>,
+    /// Why the run cannot go on.
+    pub failure: Option<Reason>,
+}
+
+/// How a fault point is to behave.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Injection {
+    pub probability: f64,
+    pub next_times: u64,
+}
+
+impl World {
+    pub(super) fn new(settings: Settings) -> Arc<World> {
+        let core = Core {
+            chance: Chance::new(settings.seed),
+            clock: 0,
+            steps: 0,
+            trace: Trace::new(settings.trace_lines_max),
+            tasks: Tasks::default(),
+            timers: Timers::default(),
+            nodes: BTreeMap::new(),
+            net: Net::default(),
+            fault_points: BTreeMap::new(),
+            injections: BTreeMap::new(),
+            deferred: Vec::new(),
+            failure: None,
+            settings: settings.clone(),
+        };
+        Arc::new(World { settings, woken: Woken::new(), core: Mutex::new(core), events: Mutex::default() })
+    }
+
+    /// Runs `access` on the state, then calls the wakers that it deferred.
+    pub(super) fn with<T>(&self, access: impl FnOnce(&mut Core) -> T) -> T {
+        // After a panic of ours in here the run is reported as failed; until then the state is still read.
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = access(&mut core);
+        let deferred = std::mem::take(&mut core.deferred);
+        drop(core);
+        deferred.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Runs `access` on the values of events.
+    pub(in crate::rt) fn with_events<T>(&self, access: impl FnOnce(&mut BTreeMap<&'static str, Value>) -> T) -> T {
+        access(&mut self.events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(in crate::rt) fn clock(&self) -> u64 {
+        self.with(|core| core.clock)
+    }
+
+    pub(in crate::rt) fn fill_random(&self, bytes: &mut [u8]) {
+        self.with(|core| core.chance.fill(bytes));
+    }
+
+    pub(in crate::rt) fn fault_point(&self, name: &'static str) -> bool {
+        self.with(|core| core.fault_point(name))
+    }
+}
+
+impl Core {
+    pub(super) fn record(&mut self, event: Event) {
+        self.trace.record(self.clock, event);
+    }
+
+    /// The first failure is the one that counts.
+    pub(super) fn fail(&mut self, reason: Reason) {
+        self.failure.get_or_insert(reason);
+    }
+
+    pub(super) fn node(&mut self, node: NodeId) -> &mut NodeState {
+        self.nodes.get_mut(&node).expect("nodes are never removed")
+    }
+
+    pub(super) fn node_name(&self, node: NodeId) -> String {
+        self.nodes.get(&node).map_or_else(|| node.to_string(), |state| state.name.to_string())
+    }
+
+    /// Whether this life of its node has not ended.
+    pub(super) fn is_alive(&self, life: Life) -> bool {
+        self.nodes.get(&life.node).is_some_and(|node| node.up && node.incarnation == life.incarnation)
+    }
+
+    fn fault_point(&mut self, name: &'static str) -> bool {
+        let injection = self.injections.entry(name.to_owned()).or_default();
+        let injected = if injection.next_times > 0 {
+            injection.next_times -= 1;
+            true
+        } else {
+            injection.probability > 0.0 && self.chance.with_probability(injection.probability)
+        };
+        let counted = self.fault_points.entry(name).or_default();
+        counted.reached += 1;
+        if injected {
+            counted.injected += 1;
+            self.record(Event::FaultPoint { name });
+        }
+        injected
+    }
+}
