@@ -1,7 +1,7 @@
 //! Measuring Heddle: workloads, the closed-loop driver, the crypto floor and the reports.
 //!
 //! 1. A [`workload`] says what to load and what each client calls.
-//! 2. The [`driver`] runs the clients against a network behind [`outcome::Submit`] and measures one window.
+//! 2. The [`driver`] runs the clients against a [`network`] behind [`outcome::Submit`] and measures one window.
 //! 3. [`floor`] prices the signatures that no server can save; [`process`] reads what the servers really spent.
 //! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
 //!
@@ -11,6 +11,7 @@ pub mod driver;
 pub mod error;
 pub mod floor;
 pub mod histogram;
+pub mod network;
 pub mod outcome;
 pub mod plot;
 pub mod process;
