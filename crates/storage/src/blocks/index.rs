@@ -1,0 +1,269 @@
+//! Where blocks and transactions lie.
+//!
+//! In memory a store keeps 4 bytes a block (its offset in its segment) and two tables of fingerprints (header hashes and
+//! transaction ids, 10 to 13 bytes an entry). What is needed to rebuild them is a by-product of appending and is
+//! written beside each segment when the segment is sealed, so that opening a store reads 16 bytes a block and 8 a
+//! transaction instead of every block. The index file is a cache: it is written without an fsync, checked when it is
+//! read, and built again from its segment when it is missing or damaged.
+
+use base::BlockNumber;
+
+use super::fingerprints::{FingerprintTable, fingerprint};
+use super::format::{Reader, RecordHeader, Transactions, check_seal, seal};
+use crate::checksum;
+
+/// The version of the index file's format.
+pub const VERSION: u32 = 1;
+const MAGIC: [u8; 8] = *b"HEDDLEBI";
+const HEADER_BYTES: usize = 104;
+const BLOCK_BYTES: usize = 16;
+const TRANSACTION_BYTES: usize = 8;
+
+/// The newest block, as far as the next one must fit it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tip {
+    /// Number of blocks; the next block has this number.
+    pub height: u64,
+    /// Header hash of the newest block; [`super::NO_PREVIOUS`] when there is none.
+    pub header_hash: [u8; 32],
+    /// The newest epoch that a block was appended under.
+    pub epoch: base::Epoch,
+}
+
+/// What a segment contributes to the index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentIndex {
+    pub first: BlockNumber,
+    /// The byte after the last record.
+    pub end: u64,
+    /// The chain after the segment's last block.
+    pub tip: Tip,
+    pub blocks: Vec<IndexedBlock>,
+    /// Fingerprints of the transaction ids, block after block.
+    pub transactions: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexedBlock {
+    /// Where the record begins in its segment.
+    pub offset: u32,
+    /// How many of the fingerprints belong to the block.
+    pub transactions: u32,
+    /// Fingerprint of its header hash.
+    pub header_hash: u64,
+}
+
+impl SegmentIndex {
+    pub fn new(first: BlockNumber, start: u64, tip: Tip) -> SegmentIndex {
+        SegmentIndex { first, end: start, tip, blocks: Vec::new(), transactions: Vec::new() }
+    }
+
+    /// Adds the record that begins at `self.end`. `ids` are its transaction ids; empty ones are not indexed.
+    pub fn push<'a>(&mut self, header: &RecordHeader, ids: impl Iterator<Item = &'a str>) {
+        assert!(header.number.get() == self.tip.height, "records are indexed in the order of blocks");
+        let before = self.transactions.len();
+        self.transactions.extend(ids.filter(|id| !id.is_empty()).map(|id| fingerprint(id.as_bytes())));
+        self.blocks.push(IndexedBlock {
+            offset: u32::try_from(self.end).expect("a segment takes no record after its size, so offsets fit"),
+            transactions: (self.transactions.len() - before) as u32,
+            header_hash: fingerprint(&header.header_hash),
+        });
+        self.end += header.record_bytes().expect("the lengths of this header were checked");
+        self.tip = Tip {
+            height: header.number.get() + 1,
+            header_hash: header.header_hash,
+            epoch: header.epoch.max(self.tip.epoch),
+        };
+    }
+
+    /// Adds the record that begins at `self.end`, from its bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the transaction list. Nothing was added then.
+    pub fn push_encoded(&mut self, header: &RecordHeader, transactions: &[u8]) -> Result<(), String> {
+        for item in Transactions::new(transactions, header.transactions) {
+            item?;
+        }
+        let ids = Transactions::new(transactions, header.transactions).map_while(Result::ok).map(|(id, _)| id);
+        self.push(header, ids);
+        Ok(())
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let body_bytes = self.blocks.len() * BLOCK_BYTES + self.transactions.len() * TRANSACTION_BYTES;
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body_bytes);
+        bytes.resize(HEADER_BYTES, 0);
+        for block in &self.blocks {
+            bytes.extend_from_slice(&block.offset.to_le_bytes());
+            bytes.extend_from_slice(&block.transactions.to_le_bytes());
+            bytes.extend_from_slice(&block.header_hash.to_le_bytes());
+        }
+        for transaction in &self.transactions {
+            bytes.extend_from_slice(&transaction.to_le_bytes());
+        }
+        assert!(bytes.len() == HEADER_BYTES + body_bytes, "the layout of an index adds up");
+        let body_checksum = checksum(&bytes[HEADER_BYTES..]);
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend_from_slice(&MAGIC);
+        header.extend_from_slice(&VERSION.to_le_bytes());
+        header.extend_from_slice(&[0; 4]); // Reserved.
+        header.extend_from_slice(&self.first.get().to_le_bytes());
+        header.extend_from_slice(&(self.blocks.len() as u64).to_le_bytes());
+        header.extend_from_slice(&(self.transactions.len() as u64).to_le_bytes());
+        header.extend_from_slice(&self.end.to_le_bytes());
+        header.extend_from_slice(&self.tip.epoch.get().to_le_bytes());
+        header.extend_from_slice(&self.tip.header_hash);
+        header.extend_from_slice(&body_checksum.to_le_bytes());
+        header.extend_from_slice(&[0; 8]);
+        assert!(header.len() == HEADER_BYTES, "the layout of an index header adds up");
+        seal(&mut header);
+        bytes[..HEADER_BYTES].copy_from_slice(&header);
+        bytes
+    }
+
+    /// # Errors
+    /// What is wrong with the bytes.
+    pub fn decode(bytes: &[u8]) -> Result<SegmentIndex, String> {
+        let short = || "the index is cut off".to_string();
+        let (header, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(short)?;
+        let mut reader = Reader(header);
+        if reader.array() != Some(MAGIC) {
+            return Err("it does not begin as an index does".into());
+        }
+        check_seal(header, "index header")?;
+        if reader.u32() != Some(VERSION) {
+            return Err("the index has another format".into());
+        }
+        reader.u32().ok_or_else(short)?;
+        let first = BlockNumber(reader.u64().ok_or_else(short)?);
+        let blocks = reader.u64().ok_or_else(short)?;
+        let transactions = reader.u64().ok_or_else(short)?;
+        let end = reader.u64().ok_or_else(short)?;
+        let epoch = base::Epoch(reader.u64().ok_or_else(short)?);
+        let header_hash = reader.array().ok_or_else(short)?;
+        let body_checksum = reader.u64().ok_or_else(short)?;
+        let body_bytes = (blocks.checked_mul(BLOCK_BYTES as u64))
+            .zip(transactions.checked_mul(TRANSACTION_BYTES as u64))
+            .and_then(|(blocks, transactions)| blocks.checked_add(transactions));
+        if body_bytes != Some(body.len() as u64) || checksum(body) != body_checksum {
+            return Err("the index does not have the length or the checksum it was written with".into());
+        }
+        let height = first.get().checked_add(blocks).ok_or("the index counts too many blocks")?;
+        let (block_bytes, transaction_bytes) = body.split_at(blocks as usize * BLOCK_BYTES);
+        let mut blocks = Vec::with_capacity(block_bytes.len() / BLOCK_BYTES);
+        let mut reader = Reader(block_bytes);
+        let mut indexed = 0u64;
+        while let (Some(offset), Some(transactions), Some(header_hash)) = (reader.u32(), reader.u32(), reader.u64()) {
+            let ascends = blocks.last().is_none_or(|last: &IndexedBlock| last.offset < offset);
+            if !ascends || u64::from(offset) >= end {
+                return Err("the index has blocks out of order".into());
+            }
+            indexed += u64::from(transactions);
+            blocks.push(IndexedBlock { offset, transactions, header_hash });
+        }
+        if indexed != transactions {
+            return Err("the index counts other transactions than its blocks do".into());
+        }
+        let transactions = transaction_bytes
+            .chunks_exact(TRANSACTION_BYTES)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("chunks have this size")))
+            .collect();
+        Ok(SegmentIndex { first, end, tip: Tip { height, header_hash, epoch }, blocks, transactions })
+    }
+}
+
+/// The index of a whole store.
+pub struct Index {
+    segments: Vec<IndexedSegment>,
+    header_hashes: FingerprintTable,
+    transactions: FingerprintTable,
+    tip: Tip,
+}
+
+struct IndexedSegment {
+    first: BlockNumber,
+    end: u64,
+    offsets: Vec<u32>,
+}
+
+/// Where a record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Names the segment.
+    pub first: BlockNumber,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+impl Index {
+    pub fn new(tip: Tip) -> Index {
+        Index { segments: Vec::new(), header_hashes: FingerprintTable::new(), transactions: FingerprintTable::new(), tip }
+    }
+
+    pub fn tip(&self) -> Tip {
+        self.tip
+    }
+
+    /// Opens the next segment, which holds no blocks yet.
+    pub fn start_segment(&mut self, first: BlockNumber, start: u64) {
+        assert!(first.get() == self.tip.height, "segments follow one another");
+        self.segments.push(IndexedSegment { first, end: start, offsets: Vec::new() });
+    }
+
+    /// Adds the blocks from position `from` on of the newest segment's index, which has grown.
+    pub fn extend(&mut self, segment: &SegmentIndex, from: usize) {
+        let last = self.segments.last_mut().expect("blocks are added to a segment that was started");
+        assert!(last.first == segment.first && last.offsets.len() == from, "a segment is extended at its end");
+        let added = &segment.blocks[from..];
+        let count: usize = added.iter().map(|block| block.transactions as usize).sum();
+        let mut transactions = segment.transactions[segment.transactions.len() - count..].iter();
+        for (position, block) in added.iter().enumerate() {
+            let number = segment.first.get() + (from + position) as u64;
+            last.offsets.push(block.offset);
+            self.header_hashes.insert(block.header_hash, number);
+            for fingerprint in transactions.by_ref().take(block.transactions as usize) {
+                self.transactions.insert(*fingerprint, number);
+            }
+        }
+        last.end = segment.end;
+        self.tip = segment.tip;
+        assert!(
+            last.first.get() + last.offsets.len() as u64 == self.tip.height,
+            "the height counts the blocks of all segments"
+        );
+    }
+
+    /// Gives back memory that a segment reserved for further blocks.
+    pub fn seal_segment(&mut self) {
+        if let Some(last) = self.segments.last_mut() {
+            last.offsets.shrink_to_fit();
+        }
+    }
+
+    pub fn place(&self, number: BlockNumber) -> Option<Place> {
+        if number.get() >= self.tip.height {
+            return None;
+        }
+        let position = self.segments.partition_point(|segment| segment.first <= number).checked_sub(1)?;
+        let segment = &self.segments[position];
+        let within = (number.get() - segment.first.get()) as usize;
+        let offset = u64::from(*segment.offsets.get(within)?);
+        let end = segment.offsets.get(within + 1).map_or(segment.end, |next| u64::from(*next));
+        Some(Place { first: segment.first, offset, bytes: end - offset })
+    }
+
+    /// Blocks that may have this header hash, ascending.
+    pub fn with_header_hash(&self, hash: &[u8; 32]) -> Vec<u64> {
+        self.header_hashes.candidates(fingerprint(hash), self.tip.height)
+    }
+
+    /// Blocks that may hold this transaction, ascending.
+    pub fn with_transaction(&self, fingerprint: u64) -> Vec<u64> {
+        self.transactions.candidates(fingerprint, self.tip.height)
+    }
+
+    pub fn memory_bytes(&self) -> usize {
+        let offsets: usize = self.segments.iter().map(|segment| segment.offsets.capacity() * 4).sum();
+        offsets + self.header_hashes.memory_bytes() + self.transactions.memory_bytes()
+    }
+}

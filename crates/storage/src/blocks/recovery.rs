@@ -1,0 +1,284 @@
+//! Opening a store: what is on disk, what of it is whole, and what is not.
+//!
+//! 1. Every segment but the last is sealed, and was durable before the next one was created. Its header must continue the
+//!    chain; its index is read, or built again from its records when it is missing, stale or damaged.
+//! 2. The last segment is read record by record. Where the records stop being whole, the durable mark decides: before the
+//!    mark it is damage, and the store does not open; from the mark on it is a torn tail, which is cut off.
+//! 3. What was found whole may still be in the page cache only, so the last segment is synced before it counts as durable.
+//!
+//! A segment whose header is torn holds no records, because records follow only once the header is durable; such a last
+//! segment is created again. No search for records is made beyond damage: bytes of a payload may look like one.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base::BlockNumber;
+use base::rt::disk::{Directory, File};
+
+use super::NO_PREVIOUS;
+use super::files::{create_segment, index_name, parse_segment_name, segment_name};
+use super::format::{
+    MARK_BYTES, MARK_OFFSETS, Mark, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_FIELDS_BYTES, SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+};
+use super::index::{Index, SegmentIndex, Tip};
+use crate::{Error, events};
+
+/// What opening a store found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenReport {
+    /// Number of blocks, all durable.
+    pub height: u64,
+    /// Number of segments.
+    pub segments: usize,
+    /// The incomplete last record that was cut off.
+    pub torn_tail: Option<TornTail>,
+    /// Segments whose index was missing, stale or damaged and was built again from the records.
+    pub indexes_rebuilt: usize,
+}
+
+/// A record that was being written when the process or the machine stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TornTail {
+    /// The segment.
+    pub path: PathBuf,
+    /// Where the record began: the segment's length now.
+    pub offset: u64,
+    /// How many bytes were cut off.
+    pub bytes: u64,
+    /// The block that would have been next.
+    pub block: BlockNumber,
+    /// Why the record is not whole.
+    pub what: String,
+}
+
+/// A store's state after opening.
+pub struct Recovered {
+    pub index: Index,
+    /// The index of the last segment, which goes on.
+    pub last: SegmentIndex,
+    pub last_file: File,
+    pub report: OpenReport,
+}
+
+/// # Errors
+/// [`Error::Corrupt`] for damage to what was durable; errors of the operating system.
+pub async fn recover(directory: &Directory) -> Result<Recovered, Error> {
+    let names = directory.list().map_err(|error| Error::io("listing", directory.path(), error))?;
+    let firsts: Vec<BlockNumber> = names.iter().filter_map(|name| parse_segment_name(name)).collect();
+    let mut tip = Tip { height: 0, header_hash: NO_PREVIOUS, epoch: base::Epoch(0) };
+    let mut index = Index::new(tip);
+    let mut report = OpenReport::default();
+    let Some((last_first, sealed)) = firsts.split_last() else {
+        let file = create_segment(directory, header_after(tip)).await?;
+        index.start_segment(BlockNumber(0), SEGMENT_HEADER_BYTES);
+        let last = SegmentIndex::new(BlockNumber(0), SEGMENT_HEADER_BYTES, tip);
+        report.segments = 1;
+        return Ok(Recovered { index, last, last_file: file, report });
+    };
+    for first in sealed {
+        let segment = Segment::open(directory, *first)?;
+        let header = segment.header()?.map_err(|what| segment.corrupt(0, what))?;
+        segment.check_continues(header, tip)?;
+        let read = segment.read_index(directory, tip);
+        let segment_index = match read {
+            Ok(segment_index) => segment_index,
+            Err(what) => {
+                tracing::info!(segment = %segment.path.display(), %what, "building the index again");
+                report.indexes_rebuilt += 1;
+                let segment_index = segment.rebuild(tip)?;
+                write_index(directory, &segment_index);
+                segment_index
+            }
+        };
+        tip = segment_index.tip;
+        index.start_segment(*first, SEGMENT_HEADER_BYTES);
+        index.extend(&segment_index, 0);
+        index.seal_segment();
+    }
+    let segment = Segment::open(directory, *last_first)?;
+    let (last, last_file) = recover_last(directory, segment, tip, &mut report).await?;
+    index.start_segment(*last_first, SEGMENT_HEADER_BYTES);
+    index.extend(&last, 0);
+    report.height = index.tip().height;
+    report.segments = firsts.len();
+    Ok(Recovered { index, last, last_file, report })
+}
+
+async fn recover_last(
+    directory: &Directory,
+    segment: Segment,
+    tip: Tip,
+    report: &mut OpenReport,
+) -> Result<(SegmentIndex, File), Error> {
+    let fresh = SegmentIndex::new(segment.first, SEGMENT_HEADER_BYTES, tip);
+    let header = match segment.header()? {
+        Ok(header) => header,
+        Err(what) if segment.bytes <= SEGMENT_HEADER_BYTES && segment.first.get() == tip.height => {
+            report.torn_tail = Some(segment.torn(0, tip, what));
+            let file = create_segment(directory, header_after(tip)).await?;
+            return Ok((fresh, file));
+        }
+        Err(what) => return Err(segment.corrupt(0, what)),
+    };
+    segment.check_continues(header, tip)?;
+    let mark = segment.mark()?;
+    let (last, damage) = segment.scan(fresh)?;
+    let damage = match damage {
+        None if last.end < mark.end => Some("the file ends before what was durable in it".to_string()),
+        damage => damage,
+    };
+    if let Some(what) = damage {
+        if last.end < mark.end {
+            return Err(segment.corrupt(last.end, what));
+        }
+        let torn = segment.torn(last.end, last.tip, what);
+        tracing::warn!(
+            segment = %torn.path.display(), offset = torn.offset, bytes = torn.bytes, block = %torn.block,
+            what = %torn.what, "cutting off an incomplete last record"
+        );
+        events::TornTailsCut.add(1);
+        report.torn_tail = Some(torn);
+        segment.file.truncate(last.end).map_err(|error| Error::io("cutting off the tail of", &segment.path, error))?;
+    }
+    segment.file.sync().await.map_err(|error| Error::io("syncing", &segment.path, error))?;
+    Ok((last, segment.file))
+}
+
+fn header_after(tip: Tip) -> SegmentHeader {
+    SegmentHeader { first: BlockNumber(tip.height), previous_hash: tip.header_hash, epoch: tip.epoch }
+}
+
+/// Writes a segment's index. It can be built again, so failures are not errors and nothing is synced.
+pub fn write_index(directory: &Directory, index: &SegmentIndex) {
+    let name = index_name(index.first);
+    let write = || -> io::Result<()> {
+        let file = directory.open_file(&name, true)?;
+        file.truncate(0)?;
+        file.write_at(0, &index.encode())
+    };
+    if let Err(error) = write() {
+        tracing::warn!(index = %directory.path().join(&name).display(), %error, "the index was not written");
+    }
+}
+
+/// A segment being opened.
+struct Segment {
+    first: BlockNumber,
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl Segment {
+    fn open(directory: &Directory, first: BlockNumber) -> Result<Segment, Error> {
+        let path = directory.path().join(segment_name(first));
+        let io = |error| Error::io("opening the segment", &path, error);
+        let file = directory.open_file(&segment_name(first), false).map_err(io)?;
+        let bytes = file.len().map_err(io)?;
+        Ok(Segment { first, path, file, bytes })
+    }
+
+    fn read(&self, offset: u64, bytes: usize) -> Result<base::Bytes, Error> {
+        self.file.read_at(offset, bytes).map_err(|error| Error::io("reading", &self.path, error))
+    }
+
+    fn header(&self) -> Result<Result<SegmentHeader, String>, Error> {
+        Ok(SegmentHeader::decode(&self.read(0, SEGMENT_FIELDS_BYTES)?))
+    }
+
+    fn mark(&self) -> Result<Mark, Error> {
+        let mut newest = Mark { end: SEGMENT_HEADER_BYTES, height: self.first.get() };
+        for offset in MARK_OFFSETS {
+            if let Some(mark) = Mark::decode(&self.read(offset, MARK_BYTES)?)
+                && mark.end > newest.end
+            {
+                newest = mark;
+            }
+        }
+        Ok(newest)
+    }
+
+    fn check_continues(&self, header: SegmentHeader, tip: Tip) -> Result<(), Error> {
+        if header.first != self.first {
+            return Err(self.corrupt(0, format!("it begins with block {} and is named for another", header.first)));
+        }
+        if header.first.get() != tip.height {
+            return Err(self.corrupt(0, format!("it begins with block {}, after block height {}", header.first, tip.height)));
+        }
+        if header.previous_hash != tip.header_hash {
+            return Err(self.corrupt(0, "it continues another chain of blocks than the segment before it".into()));
+        }
+        Ok(())
+    }
+
+    fn read_index(&self, directory: &Directory, tip: Tip) -> Result<SegmentIndex, String> {
+        let read = || -> io::Result<base::Bytes> {
+            let file = directory.open_file(&index_name(self.first), false)?;
+            let bytes = usize::try_from(file.len()?).map_err(io::Error::other)?;
+            file.read_at(0, bytes)
+        };
+        let bytes = read().map_err(|error| error.to_string())?;
+        let index = SegmentIndex::decode(&bytes)?;
+        if index.first != self.first || index.end != self.bytes || index.tip.epoch < tip.epoch {
+            return Err("the index describes another segment".into());
+        }
+        Ok(index)
+    }
+
+    fn rebuild(&self, tip: Tip) -> Result<SegmentIndex, Error> {
+        let (index, damage) = self.scan(SegmentIndex::new(self.first, SEGMENT_HEADER_BYTES, tip))?;
+        match damage {
+            None => Ok(index),
+            Some(what) => {
+                let block = BlockNumber(index.tip.height);
+                events::CorruptionsFound.add(1);
+                Err(Error::corrupt(&self.path, index.end, Some(block), what))
+            }
+        }
+    }
+
+    /// Adds records to `index` for as long as they are whole and continue the chain, and says what is wrong where they
+    /// stop before the end of the file.
+    fn scan(&self, mut index: SegmentIndex) -> Result<(SegmentIndex, Option<String>), Error> {
+        while index.end < self.bytes {
+            if let Err(what) = self.scan_one(&mut index)? {
+                return Ok((index, Some(what)));
+            }
+        }
+        Ok((index, None))
+    }
+
+    fn scan_one(&self, index: &mut SegmentIndex) -> Result<Result<(), String>, Error> {
+        let offset = index.end;
+        if offset > u64::from(u32::MAX) {
+            return Ok(Err("the segment is larger than its format allows".into()));
+        }
+        let header = match RecordHeader::decode(&self.read(offset, RECORD_HEADER_BYTES)?) {
+            Ok(header) => header,
+            Err(what) => return Ok(Err(what)),
+        };
+        let bytes = header.record_bytes().expect("the decoder checked the lengths");
+        if bytes > self.bytes - offset {
+            return Ok(Err(format!("the record of block {} is cut off", header.number)));
+        }
+        let tip = index.tip;
+        if header.number.get() != tip.height || header.previous_hash != tip.header_hash || header.epoch < tip.epoch {
+            return Ok(Err(format!("a record of block {} does not continue the chain here", header.number)));
+        }
+        let record = self.read(offset, bytes as usize)?;
+        Ok(header
+            .check_body(&record)
+            .and_then(|()| index.push_encoded(&header, &record[header.transactions_range()])))
+    }
+
+    fn torn(&self, offset: u64, tip: Tip, what: String) -> TornTail {
+        let block = BlockNumber(tip.height);
+        TornTail { path: self.path.clone(), offset, bytes: self.bytes - offset.min(self.bytes), block, what }
+    }
+
+    fn corrupt(&self, offset: u64, what: String) -> Error {
+        events::CorruptionsFound.add(1);
+        Error::corrupt(Path::new(&self.path), offset, None, what)
+    }
+}

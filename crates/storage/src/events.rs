@@ -1,0 +1,32 @@
+//! What storage counts.
+
+base::events! {
+    /// Blocks appended to block stores.
+    counter BlocksAppended("heddle_storage_blocks_appended_total");
+    /// Bytes appended to block stores, headers and transaction lists included.
+    counter BlockBytesAppended("heddle_storage_block_bytes_appended_total");
+    /// Segments of block stores that were sealed.
+    counter SegmentsSealed("heddle_storage_segments_sealed_total");
+    /// Incomplete last records that were cut off when a block store was opened.
+    counter TornTailsCut("heddle_storage_torn_tails_cut_total");
+    /// Damaged structures found, at opening or at reading.
+    counter CorruptionsFound("heddle_storage_corruptions_found_total");
+    /// Requests to make a file durable.
+    counter SyncsRequested("heddle_storage_syncs_requested_total");
+    /// Rounds of fsync; each serves every request that waited when it began.
+    counter SyncRounds("heddle_storage_sync_rounds_total");
+    /// Files synced in those rounds.
+    counter FilesSynced("heddle_storage_files_synced_total");
+    /// Time of one round of fsync.
+    histogram SyncRoundTime("heddle_storage_sync_round_seconds", seconds);
+    /// Rows written to world-state tables, deletions included.
+    counter RowsWritten("heddle_storage_rows_written_total");
+    /// Row versions removed by pruning.
+    counter RowsPruned("heddle_storage_rows_pruned_total");
+    /// Row lookups answered from the table of newest versions, without searching the engine.
+    counter HintHits("heddle_storage_hint_hits_total");
+    /// Row lookups that had to search the engine for the newest version.
+    counter HintMisses("heddle_storage_hint_misses_total");
+    /// Time to make written rows and their savepoint durable.
+    histogram PersistTime("heddle_storage_persist_seconds", seconds);
+}

@@ -1,0 +1,203 @@
+//! One round of fsync for all who wait for a disk.
+//!
+//! An fsync costs a trip to the device whether it carries one block or ten, and on a journaling file system fsyncs of
+//! several files that run at the same time share one commit of the journal. Channels and peers on one disk therefore
+//! share one [`GroupSync`]:
+//!
+//! 1. A caller registers its file once and calls [`SyncHandle::sync`]; the request joins the set of waiting files.
+//! 2. A task that runs while somebody waits takes the whole set (a round), syncs its files side by side and answers
+//!    every caller whose request was in the set.
+//! 3. Requests that arrive meanwhile form the next round, because their bytes may have been written after the fsync
+//!    of their file began.
+//!
+//! Invariants: a caller is answered by an fsync that began after it asked; the outcome of a file's fsync goes to exactly
+//! the callers of that file in that round; dropping a caller's future cancels nothing for others.
+//!
+//! What a failed fsync means is left to the owner of the file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use base::rt;
+use base::rt::channel::{OneshotSender, oneshot};
+use base::rt::disk::File;
+use base::rt::sync::Semaphore;
+
+use crate::{events, lock};
+
+/// Callers that may wait at once; further ones wait for a place.
+pub const WAITERS_MAX: usize = 4096;
+/// Files synced side by side in one round; the rest waits for the next one.
+pub const FILES_PER_ROUND_MAX: usize = 64;
+
+type Outcome = Result<(), Arc<io::Error>>;
+
+/// Coalesces requests to make files durable. Clones share the rounds; have one for each disk.
+#[derive(Clone)]
+pub struct GroupSync {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    places: Semaphore,
+}
+
+#[derive(Default)]
+struct State {
+    next_file: u64,
+    /// Whether a task is running rounds; it ends when it finds nobody waiting.
+    running: bool,
+    waiting: BTreeMap<u64, Request>,
+}
+
+struct Request {
+    file: File,
+    callers: Vec<OneshotSender<Outcome>>,
+}
+
+/// A file that takes part in the rounds of a [`GroupSync`].
+#[derive(Clone)]
+pub struct SyncHandle {
+    group: GroupSync,
+    id: u64,
+    file: File,
+}
+
+impl GroupSync {
+    /// A group without files.
+    pub fn new() -> GroupSync {
+        GroupSync {
+            shared: Arc::new(Shared { state: Mutex::default(), places: Semaphore::new(WAITERS_MAX) }),
+        }
+    }
+
+    /// Lets a file take part. Register each file once: requests are coalesced by handle.
+    pub fn register(&self, file: File) -> SyncHandle {
+        let mut state = lock(&self.shared.state);
+        let id = state.next_file;
+        state.next_file += 1;
+        SyncHandle { group: self.clone(), id, file }
+    }
+}
+
+impl Default for GroupSync {
+    fn default() -> Self {
+        GroupSync::new()
+    }
+}
+
+impl SyncHandle {
+    /// Makes everything written to the file before this call durable.
+    ///
+    /// Dropping the future is safe; the round goes on.
+    ///
+    /// # Errors
+    /// The error of the fsync, given to every caller it served: it is then unknown which bytes are durable, and
+    /// syncing again does not tell.
+    pub async fn sync(&self) -> Outcome {
+        events::SyncsRequested.add(1);
+        let _place = self.group.shared.places.acquire().await;
+        let (answer, answered) = oneshot();
+        let start = {
+            let mut state = lock(&self.group.shared.state);
+            let request = state
+                .waiting
+                .entry(self.id)
+                .or_insert_with(|| Request { file: self.file.clone(), callers: Vec::with_capacity(1) });
+            request.callers.push(answer);
+            !std::mem::replace(&mut state.running, true)
+        };
+        if start {
+            // A task of its own, so that the caller that happened to be first may be dropped.
+            drop(rt::spawn(run_rounds(Running { shared: Arc::clone(&self.group.shared), finished: false })));
+        }
+        match answered.await {
+            Ok(outcome) => outcome,
+            Err(rt::channel::Closed) => Err(Arc::new(io::Error::other("the runtime stopped before the fsync"))),
+        }
+    }
+}
+
+/// Held by the task that runs rounds. When the task is stopped from outside, whoever waits is told, and the next request
+/// starts another task.
+struct Running {
+    shared: Arc<Shared>,
+    finished: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.finished {
+            return; // Whoever runs by now is not this task.
+        }
+        let mut state = lock(&self.shared.state);
+        state.running = false;
+        state.waiting.clear();
+    }
+}
+
+async fn run_rounds(mut running: Running) {
+    loop {
+        let round = {
+            let mut state = lock(&running.shared.state);
+            if state.waiting.is_empty() {
+                // Both under one lock: a request that comes later finds `running` false and starts a task.
+                state.running = false;
+                running.finished = true;
+                return;
+            }
+            match state.waiting.keys().nth(FILES_PER_ROUND_MAX).copied() {
+                None => std::mem::take(&mut state.waiting),
+                Some(first_of_rest) => {
+                    let rest = state.waiting.split_off(&first_of_rest);
+                    std::mem::replace(&mut state.waiting, rest)
+                }
+            }
+        };
+        run_round(round).await;
+    }
+}
+
+async fn run_round(round: BTreeMap<u64, Request>) {
+    let start = rt::now();
+    events::SyncRounds.add(1);
+    events::FilesSynced.add(round.len() as u64);
+    let mut syncs = Vec::with_capacity(round.len());
+    for request in round.into_values() {
+        syncs.push(sync_one(request));
+    }
+    if syncs.len() == 1 {
+        syncs.pop().expect("the length was just checked").await;
+    } else {
+        let tasks: Vec<_> = syncs.into_iter().map(rt::spawn).collect();
+        for task in tasks {
+            // An aborted task has dropped its callers' channels, which tells them.
+            let _ = task.await;
+        }
+    }
+    events::SyncRoundTime.record_since(start);
+}
+
+async fn sync_one(request: Request) {
+    let outcome = request.file.sync().await.map_err(Arc::new);
+    for caller in request.callers {
+        // A caller that has gone no longer wants to know.
+        let _ = caller.send(outcome.clone());
+    }
+}
+
+impl fmt::Debug for GroupSync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = lock(&self.shared.state);
+        f.debug_struct("GroupSync").field("running", &state.running).field("waiting", &state.waiting.len()).finish()
+    }
+}
+
+impl fmt::Debug for SyncHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SyncHandle").field("id", &self.id).finish()
+    }
+}

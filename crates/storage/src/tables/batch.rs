@@ -1,0 +1,121 @@
+//! A batch of rows that leads from one savepoint to the next.
+
+use base::{Bytes, Version};
+
+use super::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, Savepoint, key};
+use crate::Error;
+
+/// Bytes of keys and values that a batch takes at most.
+pub const BATCH_BYTES_MAX: usize = 1 << 30;
+
+/// Rows to be written as one, with the savepoint they lead to.
+#[derive(Clone, Debug)]
+pub struct RowBatch {
+    savepoint: Savepoint,
+    /// All row keys, one after another.
+    keys: Vec<u8>,
+    rows: Vec<BatchRow>,
+    value_bytes: usize,
+}
+
+#[derive(Clone, Debug)]
+struct BatchRow {
+    key_end: usize,
+    value: Option<Bytes>,
+}
+
+impl RowBatch {
+    /// A batch without rows.
+    pub fn new(savepoint: Savepoint) -> RowBatch {
+        RowBatch { savepoint, keys: Vec::new(), rows: Vec::new(), value_bytes: 0 }
+    }
+
+    /// Adds a row: `value`, or the deletion of the key, written by transaction `version`. Of rows with the same key and
+    /// version the last one counts.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a version that the savepoint does not cover; [`Error::TooLarge`] above
+    /// [`KEY_BYTES_MAX`], [`NAMESPACE_BYTES_MAX`] and 1 GiB for the batch.
+    pub fn put(&mut self, namespace: &str, key: &[u8], version: Version, value: Option<Bytes>) -> Result<(), Error> {
+        if version.block >= self.savepoint.height {
+            return Err(Error::Invalid("a row's block must lie below the savepoint's height"));
+        }
+        let limits = [
+            ("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX),
+            ("bytes of a key", key.len(), KEY_BYTES_MAX),
+            ("bytes of a batch", self.bytes() + key.len() + value.as_ref().map_or(0, Bytes::len), BATCH_BYTES_MAX),
+        ];
+        for (what, given, max) in limits {
+            if given > max {
+                return Err(Error::TooLarge { what, given: given as u64, max: max as u64 });
+            }
+        }
+        key::push_prefix(&mut self.keys, namespace, key);
+        key::push_suffix(&mut self.keys, version, value.is_some());
+        self.value_bytes += value.as_ref().map_or(0, Bytes::len);
+        self.rows.push(BatchRow { key_end: self.keys.len(), value });
+        Ok(())
+    }
+
+    /// The savepoint it leads to.
+    pub fn savepoint(&self) -> Savepoint {
+        self.savepoint
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether it moves the savepoint only.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Bytes of its keys and values.
+    pub fn bytes(&self) -> usize {
+        self.keys.len() + self.value_bytes
+    }
+
+    /// Row keys and values (empty for deletions), in the order given.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let mut start = 0;
+        self.rows.iter().map(move |row| {
+            let key = &self.keys[start..row.key_end];
+            start = row.key_end;
+            (key, row.value.as_deref().unwrap_or_default())
+        })
+    }
+}
+
+impl Savepoint {
+    /// Length of an encoded savepoint.
+    pub(super) const BYTES: usize = 52;
+
+    pub(super) fn encode(&self) -> [u8; Savepoint::BYTES] {
+        let mut bytes = [0; Savepoint::BYTES];
+        bytes[0..4].copy_from_slice(&super::VERSION.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.height.to_le_bytes());
+        bytes[12..20].copy_from_slice(&self.epoch.get().to_le_bytes());
+        bytes[20..52].copy_from_slice(&self.block_hash);
+        bytes
+    }
+
+    /// The format version found, and the savepoint where that is ours; `None` for bytes that are no savepoint.
+    pub(super) fn decode(bytes: &[u8]) -> Option<(u32, Option<Savepoint>)> {
+        let (version, rest) = bytes.split_first_chunk::<4>()?;
+        let version = u32::from_le_bytes(*version);
+        if version != super::VERSION {
+            return Some((version, None));
+        }
+        let (height, rest) = rest.split_first_chunk::<8>()?;
+        let (epoch, rest) = rest.split_first_chunk::<8>()?;
+        let block_hash = rest.try_into().ok()?;
+        let savepoint = Savepoint {
+            height: u64::from_le_bytes(*height),
+            epoch: base::Epoch(u64::from_le_bytes(*epoch)),
+            block_hash,
+        };
+        Some((version, Some(savepoint)))
+    }
+}

@@ -1,0 +1,213 @@
+//! World-state tables: the rows of one channel's state, on an embedded engine.
+//!
+//! A row is keyed (namespace, key, version descending) and holds a value, or says that the key was deleted. Because the
+//! version is part of the key, writing a row twice changes nothing, and rows may be written in any order: eviction,
+//! materialisation and replay commute. A read at a block takes the first row of its key whose version is not above
+//! that block.
+//!
+//! 1. The owner of a state collects the rows of one or more blocks in a [`RowBatch`], with the [`Savepoint`] they lead
+//!    to, and calls [`Tables::write`]. Rows and savepoint become visible together, and survive a crash together or not
+//!    at all.
+//! 2. [`Tables::persist`] makes what was written durable. Only then does the savepoint cover its blocks.
+//! 3. After a crash the tables hold exactly the rows of some savepoint: one at or after the last one persisted.
+//! 4. [`Tables::prune`] gives up the versions that nobody may read any more, a bounded amount of work at a time.
+//!
+//! Invariants:
+//! * Savepoints never go back, and no write under an older epoch takes effect.
+//! * Reads never see part of a batch: what lies beyond the savepoint is not read.
+//! * Reads below the oldest admitted block are refused rather than answered from what pruning has left.
+//!
+//! [`FjallEngine`] is the engine of production, [`ModelEngine`] a deterministic one for simulation; one suite holds both
+//! to this contract. Which keys a block writes, caches and deltas in memory are left to `state`.
+
+mod batch;
+mod fjall;
+mod hints;
+mod key;
+mod model;
+mod prune;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use base::{BlockNumber, Bytes, Epoch, Version};
+
+pub use self::fjall::{FjallEngine, FjallOptions};
+pub use batch::RowBatch;
+pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
+pub use model::ModelEngine;
+
+use crate::Error;
+
+/// The version of the tables' format: key encoding and savepoint.
+pub const VERSION: u32 = 1;
+/// Rows that one call of [`Tables::range`] passes over at most; beyond that it returns what it has.
+pub const SCAN_ROWS_MAX: usize = 100_000;
+
+/// A version of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The transaction that wrote it.
+    pub version: Version,
+    /// What it wrote; `None` when it deleted the key.
+    pub value: Option<Bytes>,
+}
+
+/// How far tables have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Savepoint {
+    /// Rows of all blocks below this number are in the tables.
+    pub height: u64,
+    /// The reign of whoever wrote it; `Epoch(0)` where there is only one.
+    pub epoch: Epoch,
+    /// The header hash of the last of these blocks, for the owner to check that tables and blocks belong together.
+    pub block_hash: [u8; 32],
+}
+
+/// One entry of a range: a live key with its newest readable version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeEntry {
+    pub key: Bytes,
+    pub value: Bytes,
+    pub version: Version,
+}
+
+/// Part of a range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RangePage {
+    /// In the byte order of keys.
+    pub entries: Vec<RangeEntry>,
+    /// Where to go on, as the next call's `start`; `None` when the range is exhausted.
+    pub next: Option<Bytes>,
+}
+
+/// What a call of [`Tables::prune`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Rows looked at.
+    pub scanned: usize,
+    /// Rows removed.
+    pub removed: usize,
+    /// Whether the end of the tables was reached; the next call begins at their start again.
+    pub finished: bool,
+}
+
+/// Opens the tables of channels. One engine serves all channels of a node.
+#[async_trait::async_trait]
+pub trait TablesEngine: Send + Sync + 'static {
+    /// The tables of this name, created empty where they are missing. The same tables for the same name.
+    ///
+    /// # Errors
+    /// [`Error::Version`] for tables of another format; [`Error::Corrupt`] for damage; engine errors.
+    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error>;
+}
+
+/// The rows of one channel's world state.
+///
+/// Calls touch memory, or files through the page cache, and return; only [`Tables::persist`] waits for the device. A
+/// write waits while the engine is syncing or has fallen behind with merging: call it where a stall does no harm
+/// ([`base::rt::blocking`]).
+#[async_trait::async_trait]
+pub trait Tables: Send + Sync + 'static {
+    /// Adds rows and moves the savepoint, as one. Visible on return, durable after [`Tables::persist`].
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] under an older epoch than the savepoint's; [`Error::Invalid`] for a savepoint that goes back, or
+    /// rows that it does not cover. Nothing has changed then.
+    fn write(&self, batch: RowBatch) -> Result<(), Error>;
+
+    /// Makes everything written before this call durable; gives the savepoint that is durable now.
+    ///
+    /// Dropping the future is safe; it is then unknown what has become durable.
+    ///
+    /// # Errors
+    /// Engine errors; after a failed fsync the tables take no further writes until they are opened again.
+    async fn persist(&self) -> Result<Savepoint, Error>;
+
+    /// What has been written.
+    fn savepoint(&self) -> Savepoint;
+
+    /// What is known to be durable.
+    fn durable_savepoint(&self) -> Savepoint;
+
+    /// The newest row of a key that was written by a block numbered at most `through`. A deletion is a row too.
+    ///
+    /// A `through` at or above the savepoint's height reads at the savepoint.
+    ///
+    /// # Errors
+    /// [`Error::TooOld`] below the block that [`Tables::prune`] was last given, or below the savepoint found at opening;
+    /// engine errors.
+    fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, Error>;
+
+    /// The version of that row and whether it is live (not a deletion). Cheaper: the value is not fetched.
+    ///
+    /// # Errors
+    /// As [`Tables::get`].
+    fn version(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<(Version, bool)>, Error> {
+        Ok(self.get(namespace, key, through)?.map(|row| (row.version, row.value.is_some())))
+    }
+
+    /// [`Tables::get`] for many keys of a namespace, in the order asked.
+    ///
+    /// # Errors
+    /// As [`Tables::get`].
+    fn get_many(&self, namespace: &str, keys: &[&[u8]], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {
+        keys.iter().map(|key| self.get(namespace, key, through)).collect()
+    }
+
+    /// At most `limit` live entries with `start <= key < end` in byte order of keys, as of block `through`; an empty `end`
+    /// means no upper bound. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed over.
+    ///
+    /// # Errors
+    /// As [`Tables::get`].
+    fn range(
+        &self,
+        namespace: &str,
+        start: &[u8],
+        end: &[u8],
+        through: BlockNumber,
+        limit: usize,
+    ) -> Result<RangePage, Error>;
+
+    /// The namespaces that have rows, in byte order.
+    ///
+    /// # Errors
+    /// Engine errors.
+    fn namespaces(&self) -> Result<Vec<String>, Error>;
+
+    /// From now on nobody reads below block `oldest`: for each key, the versions that the newest one at or below `oldest`
+    /// supersedes may go, and that one too where it is a deletion that is durably covered. Looks at no more than
+    /// `rows_max` rows (0 only raises the bound), going on where the last call stopped.
+    ///
+    /// # Errors
+    /// Engine errors.
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error>;
+}
+
+impl Savepoint {
+    /// Clamps a read to the savepoint; `None` while there is no block.
+    pub(crate) fn clamp(&self, through: BlockNumber) -> Option<u64> {
+        Some(through.get().min(self.height.checked_sub(1)?))
+    }
+}
+
+/// Refuses a read that pruning may have made unanswerable.
+fn check_readable(through: u64, oldest: u64) -> Result<(), Error> {
+    if through < oldest {
+        return Err(Error::TooOld { through: BlockNumber(through), oldest: BlockNumber(oldest) });
+    }
+    Ok(())
+}
+
+/// Refuses a batch that must not follow `current`.
+fn check_follows(current: &Savepoint, next: &Savepoint) -> Result<(), Error> {
+    if next.epoch < current.epoch {
+        return Err(Error::Fenced { given: next.epoch, newest: current.epoch });
+    }
+    if next.height < current.height {
+        return Err(Error::Invalid("a savepoint does not go back"));
+    }
+    Ok(())
+}

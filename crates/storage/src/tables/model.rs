@@ -1,0 +1,472 @@
+//! A deterministic engine for simulation: rows in memory, and a log of batches on the ambient disk.
+//!
+//! 1. A write changes the rows in memory and queues its record.
+//! 2. Persisting appends the queued records to the log and syncs it. A crash before that loses them, or leaves some of
+//!    the first ones and a torn one, as a crash of a real engine may: opening stops at the first record that is not
+//!    whole, and the savepoint is that of the last whole one.
+//! 3. When the log has grown to several times its rows, a new log is begun with all rows in one record, synced, and only
+//!    then the old one removed.
+//!
+//! A record is `length u64, checksum u64, body`; the body is a savepoint, then the rows that were written
+//! (`key length u32, value length u32, key, value`), then the keys that were removed. It is meant for small states:
+//! everything is in memory.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Bound;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use base::rt::disk::{Directory, File};
+use base::rt::sync::Mutex as AsyncMutex;
+use base::{BlockNumber, Bytes};
+
+use super::key::{self, RowKey};
+use super::prune::{Judge, Verdict};
+use super::{
+    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_ROWS_MAX, Savepoint, Tables, TablesEngine, check_follows,
+    check_readable,
+};
+use crate::{Error, checksum, events, lock};
+
+/// A log shorter than this is never rewritten.
+const REWRITE_BYTES_MIN: u64 = 1 << 20;
+/// A log is rewritten when it is this many times longer than its rows.
+const REWRITE_RATIO: u64 = 4;
+const RECORD_HEADER_BYTES: usize = 16;
+/// A log that is being begun.
+const NEW_LOG: &str = "log.new";
+
+type Rows = BTreeMap<Bytes, Bytes>;
+
+/// Model tables in a directory, one subdirectory for each name.
+pub struct ModelEngine {
+    directory: Directory,
+    tables: AsyncMutex<BTreeMap<String, Arc<ModelTables>>>,
+}
+
+impl ModelEngine {
+    /// An engine in a directory of its own. Tables are read when they are first asked for.
+    ///
+    /// # Errors
+    /// None now; the signature is that of an engine.
+    pub async fn open(directory: Directory) -> Result<Arc<ModelEngine>, Error> {
+        Ok(Arc::new(ModelEngine { directory, tables: AsyncMutex::new(BTreeMap::new()) }))
+    }
+}
+
+#[async_trait::async_trait]
+impl TablesEngine for ModelEngine {
+    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
+        let mut tables = self.tables.lock().await;
+        if let Some(open) = tables.get(name) {
+            return Ok(Arc::clone(open) as Arc<dyn Tables>);
+        }
+        let path = self.directory.path().join(name);
+        let directory = self.directory.subdirectory(name).await.map_err(|error| Error::io("opening", &path, error))?;
+        let opened = Arc::new(ModelTables::open(directory).await?);
+        tables.insert(name.to_string(), Arc::clone(&opened));
+        Ok(opened)
+    }
+}
+
+/// One channel's tables in memory.
+pub struct ModelTables {
+    directory: Directory,
+    state: RwLock<State>,
+    log: AsyncMutex<Log>,
+    durable: Mutex<Savepoint>,
+    broken: Mutex<Option<Arc<str>>>,
+}
+
+struct State {
+    rows: Rows,
+    savepoint: Savepoint,
+    oldest: u64,
+    cursor: Vec<u8>,
+    /// Records written and not yet in the log.
+    queued: Vec<u8>,
+}
+
+struct Log {
+    number: u64,
+    file: File,
+    bytes: u64,
+    name_is_durable: bool,
+}
+
+impl ModelTables {
+    async fn open(directory: Directory) -> Result<ModelTables, Error> {
+        let io = |error| Error::io("opening the tables in", directory.path(), error);
+        let mut numbers: Vec<u64> = directory.list().map_err(io)?.iter().filter_map(|name| parse_name(name)).collect();
+        numbers.sort_unstable();
+        // The newest log whose first record is whole; a newer one was being begun and holds nothing that an older lacks.
+        let mut opened = None;
+        while let Some(number) = numbers.pop() {
+            let file = directory.open_file(&log_name(number), false).map_err(io)?;
+            let length = usize::try_from(file.len().map_err(io)?).map_err(|_| Error::Invalid("the log is too long"))?;
+            let bytes = file.read_at(0, length).map_err(io)?;
+            let (rows, savepoint, end) = replay(&bytes);
+            if end == 0 && !numbers.is_empty() {
+                continue;
+            }
+            file.truncate(end as u64).map_err(io)?;
+            file.sync().await.map_err(io)?;
+            opened = Some((rows, savepoint, Log { number, file, bytes: end as u64, name_is_durable: true }));
+            break;
+        }
+        let (rows, savepoint, log) = match opened {
+            Some(opened) => opened,
+            None => {
+                let file = directory.open_file(&log_name(0), true).map_err(io)?;
+                directory.sync().await.map_err(io)?;
+                (Rows::new(), Savepoint::default(), Log { number: 0, file, bytes: 0, name_is_durable: true })
+            }
+        };
+        let oldest = savepoint.height.saturating_sub(1);
+        let state = State { rows, savepoint, oldest, cursor: key::first_row(), queued: Vec::new() };
+        Ok(ModelTables {
+            directory,
+            state: RwLock::new(state),
+            log: AsyncMutex::new(log),
+            durable: Mutex::new(savepoint),
+            broken: Mutex::new(None),
+        })
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        read(&self.state.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn check_whole(&self) -> Result<(), Error> {
+        match &*lock(&self.broken) {
+            Some(reason) => Err(Error::Broken { reason: Arc::clone(reason) }),
+            None => Ok(()),
+        }
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.path().join(log_name(number))
+    }
+
+    async fn sync(&self, number: u64, file: &File) -> Result<(), Error> {
+        let Err(error) = file.sync().await else { return Ok(()) };
+        let reason = format!("fsync of {}: {error}", self.path(number).display());
+        lock(&self.broken).get_or_insert_with(|| reason.into());
+        self.check_whole()
+    }
+
+    /// Begins a new log with all rows in one record. Until its name is durable the old log stays.
+    async fn rewrite(&self, log: &mut Log) -> Result<(), Error> {
+        let number = log.number + 1;
+        let path = self.path(number);
+        let io = |error| Error::io("rewriting the log", &path, error);
+        let bytes = self.read(|state| {
+            let rows = state.rows.iter().map(|(key, value)| (&key[..], &value[..]));
+            encode_record(&state.savepoint, rows, &[])
+        });
+        let file = self.directory.open_file(NEW_LOG, true).map_err(io)?;
+        file.truncate(0).map_err(io)?;
+        file.write_at(0, &bytes).map_err(io)?;
+        self.sync(number, &file).await?;
+        // From the rename on nothing may be appended to the old log; no point of suspension lies between.
+        self.directory.rename(NEW_LOG, &log_name(number)).map_err(io)?;
+        // Rows that were written since the record was made are queued still, and follow it.
+        *log = Log { number, file, bytes: bytes.len() as u64, name_is_durable: false };
+        self.finish_rewrite(log).await
+    }
+
+    /// Makes the name of a log durable and removes the one before it.
+    async fn finish_rewrite(&self, log: &mut Log) -> Result<(), Error> {
+        if log.name_is_durable {
+            return Ok(());
+        }
+        let path = self.path(log.number);
+        self.directory.sync().await.map_err(|error| Error::io("rewriting the log", &path, error))?;
+        log.name_is_durable = true;
+        if let Some(old) = log.number.checked_sub(1) {
+            // One that stays is passed over at opening.
+            let _ = self.directory.remove(&log_name(old));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl Tables for ModelTables {
+    fn write(&self, batch: RowBatch) -> Result<(), Error> {
+        self.check_whole()?;
+        self.change(|state| {
+            check_follows(&state.savepoint, &batch.savepoint())?;
+            state.queued.extend_from_slice(&encode_record(&batch.savepoint(), batch.rows(), &[]));
+            for (key, value) in batch.rows() {
+                state.rows.insert(Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+            }
+            state.savepoint = batch.savepoint();
+            events::RowsWritten.add(batch.len() as u64);
+            Ok(())
+        })
+    }
+
+    async fn persist(&self) -> Result<Savepoint, Error> {
+        let mut log = self.log.lock().await;
+        self.check_whole()?;
+        let (queued, savepoint) = self.read(|state| (state.queued.clone(), state.savepoint));
+        if !queued.is_empty() {
+            let path = self.path(log.number);
+            log.file.write_at(log.bytes, &queued).map_err(|error| Error::io("appending to", &path, error))?;
+            self.sync(log.number, &log.file).await?;
+            self.finish_rewrite(&mut log).await?;
+            log.bytes += queued.len() as u64;
+            self.change(|state| drop(state.queued.drain(..queued.len())));
+            *lock(&self.durable) = savepoint;
+        }
+        let live_bytes = self.read(|state| state.rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>());
+        if log.bytes > REWRITE_BYTES_MIN.max(live_bytes as u64 * REWRITE_RATIO) {
+            self.rewrite(&mut log).await?;
+        }
+        Ok(self.durable_savepoint())
+    }
+
+    fn savepoint(&self) -> Savepoint {
+        self.read(|state| state.savepoint)
+    }
+
+    fn durable_savepoint(&self) -> Savepoint {
+        *lock(&self.durable)
+    }
+
+    fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, Error> {
+        self.read(|state| {
+            let Some(through) = state.readable(through)? else { return Ok(None) };
+            let prefix = key::prefix(namespace, key);
+            let (mut low, mut high) = (prefix.clone(), prefix);
+            key::push_seek(&mut low, through);
+            key::push_last(&mut high);
+            let bounds = (Bound::Included(&low[..]), Bound::Included(&high[..]));
+            let Some((bytes, value)) = state.rows.range::<[u8], _>(bounds).next() else { return Ok(None) };
+            let row = split(bytes);
+            Ok(Some(Row { version: row.version, value: row.live.then(|| value.clone()) }))
+        })
+    }
+
+    fn range(
+        &self,
+        namespace: &str,
+        start: &[u8],
+        end: &[u8],
+        through: BlockNumber,
+        limit: usize,
+    ) -> Result<RangePage, Error> {
+        self.read(|state| {
+            let mut page = RangePage::default();
+            let Some(through) = state.readable(through)? else { return Ok(page) };
+            let low = key::range_bound(namespace, start);
+            let high = if end.is_empty() { key::namespace_end(namespace) } else { key::range_bound(namespace, end) };
+            if low >= high {
+                return Ok(page);
+            }
+            let bounds = (Bound::Included(&low[..]), Bound::Excluded(&high[..]));
+            let (mut last, mut decided): (&[u8], &[u8]) = (&[], &[]);
+            for (scanned, (bytes, value)) in state.rows.range::<[u8], _>(bounds).enumerate() {
+                let row = split(bytes);
+                if row.prefix == decided {
+                    continue;
+                }
+                if row.prefix != last && (page.entries.len() == limit || scanned >= SCAN_ROWS_MAX) {
+                    page.next = Some(decode_key(row));
+                    break;
+                }
+                last = row.prefix;
+                if row.version.block > through {
+                    continue;
+                }
+                decided = row.prefix;
+                if row.live {
+                    page.entries.push(RangeEntry { key: decode_key(row), value: value.clone(), version: row.version });
+                }
+            }
+            Ok(page)
+        })
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>, Error> {
+        self.read(|state| {
+            let mut namespaces: Vec<String> = Vec::new();
+            for bytes in state.rows.keys() {
+                let (namespace, _) = key::decode_prefix(split(bytes).prefix).expect("rows come from batches");
+                if namespaces.last() != Some(&namespace) {
+                    namespaces.push(namespace);
+                }
+            }
+            Ok(namespaces)
+        })
+    }
+
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error> {
+        self.check_whole()?;
+        let durable = self.durable_savepoint().height;
+        self.change(|state| {
+            state.oldest = state.oldest.max(oldest.get().min(state.savepoint.height.saturating_sub(1)));
+            let mut pruned = Pruned::default();
+            if rows_max == 0 {
+                return Ok(pruned);
+            }
+            let mut judge = Judge::default();
+            let mut gone: Vec<Bytes> = Vec::new();
+            let mut deletion: Option<Bytes> = None;
+            let mut next: Option<Bytes> = None;
+            let from = Bound::Included(&state.cursor[..]);
+            for bytes in state.rows.range::<[u8], _>((from, Bound::Unbounded)).map(|(bytes, _)| bytes) {
+                let row = split(bytes);
+                if pruned.scanned == rows_max {
+                    // Where rows of one key remain, its deletion stays, and the next call begins at the deletion.
+                    next = Some(bytes.clone());
+                    if let Some(same) = deletion.take_if(|deletion| split(deletion).prefix == row.prefix) {
+                        next = Some(same);
+                    }
+                    break;
+                }
+                pruned.scanned += 1;
+                let verdict = judge.judge(row, state.oldest, durable);
+                if verdict != Verdict::Superseded {
+                    gone.extend(deletion.take());
+                }
+                match verdict {
+                    Verdict::Keep => {}
+                    Verdict::Deletion => deletion = Some(bytes.clone()),
+                    Verdict::Superseded => gone.push(bytes.clone()),
+                }
+            }
+            gone.extend(deletion);
+            for row in &gone {
+                state.rows.remove(row);
+            }
+            if !gone.is_empty() {
+                state.queued.extend_from_slice(&encode_record(&state.savepoint, std::iter::empty(), &gone));
+            }
+            pruned.removed = gone.len();
+            pruned.finished = next.is_none();
+            state.cursor = next.map_or_else(key::first_row, |bytes| bytes.to_vec());
+            events::RowsPruned.add(pruned.removed as u64);
+            Ok(pruned)
+        })
+    }
+}
+
+impl State {
+    fn readable(&self, through: BlockNumber) -> Result<Option<u64>, Error> {
+        let Some(through) = self.savepoint.clamp(through) else { return Ok(None) };
+        check_readable(through, self.oldest)?;
+        Ok(Some(through))
+    }
+}
+
+fn split(bytes: &[u8]) -> RowKey<'_> {
+    RowKey::split(bytes).expect("rows come from batches, and records are checked when they are read")
+}
+
+fn decode_key(row: RowKey<'_>) -> Bytes {
+    key::decode_prefix(row.prefix).expect("rows come from batches, and records are checked when they are read").1.into()
+}
+
+fn log_name(number: u64) -> String {
+    format!("{number:020}.rows")
+}
+
+fn parse_name(name: &str) -> Option<u64> {
+    name.strip_suffix(".rows")?.parse().ok()
+}
+
+fn encode_record<'a>(
+    savepoint: &Savepoint,
+    rows: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    removed: &[Bytes],
+) -> Vec<u8> {
+    let mut bytes = vec![0; RECORD_HEADER_BYTES];
+    bytes.extend_from_slice(&savepoint.encode());
+    let count_at = bytes.len();
+    bytes.extend_from_slice(&[0; 4]);
+    let mut count = 0u32;
+    for (key, value) in rows {
+        count += 1;
+        bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(key);
+        bytes.extend_from_slice(value);
+    }
+    bytes[count_at..count_at + 4].copy_from_slice(&count.to_le_bytes());
+    for key in removed {
+        bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(key);
+    }
+    let body_bytes = (bytes.len() - RECORD_HEADER_BYTES) as u64;
+    let sum = checksum(&bytes[RECORD_HEADER_BYTES..]);
+    bytes[0..8].copy_from_slice(&body_bytes.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// The rows and the savepoint after the whole records of a log, and where those end.
+fn replay(bytes: &[u8]) -> (Rows, Savepoint, usize) {
+    let (mut rows, mut savepoint, mut end) = (Rows::new(), Savepoint::default(), 0);
+    while let Some((next, body_bytes)) = replay_record(&bytes[end..], &mut rows) {
+        savepoint = next;
+        end += RECORD_HEADER_BYTES + body_bytes;
+    }
+    (rows, savepoint, end)
+}
+
+/// Applies the record that `bytes` begin with; `None`, and nothing applied, where there is no whole one.
+fn replay_record(bytes: &[u8], rows: &mut Rows) -> Option<(Savepoint, usize)> {
+    let (body_bytes, rest) = bytes.split_first_chunk::<8>()?;
+    let (sum, rest) = rest.split_first_chunk::<8>()?;
+    let body_bytes = usize::try_from(u64::from_le_bytes(*body_bytes)).ok()?;
+    let body = rest.get(..body_bytes)?;
+    if checksum(body) != u64::from_le_bytes(*sum) {
+        return None;
+    }
+    let (savepoint, mut body) = body.split_at_checked(Savepoint::BYTES)?;
+    let savepoint = Savepoint::decode(savepoint)?.1?;
+    let mut take = |count: usize| {
+        let (head, rest) = body.split_at_checked(count)?;
+        body = rest;
+        Some(head)
+    };
+    let number = |bytes: &[u8]| bytes.try_into().ok().map(|bytes| u32::from_le_bytes(bytes) as usize);
+    let count = number(take(4)?)?;
+    let (mut written, mut removed) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let (key_bytes, value_bytes) = (number(take(4)?)?, number(take(4)?)?);
+        written.push((check_row(take(key_bytes)?)?, Bytes::copy_from_slice(take(value_bytes)?)));
+    }
+    while let Some(bytes) = take(4) {
+        removed.push(check_row(take(number(bytes)?)?)?);
+    }
+    rows.extend(written);
+    for key in removed {
+        rows.remove(&key);
+    }
+    Some((savepoint, body_bytes))
+}
+
+fn check_row(bytes: &[u8]) -> Option<Bytes> {
+    key::decode_prefix(RowKey::split(bytes)?.prefix)?;
+    Some(Bytes::copy_from_slice(bytes))
+}
+
+impl fmt::Debug for ModelEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelEngine").field("directory", &self.directory.path()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ModelTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelTables").field("savepoint", &self.savepoint()).finish_non_exhaustive()
+    }
+}
