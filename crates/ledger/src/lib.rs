@@ -15,6 +15,8 @@ pub mod block;
 pub mod config;
 pub mod error;
 #[cfg(test)]
+mod fixture;
+#[cfg(test)]
 mod golden;
 pub mod hash;
 pub mod transaction;

@@ -15,12 +15,12 @@
 //! A commit hash is taken as recorded, and counted in [`Report::commit_hashes_unchecked`], where a transaction changed
 //! only the metadata of a key, because it then covers a value that the block does not hold.
 
-//mod store;
+mod store;
 #[cfg(test)]
 mod tests;
 mod writes;
 
-//pub use store::{Progress, verify};
+pub use store::{Progress, verify};
 pub use writes::BlockWrites;
 
 use std::sync::Arc;
