@@ -1,0 +1,150 @@
+//! What a channel's configuration and contract definitions say about who may do what, ready to be asked.
+//!
+//! [`Rules`] are fixed for one configuration of one channel. Endorser, orderer and validator share them; identities are
+//! remembered by the channel's [`MspManager`], verdicts on signatures nowhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, ChannelId};
+use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
+use identity::{Identity, MspManager, Policy};
+use ledger::ChannelConfig;
+use ledger::transaction::Action;
+
+/// The resource whose policy says who may propose transactions.
+pub const PROPOSE: &str = "peer/Propose";
+/// Who may send envelopes to an orderer.
+pub const CHANNEL_WRITERS: &str = "/Channel/Writers";
+
+/// Namespaces that belong to the system: no transaction may write to them.
+pub const SYSTEM_NAMESPACES: [&str; 4] = ["_lifecycle", "cscc", "lscc", "qscc"];
+
+/// Whether a namespace belongs to the system. The empty one holds the configuration.
+pub fn is_system_namespace(name: &str) -> bool {
+    name.is_empty() || SYSTEM_NAMESPACES.contains(&name)
+}
+
+/// A contract as all peers of a channel agreed on it.
+///
+/// Until definitions are kept on the ledger, peers are started with the same ones.
+#[derive(Clone, Debug)]
+pub struct Definition {
+    /// The version that `_lifecycle` shows.
+    pub version: String,
+    /// How often the definition was changed; from 1.
+    pub sequence: i64,
+    /// Whose endorsements a transaction of the contract needs.
+    pub endorsement: proto::protos::ApplicationPolicy,
+}
+
+impl Default for Definition {
+    fn default() -> Self {
+        Definition {
+            version: "1.0".to_owned(),
+            sequence: 1,
+            endorsement: channel_reference(ledger::config::ENDORSEMENT),
+        }
+    }
+}
+
+/// Contract definitions by name.
+pub type Definitions = BTreeMap<String, Definition>;
+
+/// The rules of one channel.
+#[derive(Debug)]
+pub struct Rules {
+    config: Arc<ChannelConfig>,
+    proposers: Policy,
+    channel_writers: Policy,
+    definitions: Definitions,
+    endorsement: BTreeMap<String, Policy>,
+}
+
+impl Rules {
+    /// Compiles the rules of a configuration.
+    ///
+    /// # Errors
+    /// If the policy of a definition is malformed.
+    pub fn new(config: Arc<ChannelConfig>, definitions: Definitions) -> Result<Rules, identity::Error> {
+        let mut endorsement = BTreeMap::new();
+        for (name, definition) in &definitions {
+            let policy = ApplicationPolicy::from_wire(&definition.endorsement)?;
+            endorsement.insert(name.clone(), policy.resolve(config.policies()));
+        }
+        Ok(Rules {
+            proposers: config.policy(config.acl(PROPOSE)),
+            channel_writers: config.policy(CHANNEL_WRITERS),
+            config,
+            definitions,
+            endorsement,
+        })
+    }
+
+    /// The configuration behind the rules.
+    pub fn config(&self) -> &Arc<ChannelConfig> {
+        &self.config
+    }
+
+    /// The channel.
+    pub fn channel(&self) -> &ChannelId {
+        self.config.channel()
+    }
+
+    /// The contracts of the channel.
+    pub fn definitions(&self) -> &Definitions {
+        &self.definitions
+    }
+
+    /// The channel's members.
+    pub fn members(&self) -> &MspManager {
+        self.config.msps()
+    }
+
+    /// The member that these bytes, a `SerializedIdentity`, name. Whether it has expired is not looked at.
+    ///
+    /// # Errors
+    /// Why it is no member.
+    pub fn identify(&self, serialized: &Bytes) -> Result<Arc<Identity>, identity::Error> {
+        self.members().identify(serialized)
+    }
+
+    /// Whose endorsements a contract needs; nothing where the channel has no such contract.
+    pub fn endorsement_policy(&self, contract: &str) -> Option<&Policy> {
+        self.endorsement.get(contract)
+    }
+
+    /// Whether a member, whose signature was checked, may propose transactions.
+    pub fn may_propose(&self, member: &Arc<Identity>) -> bool {
+        self.proposers.evaluate_identities(std::slice::from_ref(member)).is_ok()
+    }
+
+    /// Whether a member, whose signature was checked, may send envelopes to an orderer.
+    pub fn may_order(&self, member: &Arc<Identity>) -> bool {
+        self.channel_writers.evaluate_identities(std::slice::from_ref(member)).is_ok()
+    }
+
+    /// Whether a member, whose signature was checked, may use a resource such as `qscc/GetChainInfo`.
+    pub fn may_use(&self, resource: &str, member: &Arc<Identity>) -> bool {
+        let policy = self.config.policy(self.config.acl(resource));
+        policy.evaluate_identities(std::slice::from_ref(member)).is_ok()
+    }
+}
+
+/// The endorsements of one transaction, each verified at most once whatever the number of policies.
+pub fn endorsements(action: &Action) -> Vec<SignedData> {
+    action
+        .endorsements()
+        .enumerate()
+        .map(|(index, endorsement)| SignedData {
+            data: action.signed_message(index).into(),
+            identity: action.endorser(index),
+            signature: Bytes::copy_from_slice(endorsement.signature),
+        })
+        .collect()
+}
+
+/// Whether a set of signatures satisfies a policy.
+pub fn satisfies(policy: &Policy, signatures: &SignatureSet<'_>) -> bool {
+    policy.evaluate(signatures).is_ok()
+}

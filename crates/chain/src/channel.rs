@@ -1,0 +1,200 @@
+//! One channel at one peer: its ledger as others see it.
+
+use std::sync::{Arc, Mutex};
+
+use base::rt::channel::WatchReceiver;
+use base::rt::{self, Stop, Task};
+use base::{BlockNumber, Bytes, ChannelId, TxId};
+use ledger::{Block, ChannelConfig, Hash};
+use state::WorldState;
+use storage::blocks::BlockStore;
+
+use crate::Error;
+use crate::access::Rules;
+use crate::commit::deliver::follow;
+use crate::commit::pipeline::{Ledger, Pipeline, Settings, Tip};
+use crate::commit::recent::CommittedBlock;
+use crate::commit::replay::replay;
+use crate::commit::waiters::TxStatus;
+use crate::validate::Code;
+
+/// A channel that a peer has joined. Whatever it shows is committed: durable here and applied.
+pub struct Channel {
+    ledger: Arc<Ledger>,
+    follower: Mutex<Option<Task<()>>>,
+}
+
+impl Channel {
+    /// Opens a channel whose genesis block is stored, replays what the state misses, and follows the orderers.
+    pub(crate) async fn open(
+        rules: Arc<Rules>,
+        store: BlockStore,
+        state: Arc<dyn WorldState>,
+        settings: Settings,
+        orderers: Vec<String>,
+    ) -> Result<Arc<Channel>, Error> {
+        replay(&store, state.as_ref()).await?;
+        let tip = tip(&store)?;
+        let ledger = Arc::new(Ledger::new(rules, store, state, settings, Stop::new()));
+        let pipeline = Pipeline::start(ledger.clone(), tip);
+        let follower = rt::spawn(follow(ledger.clone(), pipeline, tip, orderers));
+        Ok(Arc::new(Channel { ledger, follower: Mutex::new(Some(follower)) }))
+    }
+
+    /// The channel's name.
+    pub fn id(&self) -> &ChannelId {
+        self.ledger.rules.channel()
+    }
+
+    /// The channel's configuration.
+    pub fn config(&self) -> &Arc<ChannelConfig> {
+        self.ledger.rules.config()
+    }
+
+    /// Who may do what.
+    pub fn rules(&self) -> &Arc<Rules> {
+        &self.ledger.rules
+    }
+
+    /// Number of committed blocks.
+    pub fn height(&self) -> u64 {
+        self.ledger.height()
+    }
+
+    /// Follows [`Channel::height`].
+    pub fn committed(&self) -> WatchReceiver<u64> {
+        self.ledger.committed()
+    }
+
+    /// The world state.
+    pub fn state(&self) -> &Arc<dyn WorldState> {
+        &self.ledger.state
+    }
+
+    /// The block store, which may hold blocks that are not committed yet.
+    pub(crate) fn store(&self) -> &BlockStore {
+        &self.ledger.store
+    }
+
+    /// A committed block, encoded, with this peer's metadata; nothing from [`Channel::height`] on.
+    ///
+    /// # Errors
+    /// The block store's.
+    pub fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
+        if number >= self.height() {
+            return Ok(None);
+        }
+        if let Some(recent) = self.ledger.recent.get(number) {
+            return Ok(Some(recent.bytes().clone()));
+        }
+        Ok(self.ledger.store.read(BlockNumber(number))?)
+    }
+
+    /// The number of the committed block with this header hash.
+    ///
+    /// # Errors
+    /// The block store's.
+    pub fn block_by_hash(&self, hash: &Hash) -> Result<Option<u64>, Error> {
+        let number = self.ledger.store.number_by_hash(hash)?.map(BlockNumber::get);
+        Ok(number.filter(|number| *number < self.height()))
+    }
+
+    /// The number of the committed block with this transaction.
+    ///
+    /// # Errors
+    /// The block store's.
+    pub fn block_by_tx_id(&self, tx_id: &TxId) -> Result<Option<u64>, Error> {
+        Ok(self.tx_status(tx_id)?.map(|status| status.block))
+    }
+
+    /// A committed block in decoded form, if it is one of the newest; shared by all who ask.
+    pub fn recent(&self, number: u64) -> Option<Arc<CommittedBlock>> {
+        self.ledger.recent.get(number)
+    }
+
+    /// A committed block in decoded form: a recent one, or one decoded anew from the store.
+    ///
+    /// # Errors
+    /// If the stored block cannot be read.
+    pub fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
+        if let Some(recent) = self.recent(number) {
+            return Ok(Some(recent));
+        }
+        let Some(bytes) = self.read_block(number)? else { return Ok(None) };
+        Ok(Some(Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?)))
+    }
+
+    /// What became of a transaction; nothing while it is not committed. Of several with one id the first counts.
+    ///
+    /// # Errors
+    /// The block store's.
+    pub fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
+        let place = self.ledger.store.find_transaction(tx_id)?;
+        let status = place.map(|place| TxStatus { code: Code(place.code), block: place.block.get() });
+        Ok(status.filter(|status| status.block < self.height()))
+    }
+
+    /// Waits until a transaction is committed.
+    ///
+    /// Dropping the future gives the wait up.
+    ///
+    /// # Errors
+    /// [`Error::TooManyWaiters`]; [`Error::Stopped`] when the channel ends first; the block store's.
+    pub async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
+        // Registered before looking: see `commit::waiters`.
+        let waiter = self.ledger.waiters.register(tx_id.clone())?;
+        match self.tx_status(tx_id)? {
+            Some(status) => Ok(status),
+            None => waiter.wait().await,
+        }
+    }
+
+    /// Whether a transaction with this id is in a block here, committed or about to be.
+    ///
+    /// # Errors
+    /// The block store's.
+    pub fn holds_transaction(&self, tx_id: &TxId) -> Result<bool, Error> {
+        Ok(self.ledger.store.find_transaction(tx_id)?.is_some())
+    }
+
+    /// The error that ended the channel's pipeline, if one did. What is committed can still be read.
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.ledger.failure()
+    }
+
+    /// Resolves when the channel has stopped following the orderers.
+    pub async fn stopped(&self) {
+        self.ledger.stop().stopped().await;
+    }
+
+    /// Finishes the blocks that were judged, persists the state and closes the block store.
+    pub(crate) async fn stop(&self) -> Result<(), Error> {
+        self.ledger.stop().stop();
+        let follower = self.follower.lock().expect("no holder of this lock panics").take();
+        if let Some(follower) = follower {
+            // A follower that was aborted has nothing left to do.
+            let _ = follower.await;
+        }
+        self.ledger.state.persist().await?;
+        self.ledger.store.close().await?;
+        Ok(())
+    }
+}
+
+/// Where a stored chain stands.
+fn tip(store: &BlockStore) -> Result<Tip, Error> {
+    let tip = store.tip();
+    let newest = tip.height.checked_sub(1).ok_or_else(|| Error::Stored {
+        block: 0,
+        reason: "the ledger has no genesis block".to_owned(),
+    })?;
+    let bytes = store.read(BlockNumber(newest))?.ok_or_else(|| Error::Stored {
+        block: newest,
+        reason: "it is the newest block and cannot be read".to_owned(),
+    })?;
+    let commit_hash = Block::parse(&bytes)?.metadata().commit_hash()?;
+    if commit_hash.is_none() != (newest == 0) {
+        return Err(Error::Stored { block: newest, reason: "every block but the first has a commit hash".to_owned() });
+    }
+    Ok(Tip { height: tip.height, hash: Some(tip.header_hash), commit_hash })
+}

@@ -1,0 +1,349 @@
+//! The stages behind the connection to the orderer: examine, judge, finish. See [`super`] for the steps.
+//!
+//! The world state's savepoint is moved by a task of its own, every [`Settings::persist_interval_blocks`]; a peer that
+//! restarts replays what came after it. If the savepoint falls [`Settings::replay_blocks_max`] behind, the last stage
+//! waits for it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
+use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
+use base::{BlockNumber, Bytes, Epoch, TxId};
+use ledger::{Block, Hash};
+use state::{UpdateBatch, WorldState};
+use storage::blocks::{BlockStore, NO_PREVIOUS, NewBlock};
+
+use super::recent::{CommittedBlock, Recent};
+use super::waiters::Waiters;
+use crate::access::Rules;
+use crate::validate::Code;
+use crate::validate::block::{Verdict, judge};
+use crate::validate::examine::{Examined, examine};
+use crate::validate::view::View;
+use crate::{Error, events};
+
+/// Blocks that wait to be judged while their transactions are examined.
+pub const EXAMINED_AHEAD_MAX: usize = 3;
+/// Blocks that wait to be durable and applied.
+pub const JUDGED_AHEAD_MAX: usize = 8;
+/// Transactions that one task examines: about a millisecond of signatures.
+pub const EXAMINE_CHUNK_TRANSACTIONS: usize = 16;
+
+/// How a channel's pipeline behaves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Blocks after which the world state is persisted.
+    pub persist_interval_blocks: u64,
+    /// Blocks that a restart may have to replay; at least the interval.
+    pub replay_blocks_max: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { persist_interval_blocks: 32, replay_blocks_max: 64 }
+    }
+}
+
+/// What the stages of one channel and its readers share.
+pub struct Ledger {
+    pub rules: Arc<Rules>,
+    pub store: BlockStore,
+    pub state: Arc<dyn WorldState>,
+    pub recent: Recent,
+    pub waiters: Waiters,
+    pub settings: Settings,
+    /// Number of committed blocks.
+    height: WatchSender<u64>,
+    failure: Mutex<Option<Arc<Error>>>,
+    stop: Stop,
+}
+
+/// Where the chain of blocks stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Tip {
+    /// Number of blocks.
+    pub height: u64,
+    /// Header hash of the last one.
+    pub hash: Option<Hash>,
+    /// Its commit hash.
+    pub commit_hash: Option<Hash>,
+}
+
+impl Ledger {
+    /// A ledger whose state is at the height of its block store.
+    pub fn new(
+        rules: Arc<Rules>,
+        store: BlockStore,
+        state: Arc<dyn WorldState>,
+        settings: Settings,
+        stop: Stop,
+    ) -> Ledger {
+        assert_eq!(store.height(), state.height(), "a ledger is opened after its replay");
+        let (height, _) = watch(store.height());
+        Ledger {
+            rules,
+            store,
+            state,
+            recent: Recent::default(),
+            waiters: Waiters::default(),
+            settings,
+            height,
+            failure: Mutex::default(),
+            stop,
+        }
+    }
+
+    /// Number of committed blocks.
+    pub fn height(&self) -> u64 {
+        *self.height.borrow()
+    }
+
+    /// Follows [`Ledger::height`].
+    pub fn committed(&self) -> WatchReceiver<u64> {
+        self.height.subscribe()
+    }
+
+    /// Ends when the channel is to stop.
+    pub fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// The error that ended the pipeline, if one did.
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.failure.lock().expect("no holder of this lock panics").clone()
+    }
+
+    /// Ends the channel's pipeline for good. The first error stays.
+    pub fn fail(&self, error: Error) {
+        tracing::error!(channel = %self.rules.channel(), %error, "the channel's pipeline has ended");
+        self.failure.lock().expect("no holder of this lock panics").get_or_insert_with(|| Arc::new(error));
+        self.stop.stop();
+    }
+
+    fn publish(&self, block: CommittedBlock, codes: &[Code]) {
+        let block = Arc::new(block);
+        self.recent.push(block.clone());
+        self.height.send(block.number() + 1);
+        self.waiters.publish(&block);
+        events::BlocksCommitted.add(1);
+        count(codes);
+    }
+}
+
+fn count(codes: &[Code]) {
+    let (mut valid, mut conflicted, mut phantom, mut unendorsed, mut duplicate, mut malformed) = (0, 0, 0, 0, 0, 0);
+    for code in codes {
+        *match *code {
+            Code::VALID => &mut valid,
+            Code::MVCC_READ_CONFLICT => &mut conflicted,
+            Code::PHANTOM_READ_CONFLICT => &mut phantom,
+            Code::ENDORSEMENT_POLICY_FAILURE => &mut unendorsed,
+            Code::DUPLICATE_TXID => &mut duplicate,
+            _ => &mut malformed,
+        } += 1;
+    }
+    for (event, count) in [
+        (&events::TransactionsValid, valid),
+        (&events::TransactionsConflicted, conflicted),
+        (&events::TransactionsPhantom, phantom),
+        (&events::TransactionsUnendorsed, unendorsed),
+        (&events::TransactionsDuplicate, duplicate),
+        (&events::TransactionsMalformed, malformed),
+    ] {
+        if count > 0 {
+            event.add(count);
+        }
+    }
+}
+
+/// A block whose transactions are being examined.
+struct Examining {
+    block: Block,
+    received: Instant,
+    chunks: Vec<AbortOnDrop<Vec<Examined>>>,
+}
+
+/// A block that was judged and appended.
+struct Judged {
+    block: CommittedBlock,
+    codes: Vec<Code>,
+    batch: Arc<UpdateBatch>,
+    received: Instant,
+    appended: Instant,
+}
+
+/// The running stages of one channel.
+pub struct Pipeline {
+    ledger: Arc<Ledger>,
+    examined: Sender<Examining>,
+    stages: Vec<Task<()>>,
+}
+
+impl Pipeline {
+    /// Starts the stages behind a ledger that stands at `tip`.
+    pub fn start(ledger: Arc<Ledger>, tip: Tip) -> Pipeline {
+        let (examined, to_judge) = bounded(EXAMINED_AHEAD_MAX);
+        let (judged, to_finish) = bounded(JUDGED_AHEAD_MAX);
+        let stages = vec![
+            rt::spawn(run(ledger.clone(), judge_blocks(ledger.clone(), tip, to_judge, judged))),
+            rt::spawn(run(ledger.clone(), finish_blocks(ledger.clone(), to_finish))),
+            rt::spawn(run(ledger.clone(), persist_state(ledger.clone()))),
+        ];
+        Pipeline { ledger, examined, stages }
+    }
+
+    /// Takes the next block, verified and in order. Waits while the stages are full.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub async fn offer(&self, block: Block) -> Result<(), Error> {
+        let chunks = examine_chunks(&block, &self.ledger.rules);
+        let examining = Examining { block, received: rt::now(), chunks };
+        let sent = self.ledger.stop.or_stopped(self.examined.send(examining)).await;
+        sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)
+    }
+
+    /// Ends the stages and waits for them. Blocks that were judged are finished; others are received again later.
+    pub async fn stop(self) {
+        self.ledger.stop.stop();
+        drop(self.examined);
+        for stage in self.stages {
+            // A stage that was aborted has nothing left to do.
+            let _ = stage.await;
+        }
+        self.ledger.waiters.close();
+    }
+}
+
+async fn run(ledger: Arc<Ledger>, stage: impl Future<Output = Result<(), Error>>) {
+    if let Err(error) = stage.await {
+        ledger.fail(error);
+        ledger.waiters.close();
+    }
+}
+
+fn examine_chunks(block: &Block, rules: &Arc<Rules>) -> Vec<AbortOnDrop<Vec<Examined>>> {
+    let mut chunks = Vec::with_capacity(block.len().div_ceil(EXAMINE_CHUNK_TRANSACTIONS));
+    let mut start = 0;
+    while start < block.len() {
+        let end = (start + EXAMINE_CHUNK_TRANSACTIONS).min(block.len());
+        let (block, rules) = (block.clone(), rules.clone());
+        let chunk = async move { (start..end).map(|index| examine(&block.envelope(index), &rules)).collect() };
+        chunks.push(rt::spawn(chunk).abort_on_drop());
+        start = end;
+    }
+    chunks
+}
+
+/// Stage 3.
+async fn judge_blocks(
+    ledger: Arc<Ledger>,
+    mut tip: Tip,
+    mut to_judge: Receiver<Examining>,
+    judged: Sender<Judged>,
+) -> Result<(), Error> {
+    // Batches of blocks that the state has not applied yet, as far as this stage knows.
+    let mut pending: VecDeque<(u64, Arc<UpdateBatch>)> = VecDeque::new();
+    while let Some(Some(examining)) = ledger.stop.or_stopped(to_judge.recv()).await {
+        let Examining { block, received, chunks } = examining;
+        let number = block.number().get();
+        assert_eq!(number, tip.height, "blocks were received in order");
+        let mut examined = Vec::with_capacity(block.len());
+        for chunk in chunks {
+            examined.extend(chunk.await.map_err(|_| Error::Stopped)?);
+        }
+        events::ExamineTime.record_since(received);
+
+        let started = rt::now();
+        let snapshot = ledger.state.snapshot();
+        let applied = snapshot.height();
+        pending.retain(|(number, _)| *number >= applied);
+        let view = View::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
+        let verdict = judge(number, &examined, &ledger.store, &view, tip.commit_hash.as_ref()).await?;
+        events::ResolveTime.record_since(started);
+
+        let Verdict { codes, batch, commit_hash } = verdict;
+        let block = with_verdict(&block, &codes, &commit_hash);
+        append(&ledger.store, &block, &examined, &codes).await?;
+        tip = Tip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
+        let batch = Arc::new(batch);
+        pending.push_back((number, batch.clone()));
+        let block = CommittedBlock::of_examined(block, examined, &codes);
+        let judged_block = Judged { block, codes, batch, received, appended: rt::now() };
+        if judged.send(judged_block).await.is_err() {
+            return Err(Error::Stopped);
+        }
+    }
+    Ok(())
+}
+
+fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
+    let mut metadata = block.metadata().clone();
+    metadata.set_filter(codes.iter().map(|code| code.0).collect::<Vec<_>>().into());
+    metadata.set_commit_hash(commit_hash);
+    block.with_metadata(metadata)
+}
+
+async fn append(store: &BlockStore, block: &Block, examined: &[Examined], codes: &[Code]) -> Result<(), Error> {
+    let transactions: Vec<(TxId, u8)> = examined
+        .iter()
+        .zip(codes)
+        .map(|(examined, code)| (examined.tx_id.clone().unwrap_or_else(|| TxId::from("")), code.0))
+        .collect();
+    append_block(store, block, &transactions).await
+}
+
+/// Appends a block without making it durable.
+pub(crate) async fn append_block(store: &BlockStore, block: &Block, transactions: &[(TxId, u8)]) -> Result<(), Error> {
+    let parts: [Bytes; 3] = block.parts();
+    let new = NewBlock {
+        number: BlockNumber(block.number().get()),
+        header_hash: block.hash(),
+        previous_hash: block.header().previous_hash.unwrap_or(NO_PREVIOUS),
+        epoch: Epoch(0),
+        parts: &parts,
+        transactions,
+    };
+    Ok(store.append(new).await?)
+}
+
+/// Stage 4.
+async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> Result<(), Error> {
+    let mut waiting = Vec::with_capacity(JUDGED_AHEAD_MAX);
+    loop {
+        // Ends when the stage before has ended: what it appended is finished also when the channel stops.
+        if to_finish.recv_many(&mut waiting, JUDGED_AHEAD_MAX).await == 0 {
+            return Ok(());
+        }
+        let last = waiting.last().expect("at least one was received").block.number();
+        let durable = ledger.store.sync().await?;
+        assert!(durable > last, "what was appended before a sync is durable after it");
+        for judged in waiting.drain(..) {
+            let Judged { block, codes, batch, received, appended } = judged;
+            events::DurableTime.record_since(appended);
+            let started = rt::now();
+            // The stage before may still look at the batch; the copy shares keys and values.
+            let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
+            ledger.state.apply(block.number(), batch).await?;
+            events::ApplyTime.record_since(started);
+            ledger.publish(block, &codes);
+            events::CommitTime.record_since(received);
+        }
+        if ledger.height() - ledger.state.savepoint() >= ledger.settings.replay_blocks_max {
+            ledger.state.persist().await?;
+        }
+    }
+}
+
+/// Moves the savepoint of the state.
+async fn persist_state(ledger: Arc<Ledger>) -> Result<(), Error> {
+    let mut committed = ledger.committed();
+    loop {
+        let due = ledger.state.savepoint() + ledger.settings.persist_interval_blocks;
+        match ledger.stop.or_stopped(committed.wait_for(|height| *height >= due)).await {
+            Some(Ok(_)) => ledger.state.persist().await?,
+            _ => return Ok(()),
+        };
+    }
+}

@@ -1,0 +1,143 @@
+//! Who waits for which transaction's commit.
+//!
+//! A caller registers before it looks whether the transaction is committed already, so that no commit is missed: a
+//! commit first moves the height and then tells the waiters, and a caller that registered too late to be told finds the
+//! transaction below the height.
+
+use std::sync::Mutex;
+
+use base::rt::channel::{OneshotReceiver, OneshotSender, oneshot};
+use base::{Map, TxId};
+
+use super::recent::CommittedBlock;
+use crate::Error;
+use crate::events;
+use crate::validate::Code;
+
+/// Callers of one channel that may wait at once.
+pub const WAITERS_MAX: usize = 1 << 16;
+
+/// What became of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxStatus {
+    /// Its validation code.
+    pub code: Code,
+    /// The block it is in.
+    pub block: u64,
+}
+
+/// The callers that wait, by transaction.
+#[derive(Default)]
+pub struct Waiters {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    by_tx: Map<TxId, Vec<(u64, OneshotSender<TxStatus>)>>,
+    count: usize,
+    next: u64,
+    closed: bool,
+}
+
+/// One caller's place. Dropping it gives the place up.
+pub struct Waiter<'a> {
+    waiters: &'a Waiters,
+    tx_id: TxId,
+    id: u64,
+    answer: Option<OneshotReceiver<TxStatus>>,
+}
+
+impl Waiters {
+    /// Takes a place.
+    ///
+    /// # Errors
+    /// [`Error::TooManyWaiters`], [`Error::Stopped`].
+    pub fn register(&self, tx_id: TxId) -> Result<Waiter<'_>, Error> {
+        let (answer, answered) = oneshot();
+        let mut inner = self.lock();
+        if inner.closed {
+            return Err(Error::Stopped);
+        }
+        if inner.count >= WAITERS_MAX {
+            return Err(Error::TooManyWaiters(WAITERS_MAX));
+        }
+        let id = inner.next;
+        inner.next += 1;
+        inner.count += 1;
+        inner.by_tx.entry(tx_id.clone()).or_default().push((id, answer));
+        events::CommitWaiters.add(1);
+        Ok(Waiter { waiters: self, tx_id, id, answer: Some(answered) })
+    }
+
+    /// Tells who waits for a transaction of this block.
+    pub fn publish(&self, block: &CommittedBlock) {
+        let mut told = Vec::new();
+        {
+            let mut inner = self.lock();
+            if inner.count == 0 {
+                return;
+            }
+            for transaction in block.transactions() {
+                let Some(tx_id) = &transaction.tx_id else { continue };
+                if let Some(waiting) = inner.by_tx.remove(tx_id) {
+                    inner.count -= waiting.len();
+                    told.push((waiting, TxStatus { code: transaction.code, block: block.number() }));
+                }
+            }
+        }
+        for (waiting, status) in told {
+            events::CommitWaiters.add(-(waiting.len() as i64));
+            for (_, answer) in waiting {
+                // A caller that has gone no longer wants to know.
+                let _ = answer.send(status);
+            }
+        }
+    }
+
+    /// Ends every wait, now and later.
+    pub fn close(&self) {
+        let by_tx = {
+            let mut inner = self.lock();
+            inner.closed = true;
+            events::CommitWaiters.add(-(inner.count as i64));
+            inner.count = 0;
+            std::mem::take(&mut inner.by_tx)
+        };
+        drop(by_tx);
+    }
+
+    fn forget(&self, tx_id: &TxId, id: u64) {
+        let mut inner = self.lock();
+        let Some(waiting) = inner.by_tx.get_mut(tx_id) else { return };
+        let before = waiting.len();
+        waiting.retain(|(other, _)| *other != id);
+        let gone = before - waiting.len();
+        if waiting.is_empty() {
+            inner.by_tx.remove(tx_id);
+        }
+        inner.count -= gone;
+        events::CommitWaiters.add(-(gone as i64));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Waiter<'_> {
+    /// Waits for the commit.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub async fn wait(mut self) -> Result<TxStatus, Error> {
+        let answer = self.answer.take().expect("a waiter waits once");
+        answer.await.map_err(|_| Error::Stopped)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.waiters.forget(&self.tx_id, self.id);
+    }
+}

@@ -1,0 +1,384 @@
+//! Running proposals and signing what they came to.
+//!
+//! The steps of [`Endorser::process`], which are those of Fabric's endorser:
+//!
+//! 1. Take a place; without one the proposal is turned away ([`EndorseError::Overloaded`]).
+//! 2. Read the proposal ([`proposal`]) and find its channel.
+//! 3. Check its form, the clock it claims, its creator's membership, expiry and signature, that its transaction is not
+//!    on the ledger, and that the creator may propose.
+//! 4. Run the contract against one snapshot of the state ([`simulate`]), for [`Settings::execution_max`] at most. Fabric's
+//!    system contracts answer from the ledger instead ([`system`]).
+//! 5. Encode what was read and written, the response and the event, together with the proposal's hash, and sign that.
+//!    A response with a status of 400 or more is carried unsigned.
+//!
+//! Invariants: nothing is changed here or anywhere else by a proposal; of equal states and equal proposals the signed
+//! bytes are equal at all endorsers; every signature that is checked is checked by this peer, once a proposal.
+
+pub mod proposal;
+pub mod simulate;
+pub mod system;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt::{self, WallTime};
+use base::{Bytes, ErrorKind, TxId};
+use contract::{Registry, Response, StubError};
+use identity::{Identity, Signer};
+use prost::Message;
+use proto::protos::{
+    ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
+    Response as WireResponse,
+};
+use state::Snapshot;
+
+use crate::channel::Channel;
+use crate::events;
+use proposal::Proposal;
+use simulate::{Context, Elsewhere, Simulation};
+
+/// Runs proposals.
+#[async_trait]
+pub trait Endorse: Send + Sync {
+    /// Runs an encoded `SignedProposal` and signs what it came to. A contract's refusal comes back as a response of
+    /// status 400 or more, without an endorsement.
+    ///
+    /// Dropping the future abandons the proposal.
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError>;
+
+    /// Runs an encoded `SignedProposal` for its answer alone: what it read is not recorded for anybody, and nothing is
+    /// signed.
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError>;
+}
+
+/// Why a proposal was not run to an answer.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndorseError {
+    /// The bytes are no proposal.
+    #[error("{0}")]
+    Malformed(String),
+    /// The proposal is not permitted: its form, creator, signature or rights.
+    #[error("error validating proposal: {0}")]
+    Invalid(String),
+    /// The creator's certificate has expired, or the proposal's time is too far from this peer's.
+    #[error("{0}")]
+    Expired(String),
+    /// The channel is not held here.
+    #[error("channel '{0}' not found")]
+    UnknownChannel(String),
+    /// The channel has no such contract, or this peer cannot run it.
+    #[error("make sure the chaincode {name} has been successfully defined on channel {channel} and try again")]
+    UnknownChaincode {
+        /// The contract.
+        name: String,
+        /// The channel.
+        channel: String,
+    },
+    /// The transaction is on the ledger already.
+    #[error("duplicate transaction found [{0}]")]
+    Duplicate(TxId),
+    /// Too many proposals are running.
+    #[error("too many proposals are running; try again")]
+    Overloaded,
+    /// The contract took too long.
+    #[error("the contract did not finish within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// The state could not serve.
+    #[error("error in simulation: {message}")]
+    State {
+        /// What the caller is to do; never `Rejected`.
+        kind: ErrorKind,
+        /// The cause.
+        message: String,
+    },
+    /// The peer is stopping.
+    #[error("the peer is stopping")]
+    Stopped,
+}
+
+impl EndorseError {
+    /// What the caller is to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            EndorseError::Overloaded | EndorseError::TimedOut(_) => ErrorKind::Retry,
+            EndorseError::State { kind, .. } => *kind,
+            EndorseError::Stopped => ErrorKind::Closed,
+            _ => ErrorKind::Rejected,
+        }
+    }
+}
+
+/// How an endorser behaves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Proposals that may run at once.
+    pub concurrency_max: usize,
+    /// How long a contract may run.
+    pub execution_max: Duration,
+    /// How far a proposal's time may be from this peer's, either way.
+    pub clock_window: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            concurrency_max: 2500,
+            execution_max: Duration::from_secs(30),
+            clock_window: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+/// Finds the channels of a peer.
+pub trait Channels: Send + Sync + 'static {
+    /// One channel.
+    fn channel(&self, name: &str) -> Option<Arc<Channel>>;
+    /// All channels, by name.
+    fn all(&self) -> Vec<Arc<Channel>>;
+}
+
+/// The endorser of one peer.
+pub struct Endorser {
+    signer: Signer,
+    registry: Registry,
+    settings: Settings,
+    places: rt::sync::Semaphore,
+    channels: Arc<dyn Channels>,
+}
+
+/// A proposal that may run.
+struct Admitted {
+    proposal: Proposal,
+    /// Nothing for a proposal without a channel.
+    channel: Option<Arc<Channel>>,
+    creator: Arc<Identity>,
+}
+
+/// What a proposal came to.
+struct Executed {
+    response: Response,
+    event: Option<simulate::Event>,
+    /// The encoded read-write set.
+    results: Bytes,
+    version: String,
+}
+
+impl Endorser {
+    /// An endorser over the channels of a peer.
+    pub fn new(signer: Signer, registry: Registry, settings: Settings, channels: Arc<dyn Channels>) -> Endorser {
+        let places = rt::sync::Semaphore::new(settings.concurrency_max);
+        Endorser { signer, registry, settings, places, channels }
+    }
+
+    /// See [`Endorse::process`].
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
+        let _place = self.places.try_acquire().ok_or_else(overloaded)?;
+        let admitted = self.admit(&signed_proposal).inspect_err(|_| events::ProposalsRefused.add(1))?;
+        let executed = self.execute(&admitted, true).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
+        Ok(self.respond(&admitted, executed))
+    }
+
+    /// See [`Endorse::evaluate`].
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    pub async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError> {
+        let _place = self.places.try_acquire().ok_or_else(overloaded)?;
+        let admitted = self.admit(&signed_proposal).inspect_err(|_| events::ProposalsRefused.add(1))?;
+        let executed = self.execute(&admitted, false).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
+        Ok(wire(executed.response))
+    }
+
+    /// Steps 2 and 3.
+    fn admit(&self, signed_proposal: &Bytes) -> Result<Admitted, EndorseError> {
+        let proposal = Proposal::parse(signed_proposal)?;
+        let name = proposal.header.channel();
+        let channel = match name {
+            "" => None,
+            name => {
+                let channel = self.channels.channel(name);
+                Some(channel.ok_or_else(|| EndorseError::UnknownChannel(name.to_owned()))?)
+            }
+        };
+        self.check_clock(&proposal, rt::wall_now())?;
+        proposal.check_form()?;
+        let creator = self.check_creator(&proposal, channel.as_deref())?;
+        if let Some(channel) = &channel {
+            if channel.holds_transaction(&proposal.tx_id).map_err(|error| unserved(&error))? {
+                return Err(EndorseError::Duplicate(proposal.tx_id.clone()));
+            }
+            if !system::is_system(&proposal.chaincode) && !channel.rules().may_propose(&creator) {
+                return Err(EndorseError::Invalid(format!("access denied: channel [{name}] creator may not propose")));
+            }
+        }
+        Ok(Admitted { proposal, channel, creator })
+    }
+
+    fn check_clock(&self, proposal: &Proposal, now: WallTime) -> Result<(), EndorseError> {
+        let (seconds, nanos) = proposal.header.timestamp().unwrap_or_default();
+        let claimed = i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+        let off = (claimed - i128::from(now.nanos())).unsigned_abs();
+        if off > self.settings.clock_window.as_nanos() {
+            return Err(EndorseError::Expired(format!(
+                "client timestamp is {} s from this peer's, {} s are allowed",
+                off / 1_000_000_000,
+                self.settings.clock_window.as_secs()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_creator(&self, proposal: &Proposal, channel: Option<&Channel>) -> Result<Arc<Identity>, EndorseError> {
+        let name = proposal.header.channel();
+        let serialized = proposal.header.creator();
+        let unknown = || {
+            EndorseError::Invalid(format!("access denied: channel [{name}] creator org unknown, creator is malformed"))
+        };
+        let creator = match channel {
+            Some(channel) => channel.rules().identify(&serialized).map_err(|_| unknown())?,
+            // Without a channel, members of this peer's own organisation may ask, as any of its channels knows them.
+            None => {
+                let channels = self.channels.all();
+                let creator = channels.iter().find_map(|channel| channel.rules().identify(&serialized).ok());
+                creator.filter(|creator| creator.msp_id() == self.signer.msp_id()).ok_or_else(unknown)?
+            }
+        };
+        creator
+            .check_expiry(rt::wall_now())
+            .map_err(|_| EndorseError::Expired("proposal client identity expired".to_owned()))?;
+        creator.verify(&proposal.bytes, &proposal.signature).map_err(|_| {
+            EndorseError::Invalid(format!("access denied: channel [{name}] creator org [{}]", creator.msp_id()))
+        })?;
+        Ok(creator)
+    }
+
+    /// Step 4.
+    async fn execute(&self, admitted: &Admitted, record: bool) -> Result<Executed, EndorseError> {
+        let proposal = &admitted.proposal;
+        if system::is_system(&proposal.chaincode) {
+            let query = system::Query {
+                contract: &proposal.chaincode,
+                args: &proposal.args,
+                channel: admitted.channel.as_ref(),
+                channels: &*self.channels,
+                creator: &admitted.creator,
+            };
+            let response = system::answer(&query);
+            return Ok(Executed { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
+        }
+        let unknown = || EndorseError::UnknownChaincode {
+            name: proposal.chaincode.clone(),
+            channel: proposal.header.channel().to_owned(),
+        };
+        let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
+        let definition = channel.rules().definitions().get(&proposal.chaincode).ok_or_else(unknown)?;
+        let started = rt::now();
+        let context = Context {
+            channel: channel.id().clone(),
+            tx_id: proposal.tx_id.clone(),
+            timestamp: proposal.timestamp().unwrap_or_default(),
+            creator: admitted.creator.serialized().clone(),
+            transient: Arc::new(proposal.transient.clone()),
+            registry: self.registry.clone(),
+            snapshot: channel.state().snapshot(),
+            elsewhere: Arc::new(OtherChannels(self.channels.clone())),
+        };
+        let mut simulation = Simulation::new(context);
+        let run = simulation.run(&proposal.chaincode, &proposal.args);
+        let outcome = match rt::timeout(self.settings.execution_max, run).await {
+            Err(_) => return Err(EndorseError::TimedOut(self.settings.execution_max)),
+            Ok(Err(StubError::UnknownContract(_))) => return Err(unknown()),
+            Ok(Err(StubError::State { kind, message })) => return Err(EndorseError::State { kind, message }),
+            Ok(Err(refused)) => simulate::Outcome::failure(refused.to_string()),
+            Ok(Ok(outcome)) => outcome,
+        };
+        let results = if record { simulation.finish() } else { Bytes::new() };
+        events::SimulationTime.record_since(started);
+        Ok(Executed {
+            response: outcome.response,
+            event: outcome.event,
+            results,
+            version: definition.version.clone(),
+        })
+    }
+
+    /// Step 5.
+    fn respond(&self, admitted: &Admitted, executed: Executed) -> ProposalResponse {
+        let proposal = &admitted.proposal;
+        let response = wire(executed.response);
+        let event = executed.event.map(|event| ChaincodeEvent {
+            chaincode_id: proposal.chaincode.clone(),
+            tx_id: proposal.tx_id.to_string(),
+            event_name: event.name,
+            payload: event.payload,
+        });
+        let action = ChaincodeAction {
+            results: executed.results,
+            events: event.map(|event| event.encode_to_vec().into()).unwrap_or_default(),
+            response: Some(response.clone()),
+            chaincode_id: Some(ChaincodeId {
+                name: proposal.chaincode.clone(),
+                version: executed.version,
+                ..ChaincodeId::default()
+            }),
+        };
+        let payload = ProposalResponsePayload {
+            proposal_hash: Bytes::copy_from_slice(&proposal.hash),
+            extension: action.encode_to_vec().into(),
+        };
+        let payload: Bytes = payload.encode_to_vec().into();
+        let refused = response.status >= Response::ERROR_THRESHOLD;
+        if refused || admitted.channel.is_none() {
+            events::ProposalsFailed.add(u64::from(refused));
+            return ProposalResponse { response: Some(response), payload, ..ProposalResponse::default() };
+        }
+        let endorser = self.signer.serialized().clone();
+        let signature = self.signer.sign_parts(&[&payload, &endorser]);
+        events::ProposalsEndorsed.add(1);
+        ProposalResponse {
+            version: 1,
+            response: Some(response),
+            payload,
+            endorsement: Some(Endorsement { endorser, signature }),
+            ..ProposalResponse::default()
+        }
+    }
+}
+
+fn overloaded() -> EndorseError {
+    events::ProposalsOverloaded.add(1);
+    EndorseError::Overloaded
+}
+
+fn unserved(error: &crate::Error) -> EndorseError {
+    EndorseError::State { kind: error.kind(), message: error.to_string() }
+}
+
+fn wire(response: Response) -> WireResponse {
+    WireResponse { status: response.status, message: response.message, payload: response.payload }
+}
+
+/// Reads of contracts on other channels.
+struct OtherChannels(Arc<dyn Channels>);
+
+impl Elsewhere for OtherChannels {
+    fn snapshot(&self, channel: &str, creator: &Bytes) -> Option<Arc<dyn Snapshot>> {
+        let channel = self.0.channel(channel)?;
+        let creator = channel.rules().identify(creator).ok()?;
+        channel.rules().may_propose(&creator).then(|| channel.state().snapshot())
+    }
+}

@@ -1,0 +1,316 @@
+//! Running a contract against one snapshot, recording what it does.
+//!
+//! 1. A [`Simulation`] holds the snapshot of one transaction, the recorder of its reads and writes in every namespace,
+//!    and its open queries.
+//! 2. A [`Call`] is one contract at work in it: the stub the contract sees. Contracts it calls get calls of their own in
+//!    the same simulation, so that all namespaces end up in one read-write set.
+//! 3. Of a call that failed, what it read and wrote stays recorded, as in Fabric; the caller decides what to make of it.
+//!
+//! Bounds: [`ENTRIES_MAX`] and [`BYTES_MAX`] of recorded reads and writes, [`QUERIES_MAX`] open queries,
+//! [`CALLS_MAX`] calls, [`contract::CALL_DEPTH_MAX`] deep.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, ChannelId, ErrorKind, TxId};
+use contract::key::{self, KeyRange};
+use contract::{
+    CALL_DEPTH_MAX, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub, StubError,
+    Timestamp,
+};
+use state::Snapshot;
+
+use crate::rwset::{RangeRecorder, Recorder};
+
+/// Reads, writes and ranges that one transaction may record.
+pub const ENTRIES_MAX: usize = 1 << 20;
+/// Bytes of keys and values that one transaction may record. Orderers refuse envelopes far below this.
+pub const BYTES_MAX: usize = 64 << 20;
+/// Queries that one transaction may have open.
+pub const QUERIES_MAX: usize = 64;
+/// Contract calls that one transaction may make, in all.
+pub const CALLS_MAX: u32 = 1024;
+
+/// What is fixed for one transaction.
+#[derive(Clone)]
+pub struct Context {
+    pub channel: ChannelId,
+    pub tx_id: TxId,
+    pub timestamp: Timestamp,
+    pub creator: Bytes,
+    pub transient: Arc<BTreeMap<String, Bytes>>,
+    pub registry: Registry,
+    pub snapshot: Arc<dyn Snapshot>,
+    /// Other channels' states, for contracts that read there.
+    pub elsewhere: Arc<dyn Elsewhere>,
+}
+
+/// Where calls to contracts on other channels read.
+pub trait Elsewhere: Send + Sync {
+    /// A snapshot of another channel, if this peer holds it and `creator` may use it.
+    fn snapshot(&self, channel: &str, creator: &Bytes) -> Option<Arc<dyn Snapshot>>;
+}
+
+/// A transaction in the making.
+pub struct Simulation {
+    context: Context,
+    recorder: Recorder,
+    queries: BTreeMap<QueryId, Query>,
+    queries_opened: u64,
+    calls: u32,
+}
+
+struct Query {
+    namespace: Arc<str>,
+    range: KeyRange,
+    /// Where the next page starts.
+    next: String,
+    recorder: RangeRecorder,
+    /// Ended or closed; kept for what it recorded.
+    over: bool,
+}
+
+/// The event that a contract set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub name: String,
+    pub payload: Bytes,
+}
+
+/// What one contract call came to.
+#[derive(Debug)]
+pub struct Outcome {
+    pub response: Response,
+    pub event: Option<Event>,
+}
+
+impl Outcome {
+    /// An error of the contract's own.
+    pub fn failure(message: String) -> Outcome {
+        Outcome { response: Response::failure(Response::ERROR, message), event: None }
+    }
+}
+
+impl Simulation {
+    /// A transaction that has done nothing yet.
+    pub fn new(context: Context) -> Simulation {
+        Simulation {
+            context,
+            recorder: Recorder::new(),
+            queries: BTreeMap::new(),
+            queries_opened: 0,
+            calls: 0,
+        }
+    }
+
+    /// Runs the contract `name`.
+    ///
+    /// # Errors
+    /// [`StubError::UnknownContract`], and the errors of a peer that cannot serve. Whatever else a contract does
+    /// comes back as its response.
+    pub async fn run(&mut self, name: &str, args: &[Bytes]) -> Result<Outcome, StubError> {
+        self.call(name, args, 0).await
+    }
+
+    /// What was read and written, as an encoded `TxReadWriteSet`.
+    pub fn finish(mut self) -> Bytes {
+        // In the order of opening, which is that of the handles.
+        for query in std::mem::take(&mut self.queries).into_values() {
+            self.recorder.range(&query.namespace, query.recorder);
+        }
+        self.recorder.encode()
+    }
+
+    async fn call(&mut self, name: &str, args: &[Bytes], depth: usize) -> Result<Outcome, StubError> {
+        let Some(contract) = self.context.registry.get(name).cloned() else {
+            return Err(StubError::UnknownContract(name.to_owned()));
+        };
+        self.calls += 1;
+        if self.calls > CALLS_MAX {
+            return Err(StubError::LimitExceeded { what: "contract calls", max: u64::from(CALLS_MAX) });
+        }
+        let mut call = Call { simulation: self, namespace: name.into(), args, depth, event: None };
+        let result = match contract::split_input(args) {
+            Ok((function, rest)) => contract.invoke(&mut call, function, rest).await,
+            Err(error) => Err(error),
+        };
+        let event = call.event;
+        let response = match result {
+            Ok(response) => response,
+            Err(error) => error.into_response()?,
+        };
+        Ok(Outcome { response, event })
+    }
+
+    fn check_limits(&self) -> Result<(), StubError> {
+        if self.recorder.entries() >= ENTRIES_MAX {
+            return Err(StubError::LimitExceeded { what: "reads and writes", max: ENTRIES_MAX as u64 });
+        }
+        if self.recorder.bytes() >= BYTES_MAX {
+            return Err(StubError::LimitExceeded { what: "bytes read and written", max: BYTES_MAX as u64 });
+        }
+        Ok(())
+    }
+}
+
+fn state_error(error: state::Error) -> StubError {
+    let kind = match error.kind() {
+        // A contract's request cannot be what the state refuses: its keys were checked.
+        ErrorKind::Rejected => ErrorKind::Retry,
+        kind => kind,
+    };
+    StubError::State { kind, message: error.to_string() }
+}
+
+/// One contract at work.
+struct Call<'a> {
+    simulation: &'a mut Simulation,
+    namespace: Arc<str>,
+    args: &'a [Bytes],
+    depth: usize,
+    event: Option<Event>,
+}
+
+#[async_trait::async_trait]
+impl Stub for Call<'_> {
+    async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
+        key::check(key)?;
+        self.simulation.check_limits()?;
+        let found = self.simulation.context.snapshot.get(&self.namespace, key).await.map_err(state_error)?;
+        let version = found.as_ref().map(|found| found.version);
+        self.simulation.recorder.read(&self.namespace, key, version);
+        Ok(found.map(|found| found.value))
+    }
+
+    fn put_state(&mut self, key: &str, value: Bytes) -> Result<(), StubError> {
+        key::check(key)?;
+        self.simulation.check_limits()?;
+        self.simulation.recorder.write(&self.namespace, key, value);
+        Ok(())
+    }
+
+    fn delete_state(&mut self, key: &str) -> Result<(), StubError> {
+        self.put_state(key, Bytes::new())
+    }
+
+    async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError> {
+        let open = self.simulation.queries.values().filter(|query| !query.over).count();
+        if open >= QUERIES_MAX {
+            return Err(StubError::LimitExceeded { what: "open queries", max: QUERIES_MAX as u64 });
+        }
+        self.simulation.check_limits()?;
+        let id = QueryId(self.simulation.queries_opened);
+        self.simulation.queries_opened += 1;
+        let query = Query {
+            namespace: self.namespace.clone(),
+            next: range.start().to_owned(),
+            recorder: RangeRecorder::new(range.start(), range.end()),
+            over: false,
+            range,
+        };
+        // Closed queries stay for what they recorded, so they count as entries.
+        self.simulation.recorder.note_query();
+        self.simulation.queries.insert(id, query);
+        Ok(id)
+    }
+
+    async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<Page, StubError> {
+        let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
+        let snapshot = self.simulation.context.snapshot.clone();
+        let query = self.simulation.queries.get_mut(&id).ok_or(StubError::UnknownQuery(id.0))?;
+        if *query.namespace != *self.namespace {
+            return Err(StubError::UnknownQuery(id.0));
+        }
+        if query.over {
+            return Err(StubError::UnknownQuery(id.0));
+        }
+        // One more than asked, to know whether more follow.
+        let found = if query.range.is_empty() {
+            Vec::new()
+        } else {
+            let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit + 1);
+            range.await.map_err(state_error)?
+        };
+        let mut page = Page::default();
+        let mut bytes = 0;
+        for entry in found {
+            if page.entries.len() == limit || bytes >= PAGE_BYTES_SOFT_MAX {
+                page.has_more = true;
+                break;
+            }
+            bytes += entry.key.len() + entry.versioned.value.len();
+            query.recorder.add(&entry.key, entry.versioned.version);
+            page.entries.push(Entry { key: String::from(&*entry.key), value: entry.versioned.value });
+        }
+        if page.has_more {
+            let last = page.entries.last().expect("a page that has more has an entry");
+            query.next.clear();
+            query.next.push_str(&last.key);
+            query.next.push('\0');
+        } else {
+            query.recorder.exhaust();
+            query.over = true;
+        }
+        Ok(page)
+    }
+
+    fn close_query(&mut self, id: QueryId) {
+        if let Some(query) = self.simulation.queries.get_mut(&id) {
+            query.over = true;
+        }
+    }
+
+    async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError> {
+        if self.depth + 1 >= CALL_DEPTH_MAX {
+            return Err(StubError::LimitExceeded { what: "the call depth", max: CALL_DEPTH_MAX as u64 });
+        }
+        let context = &self.simulation.context;
+        if channel.is_empty() || context.channel.as_str() == channel {
+            return Ok(self.simulation.call(name, &args, self.depth + 1).await?.response);
+        }
+        let Some(snapshot) = context.elsewhere.snapshot(channel, &context.creator) else {
+            return Ok(Response::failure(Response::ERROR, format!("channel {channel} is not known here")));
+        };
+        // What happens on another channel is read only: its reads and writes are nobody's.
+        let mut context = context.clone();
+        context.channel = ChannelId::from(channel);
+        context.snapshot = snapshot;
+        let mut other = Simulation::new(context);
+        other.calls = self.simulation.calls;
+        let outcome = other.call(name, &args, self.depth + 1).await;
+        self.simulation.calls = other.calls;
+        Ok(outcome?.response)
+    }
+
+    fn set_event(&mut self, name: &str, payload: Bytes) -> Result<(), StubError> {
+        if name.is_empty() {
+            return Err(StubError::InvalidEvent("an event must have a name".to_owned()));
+        }
+        self.event = Some(Event { name: name.to_owned(), payload });
+        Ok(())
+    }
+
+    fn tx_id(&self) -> &TxId {
+        &self.simulation.context.tx_id
+    }
+
+    fn channel_id(&self) -> &ChannelId {
+        &self.simulation.context.channel
+    }
+
+    fn timestamp(&self) -> Timestamp {
+        self.simulation.context.timestamp
+    }
+
+    fn creator(&self) -> &Bytes {
+        &self.simulation.context.creator
+    }
+
+    fn transient(&self) -> &BTreeMap<String, Bytes> {
+        &self.simulation.context.transient
+    }
+
+    fn args(&self) -> &[Bytes] {
+        self.args
+    }
+}

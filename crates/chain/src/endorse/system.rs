@@ -1,0 +1,215 @@
+//! Fabric's system contracts, as far as clients and explorers ask them.
+//!
+//! | contract | functions |
+//! |---|---|
+//! | `qscc` | `GetChainInfo`, `GetBlockByNumber`, `GetBlockByHash`, `GetBlockByTxID`, `GetTransactionByID` |
+//! | `cscc` | `GetChannels`, `GetConfigBlock`, `GetChannelConfig`; `JoinChain` is refused |
+//! | `_lifecycle` | `QueryChaincodeDefinition`, `QueryChaincodeDefinitions` |
+//!
+//! They read the ledger, never the state, and record nothing. The policy of the resource `contract/function` says who may
+//! ask; `GetChannels` is open to this peer's own organisation.
+
+use std::sync::Arc;
+
+use base::{BlockNumber, Bytes, TxId};
+use contract::Response;
+use identity::Identity;
+use ledger::Block;
+use prost::Message;
+use proto::common::{BlockchainInfo, ConfigEnvelope, Envelope};
+use proto::lifecycle::{
+    QueryChaincodeDefinitionArgs, QueryChaincodeDefinitionResult, QueryChaincodeDefinitionsResult,
+    query_chaincode_definitions_result::ChaincodeDefinition,
+};
+use proto::protos::{ChannelInfo, ChannelQueryResponse, ProcessedTransaction};
+
+use super::Channels;
+use crate::access::Definition;
+use crate::channel::Channel;
+
+const ENDORSEMENT_PLUGIN: &str = "escc";
+const VALIDATION_PLUGIN: &str = "vscc";
+
+/// Whether a name is that of a system contract.
+pub fn is_system(contract: &str) -> bool {
+    matches!(contract, "qscc" | "cscc" | "_lifecycle" | "lscc")
+}
+
+/// What a client asks.
+pub struct Query<'a> {
+    pub contract: &'a str,
+    /// The function's name first.
+    pub args: &'a [Bytes],
+    /// The channel of the proposal.
+    pub channel: Option<&'a Arc<Channel>>,
+    pub channels: &'a dyn Channels,
+    pub creator: &'a Arc<Identity>,
+}
+
+/// Answers, errors included.
+pub fn answer(query: &Query<'_>) -> Response {
+    match try_answer(query) {
+        Ok(payload) => Response::success(payload),
+        Err(message) => Response::failure(Response::ERROR, message),
+    }
+}
+
+type Answer = Result<Bytes, String>;
+
+fn try_answer(query: &Query<'_>) -> Answer {
+    let function = text(query.args.first(), "the function name")?;
+    match (query.contract, function) {
+        ("cscc", "GetChannels") => Ok(channels(query.channels)),
+        ("cscc", "JoinChain" | "JoinChainBySnapshot") => {
+            Err("channels are joined by the peer's operator, not by a proposal".to_owned())
+        }
+        ("qscc" | "cscc", _) => {
+            let channel = named_channel(query, function)?;
+            let parameter = query.args.get(2);
+            match (query.contract, function) {
+                ("qscc", "GetChainInfo") => chain_info(&channel),
+                ("qscc", "GetBlockByNumber") => block_by_number(&channel, text(parameter, "the block number")?),
+                ("qscc", "GetBlockByHash") => block_by_hash(&channel, parameter),
+                ("qscc", "GetBlockByTxID") => block_by_tx_id(&channel, text(parameter, "the transaction id")?),
+                ("qscc", "GetTransactionByID") => transaction_by_id(&channel, text(parameter, "the transaction id")?),
+                ("cscc", "GetConfigBlock") => read_block(&channel, 0),
+                ("cscc", "GetChannelConfig") => channel_config(&channel),
+                _ => Err(format!("Requested function {function} not found.")),
+            }
+        }
+        ("_lifecycle", _) => {
+            let channel = query.channel.ok_or("the proposal names no channel")?;
+            may_use(query, channel, function)?;
+            match function {
+                "QueryChaincodeDefinition" => definition(channel, query.args.get(1)),
+                "QueryChaincodeDefinitions" => Ok(definitions(channel)),
+                _ => Err(format!("the function {function} is not offered")),
+            }
+        }
+        _ => Err(format!("the contract {} is not offered", query.contract)),
+    }
+}
+
+fn text<'a>(arg: Option<&'a Bytes>, what: &str) -> Result<&'a str, String> {
+    let arg = arg.ok_or_else(|| format!("{what} is missing"))?;
+    std::str::from_utf8(arg).map_err(|_| format!("{what} is not text"))
+}
+
+/// The channel that the second argument names, which need not be the proposal's.
+fn named_channel(query: &Query<'_>, function: &str) -> Result<Arc<Channel>, String> {
+    let name = text(query.args.get(1), "the channel")?;
+    let channel = query.channels.channel(name).ok_or_else(|| format!("Invalid chain ID, {name}"))?;
+    may_use(query, &channel, function)?;
+    Ok(channel)
+}
+
+fn may_use(query: &Query<'_>, channel: &Channel, function: &str) -> Result<(), String> {
+    let resource = format!("{}/{function}", query.contract);
+    let denied = || format!("access denied for [{function}][{}]", channel.id());
+    // The creator is a member of the proposal's channel; it must be one of the asked channel too.
+    let member = channel.rules().identify(query.creator.serialized()).map_err(|_| denied())?;
+    if channel.rules().may_use(&resource, &member) { Ok(()) } else { Err(denied()) }
+}
+
+fn channels(channels: &dyn Channels) -> Bytes {
+    let channels = channels.all().iter().map(|channel| ChannelInfo { channel_id: channel.id().to_string() }).collect();
+    ChannelQueryResponse { channels }.encode_to_vec().into()
+}
+
+fn read_block(channel: &Channel, number: u64) -> Answer {
+    match channel.read_block(number) {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(format!("Failed to get block number {number}, error no such block number [{number}] in index")),
+        Err(error) => Err(format!("Failed to get block number {number}, error {error}")),
+    }
+}
+
+fn chain_info(channel: &Channel) -> Answer {
+    let height = channel.height();
+    let newest = height.checked_sub(1).ok_or("the ledger is empty")?;
+    let block = Block::parse(&read_block(channel, newest)?).map_err(|error| error.to_string())?;
+    let info = BlockchainInfo {
+        height,
+        current_block_hash: Bytes::copy_from_slice(&block.hash()),
+        previous_block_hash: block.header().previous_hash.map(|hash| Bytes::copy_from_slice(&hash)).unwrap_or_default(),
+        ..BlockchainInfo::default()
+    };
+    Ok(info.encode_to_vec().into())
+}
+
+fn block_by_number(channel: &Channel, number: &str) -> Answer {
+    let number: u64 = number.parse().map_err(|_| format!("Failed to parse block number with error {number:?}"))?;
+    // Fabric's way to ask for the newest.
+    let number = if number == u64::MAX { channel.height().saturating_sub(1) } else { number };
+    read_block(channel, number)
+}
+
+fn block_by_hash(channel: &Channel, hash: Option<&Bytes>) -> Answer {
+    let hash = hash.ok_or("Block hash must not be nil.")?;
+    let found = match <[u8; 32]>::try_from(&hash[..]) {
+        Ok(hash) => channel.store().number_by_hash(&hash).map_err(|error| error.to_string())?,
+        Err(_) => None,
+    };
+    let BlockNumber(number) = found.ok_or("Failed to get block hash, error no such block hash in index")?;
+    read_block(channel, number)
+}
+
+fn place(channel: &Channel, tx_id: &str) -> Result<(u64, usize, u8), String> {
+    let unknown = || format!("Failed to get transaction with id {tx_id}, error no such transaction ID [{tx_id}] in index");
+    let place = channel.store().find_transaction(&TxId::from(tx_id)).map_err(|error| error.to_string())?;
+    let place = place.filter(|place| place.block.get() < channel.height()).ok_or_else(unknown)?;
+    Ok((place.block.get(), place.index.get() as usize, place.code))
+}
+
+fn block_by_tx_id(channel: &Channel, tx_id: &str) -> Answer {
+    let (block, ..) = place(channel, tx_id)?;
+    read_block(channel, block)
+}
+
+fn transaction_by_id(channel: &Channel, tx_id: &str) -> Answer {
+    let (number, index, code) = place(channel, tx_id)?;
+    let block = Block::parse(&read_block(channel, number)?).map_err(|error| error.to_string())?;
+    let envelope = Envelope::decode(block.envelope(index)).map_err(|error| error.to_string())?;
+    let processed =
+        ProcessedTransaction { transaction_envelope: Some(envelope), validation_code: i32::from(code) };
+    Ok(processed.encode_to_vec().into())
+}
+
+fn channel_config(channel: &Channel) -> Answer {
+    let block = Block::parse(&read_block(channel, 0)?).map_err(|error| error.to_string())?;
+    let transaction = ledger::Transaction::decode(&block.envelope(0)).map_err(|invalid| invalid.to_string())?;
+    let envelope = ConfigEnvelope::decode(transaction.data()).map_err(|error| error.to_string())?;
+    Ok(envelope.config.unwrap_or_default().encode_to_vec().into())
+}
+
+fn definition(channel: &Channel, args: Option<&Bytes>) -> Answer {
+    let args = QueryChaincodeDefinitionArgs::decode(args.cloned().unwrap_or_default())
+        .map_err(|error| format!("failed to decode input arg: {error}"))?;
+    let known = channel.rules().definitions().get(&args.name);
+    let Definition { version, sequence, endorsement } =
+        known.ok_or_else(|| format!("namespace {} is not defined", args.name))?;
+    let organizations = channel.config().application().iter();
+    let result = QueryChaincodeDefinitionResult {
+        sequence: *sequence,
+        version: version.clone(),
+        endorsement_plugin: ENDORSEMENT_PLUGIN.to_owned(),
+        validation_plugin: VALIDATION_PLUGIN.to_owned(),
+        validation_parameter: endorsement.encode_to_vec().into(),
+        approvals: organizations.map(|organization| (organization.msp_id.to_string(), true)).collect(),
+        ..QueryChaincodeDefinitionResult::default()
+    };
+    Ok(result.encode_to_vec().into())
+}
+
+fn definitions(channel: &Channel) -> Bytes {
+    let definitions = channel.rules().definitions().iter().map(|(name, definition)| ChaincodeDefinition {
+        name: name.clone(),
+        sequence: definition.sequence,
+        version: definition.version.clone(),
+        endorsement_plugin: ENDORSEMENT_PLUGIN.to_owned(),
+        validation_plugin: VALIDATION_PLUGIN.to_owned(),
+        validation_parameter: definition.endorsement.encode_to_vec().into(),
+        ..ChaincodeDefinition::default()
+    });
+    QueryChaincodeDefinitionsResult { chaincode_definitions: definitions.collect() }.encode_to_vec().into()
+}

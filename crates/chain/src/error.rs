@@ -1,0 +1,77 @@
+//! What can go wrong with a peer's channels and an orderer's chains as such.
+//!
+//! Proposals and messages have errors of their own: [`crate::endorse::EndorseError`], [`crate::order::BroadcastError`].
+
+use base::{ChannelId, ErrorKind};
+
+/// Why a peer or an orderer could not do its work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The channel is not held here.
+    #[error("channel {0} is not known here")]
+    UnknownChannel(String),
+    /// The channel is held here already.
+    #[error("channel {0} is held here already")]
+    ChannelExists(ChannelId),
+    /// A channel name that Fabric does not allow.
+    #[error("{0:?} is not a channel name")]
+    ChannelName(String),
+    /// A block, a configuration or a stored ledger is not what it must be.
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+    /// The block store or the data directory failed.
+    #[error("storage: {0}")]
+    Storage(#[from] storage::Error),
+    /// The world state failed.
+    #[error("state: {0}")]
+    State(#[from] state::Error),
+    /// A policy or an identity of the configuration cannot be used.
+    #[error("identity: {0}")]
+    Identity(#[from] identity::Error),
+    /// A stored block contradicts what this peer wrote itself.
+    #[error("block {block}: {reason}")]
+    Stored {
+        /// The block.
+        block: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A directory or an address could not be used.
+    #[error("{what}: {cause}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the operating system said.
+        cause: String,
+        /// What the caller is to do.
+        kind: ErrorKind,
+    },
+    /// More callers wait than are allowed to.
+    #[error("too many callers wait for transactions; at most {0} may")]
+    TooManyWaiters(usize),
+    /// The channel has stopped, on request or because of an earlier error.
+    #[error("the channel has stopped")]
+    Stopped,
+}
+
+impl Error {
+    /// What the caller is to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::UnknownChannel(_) | Error::ChannelExists(_) | Error::ChannelName(_) => ErrorKind::Rejected,
+            Error::Ledger(error) => error.kind(),
+            Error::Storage(error) => error.kind(),
+            Error::State(error) => error.kind(),
+            Error::Identity(error) => error.kind(),
+            Error::Stored { .. } => ErrorKind::Corrupt,
+            Error::Io { kind, .. } => *kind,
+            Error::TooManyWaiters(_) => ErrorKind::Retry,
+            Error::Stopped => ErrorKind::Closed,
+        }
+    }
+
+    pub(crate) fn io(what: impl Into<String>, error: &std::io::Error) -> Error {
+        Error::Io { what: what.into(), cause: error.to_string(), kind: ErrorKind::of_io(error) }
+    }
+}

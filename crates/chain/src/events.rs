@@ -1,0 +1,60 @@
+//! What the chain counts.
+
+base::events! {
+    /// Proposals that were endorsed.
+    counter ProposalsEndorsed("heddle_chain_proposals_endorsed_total");
+    /// Proposals whose contract answered with an error, unsigned.
+    counter ProposalsFailed("heddle_chain_proposals_failed_total");
+    /// Proposals that were refused before a contract ran.
+    counter ProposalsRefused("heddle_chain_proposals_refused_total");
+    /// Proposals that were turned away because too many were running.
+    counter ProposalsOverloaded("heddle_chain_proposals_overloaded_total");
+    /// Time to run a proposal's contract, from snapshot to encoded read-write set.
+    histogram SimulationTime("heddle_chain_simulation_seconds", seconds);
+
+    /// Messages that an orderer accepted.
+    counter MessagesOrdered("heddle_chain_messages_ordered_total");
+    /// Messages that an orderer refused.
+    counter MessagesRefused("heddle_chain_messages_refused_total");
+    /// Messages that an orderer turned away because its queue was full.
+    counter MessagesOverloaded("heddle_chain_messages_overloaded_total");
+    /// Blocks that an orderer made durable.
+    counter BlocksOrdered("heddle_chain_blocks_ordered_total");
+    /// Time from cutting a block to its being durable at the orderer.
+    histogram OrderTime("heddle_chain_order_seconds", seconds);
+    /// Blocks that an orderer sent to peers.
+    counter BlocksServed("heddle_chain_blocks_served_total");
+
+    /// Blocks that peers received and refused: wrong number, hash, signature or bytes.
+    counter BlocksRefused("heddle_chain_blocks_refused_total");
+    /// Connections that peers made to orderers.
+    counter DeliverConnections("heddle_chain_deliver_connections_total");
+    /// Blocks committed.
+    counter BlocksCommitted("heddle_chain_blocks_committed_total");
+    /// Blocks applied again at start, from the state's savepoint on.
+    counter BlocksReplayed("heddle_chain_blocks_replayed_total");
+    /// Transactions committed as valid.
+    counter TransactionsValid("heddle_chain_transactions_valid_total");
+    /// Transactions invalidated because a key they read had changed.
+    counter TransactionsConflicted("heddle_chain_transactions_conflicted_total");
+    /// Transactions invalidated because a range they scanned had changed.
+    counter TransactionsPhantom("heddle_chain_transactions_phantom_total");
+    /// Transactions invalidated because their endorsements do not satisfy a policy.
+    counter TransactionsUnendorsed("heddle_chain_transactions_unendorsed_total");
+    /// Transactions invalidated because their id was there before.
+    counter TransactionsDuplicate("heddle_chain_transactions_duplicate_total");
+    /// Transactions invalidated for any other reason.
+    counter TransactionsMalformed("heddle_chain_transactions_malformed_total");
+    /// Time from receiving a block to the end of its signature and policy checks.
+    histogram ExamineTime("heddle_chain_examine_seconds", seconds);
+    /// Time of a block's conflict checks.
+    histogram ResolveTime("heddle_chain_resolve_seconds", seconds);
+    /// Time from a block's append to its being durable.
+    histogram DurableTime("heddle_chain_durable_seconds", seconds);
+    /// Time to apply a block to the world state.
+    histogram ApplyTime("heddle_chain_apply_seconds", seconds);
+    /// Time from receiving a block to its commit.
+    histogram CommitTime("heddle_chain_commit_seconds", seconds);
+    /// Callers that wait for a transaction's commit.
+    gauge CommitWaiters("heddle_chain_commit_waiters");
+}

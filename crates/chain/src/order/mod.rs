@@ -1,0 +1,285 @@
+//! Putting transactions in order.
+//!
+//! 1. [`Broadcast::broadcast`]: an envelope is checked ([`filter`]) in the caller's task and joins the queue of its
+//!    channel.
+//! 2. The channel's cutter ([`cutter`]) puts envelopes into blocks by count, bytes and time; each block is hashed, signed
+//!    and appended to the channel's log ([`chain`]).
+//! 3. While the next block is being cut, a second stage waits for the disk: one group fsync for all blocks appended so
+//!    far. Only then are they shown to peers.
+//! 4. Peers ask for blocks over links and follow the tip ([`serve`], [`protocol`]).
+//!
+//! Invariants:
+//! 1. A block is durable here before any peer sees it; after a crash the chain goes on behind the last durable block,
+//!    and no peer ever saw another block in its place.
+//! 2. An acknowledged envelope is in the queue, as in Fabric; with [`Acknowledge::Durable`] it is in a durable block.
+//!    Envelopes that were queued and not durable are lost in a crash, never reordered within their channel.
+//! 3. Queue, blocks in flight, connections and the ring of recent blocks are bounded; a full queue is an answer
+//!    ([`BroadcastError::Overloaded`]).
+//!
+//! Transactions that arrive twice are ordered twice; peers mark the second one.
+
+pub mod chain;
+pub mod cutter;
+pub mod filter;
+pub mod protocol;
+pub mod serve;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt::disk::Directory;
+use base::rt::{self, Stop, Task};
+use base::{Bytes, ErrorKind};
+use ledger::{Block, ChannelConfig};
+use proto::common::Status;
+use storage::GroupSync;
+use storage::blocks::{BlockOptions, BlockStore};
+
+use crate::access::{Definitions, Rules};
+use crate::{Error, events};
+use chain::Chain;
+
+/// Takes envelopes into channels.
+#[async_trait]
+pub trait Broadcast: Send + Sync {
+    /// Hands an envelope over to be ordered. On return it was taken; see [`Acknowledge`] for what that means.
+    ///
+    /// Dropping the future leaves it unknown whether the envelope was taken.
+    ///
+    /// # Errors
+    /// See [`BroadcastError`].
+    async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError>;
+}
+
+/// Why an envelope was not taken.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BroadcastError {
+    /// The envelope is refused, and will be again.
+    #[error("{reason} ({})", status.as_str_name())]
+    Rejected {
+        /// Fabric's status: `BAD_REQUEST`, `FORBIDDEN` or `NOT_FOUND`.
+        status: Status,
+        /// Why.
+        reason: String,
+    },
+    /// More envelopes wait than the queue holds.
+    #[error("the orderer is overloaded; try again")]
+    Overloaded,
+    /// The orderer has stopped.
+    #[error("the orderer has stopped")]
+    Stopped,
+    /// The orderer stopped after the envelope was queued; it may be in a block.
+    #[error("the orderer stopped before the envelope's block was durable")]
+    Ambiguous,
+}
+
+impl BroadcastError {
+    /// What the caller is to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            BroadcastError::Rejected { .. } => ErrorKind::Rejected,
+            BroadcastError::Overloaded => ErrorKind::Retry,
+            BroadcastError::Stopped => ErrorKind::Closed,
+            BroadcastError::Ambiguous => ErrorKind::Ambiguous,
+        }
+    }
+
+    /// The status that Fabric's `BroadcastResponse` carries.
+    pub fn status(&self) -> Status {
+        match self {
+            BroadcastError::Rejected { status, .. } => *status,
+            _ => Status::ServiceUnavailable,
+        }
+    }
+}
+
+/// When an envelope is acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// Once it is queued, as in Fabric.
+    #[default]
+    Queued,
+    /// Once the block it is in is durable.
+    Durable,
+}
+
+/// How an orderer behaves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Envelopes that may wait in a channel's queue.
+    pub queue_messages_max: usize,
+    /// How long a caller waits for room in the queue before it is turned away.
+    pub queue_wait_max: Duration,
+    /// When an envelope is acknowledged.
+    pub acknowledge: Acknowledge,
+    /// Links that may be served at once.
+    pub connections_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            queue_messages_max: 4096,
+            queue_wait_max: Duration::from_secs(2),
+            acknowledge: Acknowledge::Queued,
+            connections_max: 256,
+        }
+    }
+}
+
+/// What an orderer is made of.
+#[derive(Clone)]
+pub struct OrdererOptions {
+    /// Signs blocks.
+    pub signer: identity::Signer,
+    /// Holds one log for each channel.
+    pub directory: Directory,
+    /// Shared with whoever else writes to the same disk.
+    pub sync: GroupSync,
+    pub settings: Settings,
+}
+
+/// One ordering node that orders by itself: Fabric's solo, with a durable log.
+pub struct Orderer {
+    options: OrdererOptions,
+    chains: RwLock<BTreeMap<String, Arc<Chain>>>,
+    connections: rt::sync::Semaphore,
+    tasks: Mutex<Vec<Task<()>>>,
+    stop: Stop,
+}
+
+impl Orderer {
+    /// Opens every channel that the directory holds, and goes on where its log ends.
+    ///
+    /// # Errors
+    /// If a log or a configuration cannot be read.
+    pub async fn open(options: OrdererOptions) -> Result<Arc<Orderer>, Error> {
+        let orderer = Orderer {
+            connections: rt::sync::Semaphore::new(options.settings.connections_max),
+            options,
+            chains: RwLock::default(),
+            tasks: Mutex::default(),
+            stop: Stop::new(),
+        };
+        let names = orderer.options.directory.list().map_err(|error| Error::io("listing channels", &error))?;
+        for name in names {
+            let store = orderer.open_store(&name).await?;
+            if store.height() == 0 {
+                // Joined, and stopped before its genesis block was durable: it is joined again.
+                continue;
+            }
+            orderer.start_chain(store).await?;
+        }
+        Ok(Arc::new(orderer))
+    }
+
+    /// Takes a channel in whose genesis block this is. Durable on return. Joining again with the same block does nothing.
+    ///
+    /// # Errors
+    /// If the block is no genesis block, or the channel is held with another one.
+    pub async fn join(&self, genesis: &Block) -> Result<(), Error> {
+        let config = ChannelConfig::from_block(genesis)?;
+        let name = config.channel().clone();
+        if let Some(chain) = self.chain(&name) {
+            let same = chain.store().number_by_hash(&genesis.hash())?.is_some_and(|number| number.get() == 0);
+            return if same { Ok(()) } else { Err(Error::ChannelExists(name)) };
+        }
+        genesis.check_follows(0, None)?;
+        genesis.check_data_hash()?;
+        let store = self.open_store(&name).await?;
+        if store.height() == 0 {
+            crate::commit::pipeline::append_block(&store, genesis, &[]).await?;
+            store.sync().await?;
+        }
+        self.start_chain(store).await
+    }
+
+    async fn open_store(&self, channel: &str) -> Result<BlockStore, Error> {
+        ledger::config::check_channel_name(channel)?;
+        let directory = self.options.directory.subdirectory(channel).await;
+        let directory = directory.map_err(|error| Error::io(format!("the log of channel {channel}"), &error))?;
+        let (store, report) = BlockStore::open(directory, self.options.sync.clone(), BlockOptions::default()).await?;
+        if let Some(torn) = &report.torn_tail {
+            tracing::warn!(channel, ?torn, "cut an incomplete block off the orderer's log");
+        }
+        Ok(store)
+    }
+
+    async fn start_chain(&self, store: BlockStore) -> Result<(), Error> {
+        let genesis = store.read(base::BlockNumber(0))?.ok_or_else(|| Error::Stored {
+            block: 0,
+            reason: "the log has no genesis block".to_owned(),
+        })?;
+        let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
+        let rules = Arc::new(Rules::new(config, Definitions::new())?);
+        let name = rules.channel().to_string();
+        let chain = Chain::start(rules, store, self.options.signer.clone(), self.options.settings.clone())?;
+        self.chains.write().expect("no holder of this lock panics").insert(name, chain);
+        Ok(())
+    }
+
+    /// Channels held here, sorted.
+    pub fn channels(&self) -> Vec<String> {
+        self.chains.read().expect("no holder of this lock panics").keys().cloned().collect()
+    }
+
+    /// One channel's log.
+    pub fn chain(&self, channel: &str) -> Option<Arc<Chain>> {
+        self.chains.read().expect("no holder of this lock panics").get(channel).cloned()
+    }
+
+    /// Answers peers at `address` until the orderer stops.
+    ///
+    /// # Errors
+    /// If the address is taken.
+    pub async fn serve(self: &Arc<Self>, address: &str) -> Result<(), Error> {
+        let listener = rt::net::listen(address).await.map_err(|error| Error::io(address, &error))?;
+        let task = rt::spawn(serve::accept(self.clone(), listener));
+        self.tasks.lock().expect("no holder of this lock panics").push(task);
+        Ok(())
+    }
+
+    pub(crate) fn connections(&self) -> &rt::sync::Semaphore {
+        &self.connections
+    }
+
+    pub(crate) fn stopping(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Takes no more envelopes, makes what waits durable, and ends all connections.
+    pub async fn stop(&self) {
+        self.stop.stop();
+        let chains = std::mem::take(&mut *self.chains.write().expect("no holder of this lock panics"));
+        for chain in chains.into_values() {
+            chain.stop().await;
+        }
+        let tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));
+        for task in tasks {
+            // A task that was aborted has nothing left to do.
+            let _ = task.await;
+        }
+    }
+}
+
+#[async_trait]
+impl Broadcast for Orderer {
+    async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError> {
+        if self.stop.is_stopped() {
+            return Err(BroadcastError::Stopped);
+        }
+        let Some(chain) = self.chain(channel) else {
+            events::MessagesRefused.add(1);
+            return Err(BroadcastError::Rejected {
+                status: Status::NotFound,
+                reason: format!("channel {channel} is not known here"),
+            });
+        };
+        chain.broadcast(envelope).await
+    }
+}

@@ -1,0 +1,296 @@
+//! Reading a read-write set out of a block.
+//!
+//! The bytes come from clients and endorsers, and are not trusted. What is decoded are places in the received bytes, so
+//! that a transaction costs a few small lists and no copies. Limits follow from the size of a block: an entry takes at
+//! least two bytes.
+
+use base::{Bytes, Version};
+use ledger::wire::{Field, Fields, Span, WireError, set_once};
+
+use super::merkle::{DEGREES_ACCEPTED, Summary};
+
+/// Why bytes are no read-write set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// They are no such message.
+    #[error("read-write set: {0}")]
+    Wire(#[from] WireError),
+    /// Only key-value sets exist.
+    #[error("read-write set: data model {0} does not exist")]
+    DataModel(u64),
+    /// A summary that no scan gives.
+    #[error("read-write set: a range summary of degree {0} is not accepted")]
+    Degree(u64),
+    /// A range holds both results and a summary.
+    #[error("read-write set: a range holds both results and a summary")]
+    RangeReads,
+}
+
+/// The version that a transaction saw of a key. Numbers are as wide as on the wire, where no ledger's are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadVersion {
+    pub block: u64,
+    pub transaction: u64,
+}
+
+impl PartialEq<Version> for ReadVersion {
+    fn eq(&self, version: &Version) -> bool {
+        self.block == version.block && self.transaction == u64::from(version.tx)
+    }
+}
+
+/// One key that was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    key: Span,
+    /// Nothing where the key did not exist.
+    pub version: Option<ReadVersion>,
+}
+
+/// One key that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Write {
+    key: Span,
+    value: Span,
+    /// A write of no bytes is a delete too.
+    pub is_delete: bool,
+}
+
+/// One range that was scanned.
+#[derive(Clone, Debug)]
+pub struct Range {
+    start: Span,
+    end: Span,
+    /// Whether the scan reached the end of the range; else `end` is the last key it handed out, and part of it.
+    pub exhausted: bool,
+    /// What it handed out.
+    pub reads: RangeReads,
+}
+
+/// What a scan handed out.
+#[derive(Clone, Debug)]
+pub enum RangeReads {
+    /// Each key and version.
+    Results(Vec<Read>),
+    /// Too many for that.
+    Summary(Summary),
+}
+
+/// What a transaction did in one namespace.
+#[derive(Clone, Debug, Default)]
+pub struct Namespace {
+    name: Span,
+    pub reads: Vec<Read>,
+    pub ranges: Vec<Range>,
+    pub writes: Vec<Write>,
+    /// Keys whose metadata is to be written: Fabric's key-level endorsement, which Heddle does not do.
+    pub metadata_writes: u32,
+    /// Private collections touched: Heddle has none.
+    pub collections: u32,
+}
+
+impl Namespace {
+    /// Whether it changes anything.
+    pub fn writes_anything(&self) -> bool {
+        !self.writes.is_empty() || self.needs_more_than_keys()
+    }
+
+    /// Whether it does what Heddle's state does not hold.
+    pub fn needs_more_than_keys(&self) -> bool {
+        self.metadata_writes > 0 || self.collections > 0
+    }
+}
+
+/// A decoded read-write set. Its texts are places in the received bytes; ask it for them.
+#[derive(Clone, Debug, Default)]
+pub struct ReadWriteSet {
+    source: Bytes,
+    pub namespaces: Vec<Namespace>,
+}
+
+impl ReadWriteSet {
+    /// Decodes a `TxReadWriteSet`.
+    ///
+    /// # Errors
+    /// See [`DecodeError`]. Fields that Fabric does not define are passed over.
+    pub fn decode(source: Bytes) -> Result<ReadWriteSet, DecodeError> {
+        let mut namespaces = Vec::new();
+        let mut fields = Fields::new(&source, Span::whole(&source)?);
+        while let Some(field) = fields.next()? {
+            match field.number {
+                1 if field.varint()? != 0 => return Err(DecodeError::DataModel(field.varint()?)),
+                2 => namespaces.push(namespace(&source, field.span()?)?),
+                _ => {}
+            }
+        }
+        Ok(ReadWriteSet { source, namespaces })
+    }
+
+    /// The name of a namespace of this set.
+    pub fn name(&self, namespace: &Namespace) -> &str {
+        self.text(namespace.name)
+    }
+
+    /// The key of a read of this set.
+    pub fn read_key(&self, read: &Read) -> &str {
+        self.text(read.key)
+    }
+
+    /// The key of a write of this set.
+    pub fn write_key(&self, write: &Write) -> &str {
+        self.text(write.key)
+    }
+
+    /// The new value, or nothing for a delete.
+    pub fn write_value(&self, write: &Write) -> Option<&[u8]> {
+        (!write.is_delete).then(|| write.value.of(&self.source))
+    }
+
+    /// The first key of a range of this set, and its end.
+    pub fn bounds(&self, range: &Range) -> (&str, &str) {
+        (self.text(range.start), self.text(range.end))
+    }
+
+    fn text(&self, span: Span) -> &str {
+        span.text(&self.source).expect("texts were checked when they were decoded")
+    }
+}
+
+/// A span that was checked to be text.
+fn text(source: &[u8], field: &Field) -> Result<Span, WireError> {
+    let span = field.span()?;
+    span.text(source)?;
+    Ok(span)
+}
+
+fn namespace(source: &Bytes, span: Span) -> Result<Namespace, DecodeError> {
+    let (mut name, mut set, mut collections) = (None, None, 0);
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut name, text(source, &field)?)?,
+            2 => set_once(&mut set, field.span()?)?,
+            3 => {
+                field.span()?;
+                collections += 1;
+            }
+            _ => {}
+        }
+    }
+    let mut namespace = Namespace { name: name.unwrap_or_default(), collections, ..Namespace::default() };
+    let Some(set) = set else { return Ok(namespace) };
+    let mut fields = Fields::new(source, set);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => namespace.reads.push(read(source, field.span()?)?),
+            2 => namespace.ranges.push(range(source, field.span()?)?),
+            3 => namespace.writes.push(write(source, field.span()?)?),
+            4 => {
+                field.span()?;
+                namespace.metadata_writes += 1;
+            }
+            _ => {}
+        }
+    }
+    Ok(namespace)
+}
+
+fn read(source: &[u8], span: Span) -> Result<Read, DecodeError> {
+    let (mut key, mut version_at) = (None, None);
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut key, text(source, &field)?)?,
+            2 => set_once(&mut version_at, field.span()?)?,
+            _ => {}
+        }
+    }
+    let version = version_at.map(|span| version(source, span)).transpose()?;
+    Ok(Read { key: key.unwrap_or_default(), version })
+}
+
+fn version(source: &[u8], span: Span) -> Result<ReadVersion, DecodeError> {
+    let (mut block, mut transaction) = (None, None);
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut block, field.varint()?)?,
+            2 => set_once(&mut transaction, field.varint()?)?,
+            _ => {}
+        }
+    }
+    Ok(ReadVersion { block: block.unwrap_or(0), transaction: transaction.unwrap_or(0) })
+}
+
+fn write(source: &[u8], span: Span) -> Result<Write, DecodeError> {
+    let (mut key, mut is_delete, mut value) = (None, None, None);
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut key, text(source, &field)?)?,
+            2 => set_once(&mut is_delete, field.varint()? != 0)?,
+            3 => set_once(&mut value, field.span()?)?,
+            _ => {}
+        }
+    }
+    let value = value.unwrap_or_default();
+    Ok(Write {
+        key: key.unwrap_or_default(),
+        value,
+        is_delete: is_delete.unwrap_or(false) || value.is_empty(),
+    })
+}
+
+fn range(source: &Bytes, span: Span) -> Result<Range, DecodeError> {
+    let (mut start, mut end, mut exhausted, mut results, mut summary_at) = (None, None, None, None, None);
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut start, text(source, &field)?)?,
+            2 => set_once(&mut end, text(source, &field)?)?,
+            3 => set_once(&mut exhausted, field.varint()? != 0)?,
+            4 => set_once(&mut results, field.span()?)?,
+            5 => set_once(&mut summary_at, field.span()?)?,
+            _ => {}
+        }
+    }
+    let reads = match (results, summary_at) {
+        (Some(_), Some(_)) => return Err(DecodeError::RangeReads),
+        (None, Some(span)) => RangeReads::Summary(summary(source, span)?),
+        (results, None) => {
+            let mut reads = Vec::new();
+            let mut fields = Fields::new(source, results.unwrap_or_default());
+            while let Some(field) = fields.next()? {
+                if field.number == 1 {
+                    reads.push(read(source, field.span()?)?);
+                }
+            }
+            RangeReads::Results(reads)
+        }
+    };
+    Ok(Range {
+        start: start.unwrap_or_default(),
+        end: end.unwrap_or_default(),
+        exhausted: exhausted.unwrap_or(false),
+        reads,
+    })
+}
+
+fn summary(source: &Bytes, span: Span) -> Result<Summary, DecodeError> {
+    let (mut degree, mut level, mut hashes) = (None, None, Vec::new());
+    let mut fields = Fields::new(source, span);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => set_once(&mut degree, field.varint()?)?,
+            2 => set_once(&mut level, field.varint()?)?,
+            3 => hashes.push(field.span()?.slice(source)),
+            _ => {}
+        }
+    }
+    let degree = degree.unwrap_or(0);
+    let accepted = u32::try_from(degree).ok().filter(|degree| DEGREES_ACCEPTED.contains(degree));
+    let degree = accepted.ok_or(DecodeError::Degree(degree))?;
+    // A level beyond 32 bits is no scan's; as the largest number it equals none either.
+    let level = u32::try_from(level.unwrap_or(0)).unwrap_or(u32::MAX);
+    Ok(Summary { degree, level, hashes })
+}

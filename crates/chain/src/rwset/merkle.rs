@@ -1,0 +1,140 @@
+//! Summaries of long ranges, so that a scan of many keys does not put all of them into the block.
+//!
+//! The rule, which is Fabric's with a degree of 50:
+//! 1. Results are taken in order. Once more than `degree` of them wait (51), they are hashed together: SHA-256 over their
+//!    encoding as a `QueryReads` message. The hash is a node of level 1.
+//! 2. Once more than `degree` nodes of a level wait, they are hashed together (their hashes one after the other) into one
+//!    node of the next level, and are gone.
+//! 3. At the end results that still wait form a last node of level 1, however few. Then from level 1 up to the highest
+//!    level seen: the nodes that wait become one node of the next level (a single one moves up as it is). If the highest
+//!    level then has more than `degree` nodes, they become one node above it.
+//! 4. The summary is the degree, the highest level and the hashes of that level. If rule 1 never applied, there is no
+//!    summary: the results themselves are recorded.
+//!
+//! Equal summaries mean equal results, up to collisions of SHA-256, which is what a phantom check needs.
+
+use base::{Bytes, Version};
+use ledger::hash::{Hash, sha256, sha256_of};
+
+use super::encode::{pair, put_read};
+
+/// The degree that endorsers use.
+pub const DEGREE: u32 = 50;
+
+/// The degrees that are accepted in a block: Fabric refuses those below two, and waiting results must be bounded.
+pub const DEGREES_ACCEPTED: std::ops::RangeInclusive<u32> = 2..=4096;
+
+/// The summary of a long range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Children a node has, less one.
+    pub degree: u32,
+    /// The level of `hashes`; results hash into level 1.
+    pub level: u32,
+    /// The nodes of the highest level. From outside they may have any length.
+    pub hashes: Vec<Bytes>,
+}
+
+/// What a scan comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// At most `degree` results: their encoding as a `QueryReads` message, empty for none.
+    Results(Bytes),
+    /// More results than that.
+    Summary(Summary),
+}
+
+/// Takes the results of a scan one by one.
+#[derive(Clone, Debug)]
+pub struct Summarizer {
+    degree: u32,
+    /// Encoded results that wait for rule 1.
+    waiting: Vec<u8>,
+    waiting_count: u32,
+    /// `levels[i]` are the nodes that wait at level `i + 1`.
+    levels: Vec<Vec<Hash>>,
+}
+
+impl Summarizer {
+    /// A summarizer of one of the [`DEGREES_ACCEPTED`].
+    pub fn new(degree: u32) -> Summarizer {
+        assert!(DEGREES_ACCEPTED.contains(&degree), "the degree was checked when it was decoded");
+        Summarizer { degree, waiting: Vec::new(), waiting_count: 0, levels: Vec::new() }
+    }
+
+    /// Takes the next result.
+    pub fn add(&mut self, key: &str, version: Version) {
+        put_read(&mut self.waiting, 1, key, Some(pair(version)));
+        self.waiting_count += 1;
+        if self.waiting_count > self.degree {
+            self.hash_waiting();
+        }
+    }
+
+    fn hash_waiting(&mut self) {
+        let node = sha256(&self.waiting);
+        self.waiting.clear();
+        self.waiting_count = 0;
+        let mut level = 0;
+        let mut node = node;
+        loop {
+            if level == self.levels.len() {
+                self.levels.push(Vec::new());
+            }
+            self.levels[level].push(node);
+            if self.levels[level].len() as u32 <= self.degree {
+                return;
+            }
+            node = combine(&self.levels[level]);
+            self.levels[level].clear();
+            level += 1;
+        }
+    }
+
+    /// Whether results so far can still end in `expected`: a difference shows without scanning to the end.
+    pub fn may_become(&self, expected: &Summary) -> bool {
+        let level = self.levels.len() as u32;
+        if level < expected.level {
+            return true;
+        }
+        let Some(nodes) = self.levels.last() else { return true };
+        level == expected.level
+            && nodes.len() <= expected.hashes.len()
+            && nodes.iter().zip(&expected.hashes).all(|(node, hash)| node[..] == hash[..])
+    }
+
+    /// Ends the scan.
+    pub fn finish(mut self) -> Outcome {
+        if self.levels.is_empty() {
+            return Outcome::Results(self.waiting.into());
+        }
+        if self.waiting_count > 0 {
+            self.hash_waiting();
+        }
+        let highest = self.levels.len() - 1;
+        for level in 0..highest {
+            let nodes = std::mem::take(&mut self.levels[level]);
+            match nodes.as_slice() {
+                [] => {}
+                [one] => self.levels[level + 1].push(*one),
+                many => {
+                    let node = combine(many);
+                    self.levels[level + 1].push(node);
+                }
+            }
+        }
+        let mut level = highest as u32 + 1;
+        let mut nodes = self.levels.pop().expect("there is a level");
+        if nodes.len() as u32 > self.degree {
+            nodes = vec![combine(&nodes)];
+            level += 1;
+        }
+        let hashes = nodes.iter().map(|node| Bytes::copy_from_slice(node)).collect();
+        Outcome::Summary(Summary { degree: self.degree, level, hashes })
+    }
+}
+
+fn combine(nodes: &[Hash]) -> Hash {
+    let pieces: Vec<&[u8]> = nodes.iter().map(|node| &node[..]).collect();
+    sha256_of(&pieces)
+}

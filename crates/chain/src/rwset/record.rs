@@ -1,0 +1,234 @@
+//! Noting what a transaction does, and its canonical encoding.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, Version};
+use ledger::wire::{bytes_field_len, put_bytes, put_bytes_header};
+
+use super::encode::{
+    number_field_len, pair, put_number, put_read, put_text, put_write, read_len, text_field_len, write_len,
+};
+use super::merkle::{DEGREE, Outcome, Summarizer, Summary};
+
+/// What one transaction reads and writes, in every namespace it touches.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    namespaces: BTreeMap<Arc<str>, Recorded>,
+    entries: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    reads: Vec<(Box<str>, Option<Version>)>,
+    writes: Vec<(Box<str>, Bytes)>,
+    ranges: Vec<RecordedRange>,
+}
+
+#[derive(Debug)]
+struct RecordedRange {
+    start: String,
+    end: String,
+    exhausted: bool,
+    outcome: Outcome,
+}
+
+impl Recorder {
+    /// A recorder of nothing.
+    pub fn new() -> Recorder {
+        Recorder::default()
+    }
+
+    /// Notes that `key` was read, and its version if it existed.
+    pub fn read(&mut self, namespace: &Arc<str>, key: &str, version: Option<Version>) {
+        self.count(key.len());
+        self.namespace(namespace).reads.push((key.into(), version));
+    }
+
+    /// Notes a write; the last one of a key counts. No bytes delete.
+    pub fn write(&mut self, namespace: &Arc<str>, key: &str, value: Bytes) {
+        self.count(key.len() + value.len());
+        self.namespace(namespace).writes.push((key.into(), value));
+    }
+
+    /// Notes a scan that is over. One of which nothing was handed out and that did not end is nothing.
+    pub fn range(&mut self, namespace: &Arc<str>, range: RangeRecorder) {
+        let Some(range) = range.finish() else { return };
+        self.count(range.start.len() + range.end.len());
+        let ranges = &mut self.namespace(namespace).ranges;
+        let same = |other: &RecordedRange| {
+            other.start == range.start && other.end == range.end && other.exhausted == range.exhausted
+        };
+        if !ranges.iter().any(same) {
+            ranges.push(range);
+        }
+    }
+
+    /// Counts a scan that is not over, so that limits see it.
+    pub fn note_query(&mut self) {
+        self.count(0);
+    }
+
+    /// Reads, writes and ranges noted so far, repetitions included.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Bytes of keys and values noted so far, repetitions included.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.entries += 1;
+        self.bytes += bytes;
+    }
+
+    fn namespace(&mut self, name: &Arc<str>) -> &mut Recorded {
+        if !self.namespaces.contains_key(name) {
+            self.namespaces.insert(name.clone(), Recorded::default());
+        }
+        self.namespaces.get_mut(name).expect("the namespace was just ensured")
+    }
+
+    /// The encoded `TxReadWriteSet`.
+    pub fn encode(mut self) -> Bytes {
+        let mut encoded = Vec::with_capacity(self.bytes + 24 * self.entries + 64);
+        for (name, recorded) in &mut self.namespaces {
+            recorded.normalise();
+            let length = recorded.encoded_len();
+            let namespace_length = text_field_len(1, name.len()) + text_field_len(2, length);
+            put_bytes_header(&mut encoded, 2, namespace_length);
+            put_text(&mut encoded, 1, name);
+            if length > 0 {
+                put_bytes_header(&mut encoded, 2, length);
+                let before = encoded.len();
+                recorded.put(&mut encoded);
+                assert_eq!(encoded.len() - before, length, "the announced length is the written one");
+            }
+        }
+        encoded.into()
+    }
+}
+
+impl Recorded {
+    /// Sorts by key; of repeated reads one stays, of repeated writes the last.
+    fn normalise(&mut self) {
+        self.reads.sort_by(|a, b| a.0.cmp(&b.0));
+        self.reads.dedup_by(|later, earlier| later.0 == earlier.0);
+        // Stable, so that the writes of one key stay in the order they were made.
+        self.writes.sort_by(|a, b| a.0.cmp(&b.0));
+        self.writes.dedup_by(|later, earlier| {
+            let same = later.0 == earlier.0;
+            if same {
+                std::mem::swap(&mut later.1, &mut earlier.1);
+            }
+            same
+        });
+    }
+
+    fn encoded_len(&self) -> usize {
+        let reads: usize =
+            self.reads.iter().map(|(key, version)| bytes_field_len(1, read_len(key, version.map(pair)))).sum();
+        let ranges: usize = self.ranges.iter().map(|range| bytes_field_len(2, range.encoded_len())).sum();
+        let writes: usize = self.writes.iter().map(|(key, value)| bytes_field_len(3, write_len(key, value))).sum();
+        reads + ranges + writes
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        for (key, version) in &self.reads {
+            put_read(bytes, 1, key, version.map(pair));
+        }
+        for range in &self.ranges {
+            put_bytes_header(bytes, 2, range.encoded_len());
+            range.put(bytes);
+        }
+        for (key, value) in &self.writes {
+            put_write(bytes, 3, key, value);
+        }
+    }
+}
+
+impl RecordedRange {
+    fn encoded_len(&self) -> usize {
+        let results = match &self.outcome {
+            Outcome::Results(results) => text_field_len(4, results.len()),
+            Outcome::Summary(summary) => bytes_field_len(5, summary_len(summary)),
+        };
+        text_field_len(1, self.start.len())
+            + text_field_len(2, self.end.len())
+            + number_field_len(u64::from(self.exhausted))
+            + results
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        put_text(bytes, 1, &self.start);
+        put_text(bytes, 2, &self.end);
+        put_number(bytes, 3, u64::from(self.exhausted));
+        match &self.outcome {
+            Outcome::Results(results) if results.is_empty() => {}
+            Outcome::Results(results) => put_bytes(bytes, 4, results),
+            Outcome::Summary(summary) => {
+                put_bytes_header(bytes, 5, summary_len(summary));
+                put_number(bytes, 1, u64::from(summary.degree));
+                put_number(bytes, 2, u64::from(summary.level));
+                for hash in &summary.hashes {
+                    put_bytes(bytes, 3, hash);
+                }
+            }
+        }
+    }
+}
+
+fn summary_len(summary: &Summary) -> usize {
+    number_field_len(u64::from(summary.degree))
+        + number_field_len(u64::from(summary.level))
+        + summary.hashes.iter().map(|hash| bytes_field_len(3, hash.len())).sum::<usize>()
+}
+
+/// Notes one scan while its results are handed out.
+#[derive(Clone, Debug)]
+pub struct RangeRecorder {
+    start: String,
+    requested_end: String,
+    last: Option<String>,
+    exhausted: bool,
+    summarizer: Summarizer,
+}
+
+impl RangeRecorder {
+    /// A scan from `start` to `end`, exclusive; an empty `end` is none.
+    pub fn new(start: &str, end: &str) -> RangeRecorder {
+        RangeRecorder {
+            start: start.to_owned(),
+            requested_end: end.to_owned(),
+            last: None,
+            exhausted: false,
+            summarizer: Summarizer::new(DEGREE),
+        }
+    }
+
+    /// Notes a result that is handed out. Results come in the order of keys.
+    pub fn add(&mut self, key: &str, version: Version) {
+        self.summarizer.add(key, version);
+        let last = self.last.get_or_insert_with(String::new);
+        last.clear();
+        last.push_str(key);
+    }
+
+    /// Notes that the scan came to the end of its range.
+    pub fn exhaust(&mut self) {
+        self.exhausted = true;
+    }
+
+    fn finish(self) -> Option<RecordedRange> {
+        let end = if self.exhausted { self.requested_end } else { self.last? };
+        Some(RecordedRange {
+            start: self.start,
+            end,
+            exhausted: self.exhausted,
+            outcome: self.summarizer.finish(),
+        })
+    }
+}

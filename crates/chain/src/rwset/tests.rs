@@ -1,0 +1,333 @@
+//! Tests of read-write sets: Fabric's bytes, hostile bytes, and the rule of summaries.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Bytes, Version};
+use ledger::Block;
+use ledger::hash::{Hash, sha256};
+use proptest::prelude::*;
+use prost::Message;
+use proto::kvrwset::{KvRead, KvWrite, KvrwSet, QueryReads, RangeQueryInfo, range_query_info::ReadsInfo};
+use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
+
+use super::merkle::{DEGREE, Outcome, Summarizer, Summary};
+use super::*;
+
+fn wire_version(version: Version) -> proto::kvrwset::Version {
+    proto::kvrwset::Version { block_num: version.block, tx_num: u64::from(version.tx) }
+}
+
+fn golden(name: &str) -> Block {
+    let path = format!("{}/../proto/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    Block::parse(&Bytes::from(std::fs::read(path).expect("golden blocks are in the tree"))).expect("Fabric wrote it")
+}
+
+/// The read-write sets of a block that Fabric wrote.
+fn golden_sets(name: &str) -> Vec<Bytes> {
+    let block = golden(name);
+    let sets: Vec<Bytes> = block
+        .envelopes()
+        .map(|envelope| {
+            let transaction = ledger::Transaction::parse(&envelope).expect("Fabric wrote it");
+            let action = transaction.action().expect("it has an action");
+            action.outcome(transaction.header()).expect("it has an outcome").results()
+        })
+        .collect();
+    assert!(!sets.is_empty());
+    sets
+}
+
+/// Records what a decoded set says and encodes it.
+fn encode_again(set: &ReadWriteSet) -> Bytes {
+    let mut recorder = Recorder::new();
+    for namespace in &set.namespaces {
+        let name: Arc<str> = set.name(namespace).into();
+        for read in &namespace.reads {
+            let version = read.version.map(|seen| Version::new(seen.block, seen.transaction as u32));
+            recorder.read(&name, set.read_key(read), version);
+        }
+        for range in &namespace.ranges {
+            let (start, end) = set.bounds(range);
+            let mut recorded = RangeRecorder::new(start, end);
+            let RangeReads::Results(reads) = &range.reads else { panic!("golden ranges are short") };
+            for read in reads {
+                let seen = read.version.expect("a scanned key exists");
+                recorded.add(set.read_key(read), Version::new(seen.block, seen.transaction as u32));
+            }
+            if range.exhausted {
+                recorded.exhaust();
+            }
+            recorder.range(&name, recorded);
+        }
+        for write in &namespace.writes {
+            let value = Bytes::copy_from_slice(set.write_value(write).unwrap_or_default());
+            recorder.write(&name, set.write_key(write), value);
+        }
+    }
+    recorder.encode()
+}
+
+#[test]
+fn sets_that_fabric_wrote_encode_to_the_same_bytes() {
+    for block in ["b8.block", "b9.block"] {
+        for bytes in golden_sets(block) {
+            let set = ReadWriteSet::decode(bytes.clone()).expect("Fabric wrote it");
+            assert!(set.namespaces.iter().any(|namespace| !namespace.writes.is_empty()), "{block}");
+            assert!(set.namespaces.iter().any(|namespace| !namespace.reads.is_empty()), "{block}");
+            assert_eq!(encode_again(&set), bytes, "{block}");
+        }
+    }
+}
+
+#[test]
+fn reads_and_writes_are_sorted_each_key_once_the_last_write_counts() {
+    let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+    let mut recorder = Recorder::new();
+    recorder.write(&b, "z", Bytes::from_static(b"1"));
+    recorder.read(&a, "y", None);
+    recorder.read(&a, "x", Some(Version::new(3, 0)));
+    recorder.read(&a, "y", None);
+    recorder.write(&a, "k", Bytes::from_static(b"old"));
+    recorder.write(&a, "j", Bytes::new());
+    recorder.write(&a, "k", Bytes::from_static(b"new"));
+    let kv = |set: KvrwSet| Bytes::from(set.encode_to_vec());
+    let read = |key: &str, version: Option<Version>| KvRead { key: key.into(), version: version.map(wire_version) };
+    let expected = TxReadWriteSet {
+        data_model: 0,
+        ns_rwset: vec![
+            NsReadWriteSet {
+                namespace: "a".into(),
+                rwset: kv(KvrwSet {
+                    reads: vec![read("x", Some(Version::new(3, 0))), read("y", None)],
+                    writes: vec![
+                        KvWrite { key: "j".into(), is_delete: true, value: Bytes::new() },
+                        KvWrite { key: "k".into(), is_delete: false, value: Bytes::from_static(b"new") },
+                    ],
+                    ..KvrwSet::default()
+                }),
+                ..NsReadWriteSet::default()
+            },
+            NsReadWriteSet {
+                namespace: "b".into(),
+                rwset: kv(KvrwSet {
+                    writes: vec![KvWrite { key: "z".into(), is_delete: false, value: Bytes::from_static(b"1") }],
+                    ..KvrwSet::default()
+                }),
+                ..NsReadWriteSet::default()
+            },
+        ],
+    };
+    assert_eq!(recorder.encode()[..], expected.encode_to_vec()[..]);
+}
+
+#[test]
+fn a_range_keeps_the_end_it_reached() {
+    // (results handed out, whether the scan ended) -> (end key, exhausted)
+    for (results, ended, expected) in [
+        (vec!["b", "c"], true, Some(("z", true))),
+        (vec!["b", "c"], false, Some(("c", false))),
+        (vec![], true, Some(("z", true))),
+        (vec![], false, None),
+    ] {
+        let mut range = RangeRecorder::new("a", "z");
+        for key in &results {
+            range.add(key, Version::new(1, 2));
+        }
+        if ended {
+            range.exhaust();
+        }
+        let mut recorder = Recorder::new();
+        recorder.range(&"n".into(), range);
+        let set = TxReadWriteSet::decode(recorder.encode()).expect("just encoded");
+        let found: Vec<RangeQueryInfo> = set
+            .ns_rwset
+            .iter()
+            .flat_map(|n| KvrwSet::decode(n.rwset.clone()).expect("just encoded").range_queries_info)
+            .collect();
+        let Some((end, exhausted)) = expected else {
+            assert!(found.is_empty(), "a scan that handed nothing out and did not end is no read");
+            continue;
+        };
+        let reads: Vec<KvRead> = results
+            .iter()
+            .map(|key| KvRead { key: (*key).into(), version: Some(wire_version(Version::new(1, 2))) })
+            .collect();
+        let reads_info = (!reads.is_empty()).then_some(ReadsInfo::RawReads(QueryReads { kv_reads: reads }));
+        let info = RangeQueryInfo { start_key: "a".into(), end_key: end.into(), itr_exhausted: exhausted, reads_info };
+        assert_eq!(found, [info], "{results:?} {ended}");
+    }
+}
+
+/// The rule of summaries as one reads it: whole levels at a time, without the incremental bookkeeping.
+fn summary_by_levels(results: &[(String, Version)], degree: usize) -> Option<(u32, Vec<Hash>)> {
+    if results.len() <= degree {
+        return None;
+    }
+    let group = degree + 1;
+    let mut level: u32 = 1;
+    let mut nodes: Vec<Hash> = results
+        .chunks(group)
+        .map(|chunk| {
+            let reads = chunk.iter().map(|(key, version)| KvRead { key: key.clone(), version: Some(wire_version(*version)) });
+            sha256(&QueryReads { kv_reads: reads.collect() }.encode_to_vec())
+        })
+        .collect();
+    // A level is combined in groups of degree + 1. An incomplete last group is combined too, once there is a level above,
+    // and a group of one moves up unchanged.
+    while nodes.len() > degree {
+        nodes = nodes
+            .chunks(group)
+            .map(|chunk| if chunk.len() == 1 { chunk[0] } else { sha256(&chunk.concat()) })
+            .collect();
+        level += 1;
+    }
+    Some((level, nodes))
+}
+
+fn results(count: usize) -> Vec<(String, Version)> {
+    (0..count).map(|i| (format!("key{i:06}"), Version::new(i as u64 / 7, i as u32 % 7))).collect()
+}
+
+fn summarize(results: &[(String, Version)], degree: u32) -> Outcome {
+    let mut summarizer = Summarizer::new(degree);
+    for (key, version) in results {
+        summarizer.add(key, *version);
+    }
+    summarizer.finish()
+}
+
+#[test]
+fn long_ranges_are_summarised_by_groups_of_51() {
+    for count in [0, 1, 50, 51, 52, 102, 103, 2550, 2600, 2601, 2602, 2652, 2653, 5000, 5202, 5203] {
+        let results = results(count);
+        match (summarize(&results, DEGREE), summary_by_levels(&results, DEGREE as usize)) {
+            (Outcome::Results(_), None) => assert!(count <= 50),
+            (Outcome::Summary(summary), Some((level, hashes))) => {
+                let hashes: Vec<Bytes> = hashes.iter().map(|hash| Bytes::copy_from_slice(hash)).collect();
+                assert_eq!(summary, Summary { degree: DEGREE, level, hashes }, "{count} results");
+            }
+            (outcome, expected) => panic!("{count} results: {outcome:?} where {expected:?} was expected"),
+        }
+    }
+}
+
+#[test]
+fn a_summary_survives_its_encoding_and_knows_its_prefixes() {
+    let results = results(3000);
+    let mut range = RangeRecorder::new("key", "");
+    for (key, version) in &results {
+        range.add(key, *version);
+    }
+    range.exhaust();
+    let mut recorder = Recorder::new();
+    recorder.range(&"n".into(), range);
+    let set = ReadWriteSet::decode(recorder.encode()).expect("just encoded");
+    let RangeReads::Summary(summary) = &set.namespaces[0].ranges[0].reads else { panic!("3000 results are many") };
+    assert_eq!(Outcome::Summary(summary.clone()), summarize(&results, DEGREE));
+
+    let mut same = Summarizer::new(DEGREE);
+    for (key, version) in &results {
+        same.add(key, *version);
+        assert!(same.may_become(summary));
+    }
+    // One changed version shows as soon as its group is combined at the summary's level, long before the end.
+    let mut other = Summarizer::new(DEGREE);
+    let seen = results.iter().enumerate().take_while(|(i, (key, version))| {
+        let version = if *i == 5 { Version::new(version.block, version.tx + 1) } else { *version };
+        other.add(key, version);
+        other.may_become(summary)
+    });
+    assert!(seen.count() < 2700);
+}
+
+#[test]
+fn what_is_no_set_is_refused_by_name() {
+    let namespace = |kv: Vec<u8>| {
+        let ns = NsReadWriteSet { namespace: "n".into(), rwset: kv.into(), ..NsReadWriteSet::default() };
+        Bytes::from(TxReadWriteSet { data_model: 0, ns_rwset: vec![ns] }.encode_to_vec())
+    };
+    let summary = |degree: u32| {
+        let summary = proto::kvrwset::QueryReadsMerkleSummary {
+            max_degree: degree,
+            max_level: 1,
+            max_level_hashes: vec![Bytes::from_static(b"x")],
+        };
+        let info = RangeQueryInfo { reads_info: Some(ReadsInfo::ReadsMerkleHashes(summary)), ..Default::default() };
+        KvrwSet { range_queries_info: vec![info], ..KvrwSet::default() }.encode_to_vec()
+    };
+    let refused = |bytes: Bytes| ReadWriteSet::decode(bytes).expect_err("it is no set");
+    assert_eq!(refused(Bytes::from_static(&[8, 1])), DecodeError::DataModel(1));
+    assert_eq!(refused(namespace(summary(1))), DecodeError::Degree(1));
+    assert_eq!(refused(namespace(summary(5000))), DecodeError::Degree(5000));
+    assert!(matches!(refused(namespace(vec![10, 9])), DecodeError::Wire(_)), "a read that reaches beyond its set");
+    assert!(matches!(refused(namespace(vec![10, 3, 10, 1, 0xff])), DecodeError::Wire(_)), "a key that is not text");
+    assert!(ReadWriteSet::decode(Bytes::new()).expect("nothing was read or written").namespaces.is_empty());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = ReadWriteSet::decode(bytes.into());
+    }
+
+    /// Bytes near real ones reach deeper than random ones.
+    #[test]
+    fn damaged_sets_decode_or_are_refused(at in any::<prop::sample::Index>(), value in any::<u8>()) {
+        let mut bytes = golden_sets("b8.block").remove(0).to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        if let Ok(set) = ReadWriteSet::decode(bytes.into()) {
+            for namespace in &set.namespaces {
+                let _ = set.name(namespace);
+                for write in &namespace.writes {
+                    let _ = (set.write_key(write), set.write_value(write));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn recorded_sets_are_those_of_the_protobuf_library(
+        reads in proptest::collection::btree_map("[a-c]{0,3}", proptest::option::of((any::<u64>(), any::<u32>())), 0..8),
+        writes in proptest::collection::btree_map("[a-c]{0,3}", proptest::collection::vec(any::<u8>(), 0..200), 0..8),
+    ) {
+        let name: Arc<str> = "n".into();
+        let mut recorder = Recorder::new();
+        // In an order that is not the sorted one.
+        for (key, version) in reads.iter().rev() {
+            recorder.read(&name, key, version.map(|(block, tx)| Version::new(block, tx)));
+        }
+        for (key, value) in writes.iter().rev() {
+            recorder.write(&name, key, value.clone().into());
+        }
+        let set = KvrwSet {
+            reads: reads.iter().map(|(key, version)| KvRead {
+                key: key.clone(),
+                version: version.map(|(block, tx)| wire_version(Version::new(block, tx))),
+            }).collect(),
+            writes: writes.iter().map(|(key, value)| KvWrite {
+                key: key.clone(),
+                is_delete: value.is_empty(),
+                value: value.clone().into(),
+            }).collect(),
+            ..KvrwSet::default()
+        };
+        let ns_rwset = if reads.is_empty() && writes.is_empty() {
+            vec![]
+        } else {
+            vec![NsReadWriteSet { namespace: "n".into(), rwset: set.encode_to_vec().into(), ..Default::default() }]
+        };
+        let expected = TxReadWriteSet { data_model: 0, ns_rwset }.encode_to_vec();
+        let encoded = recorder.encode();
+        prop_assert_eq!(&encoded[..], &expected[..]);
+        let decoded = ReadWriteSet::decode(encoded.clone()).expect("just encoded");
+        prop_assert_eq!(encode_again(&decoded), encoded);
+        let found: BTreeMap<String, Vec<u8>> = decoded.namespaces.iter().flat_map(|namespace| {
+            namespace.writes.iter().map(|write| {
+                (decoded.write_key(write).to_owned(), decoded.write_value(write).unwrap_or_default().to_vec())
+            })
+        }).collect();
+        prop_assert_eq!(found, writes);
+    }
+}

@@ -1,0 +1,132 @@
+//! The state as a block finds it: a snapshot, and the batches of earlier blocks that are not applied yet.
+//!
+//! Blocks are checked for conflicts while their predecessors wait for the disk, so the newest writes may be in batches
+//! that no snapshot shows yet. A view puts them on top: newer batches over older ones over the snapshot.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::Version;
+use state::{Snapshot, UpdateBatch};
+
+/// Entries of the snapshot that a scan holds at once.
+const SCAN_PAGE_ENTRIES: usize = 512;
+
+/// The state before one block.
+#[derive(Clone)]
+pub struct View {
+    snapshot: Arc<dyn Snapshot>,
+    /// Of the blocks from the snapshot's height on, oldest first.
+    pending: Vec<Arc<UpdateBatch>>,
+}
+
+impl View {
+    /// The state of `snapshot` after the blocks that follow it, oldest first.
+    pub fn new(snapshot: Arc<dyn Snapshot>, pending: Vec<Arc<UpdateBatch>>) -> View {
+        View { snapshot, pending }
+    }
+
+    /// The versions of many keys, in the order asked.
+    ///
+    /// # Errors
+    /// The state's.
+    pub async fn versions(&self, keys: &[(&str, &str)]) -> Result<Vec<Option<Version>>, state::Error> {
+        let mut versions = self.snapshot.versions(keys).await?;
+        assert_eq!(versions.len(), keys.len(), "the state answers for every key");
+        for batch in &self.pending {
+            for (version, (namespace, key)) in versions.iter_mut().zip(keys) {
+                if let Some(update) = batch.get(namespace, key) {
+                    *version = update.value.is_some().then_some(update.version);
+                }
+            }
+        }
+        Ok(versions)
+    }
+
+    /// Starts a scan of `start..end` (an empty `end` is none), with `newest` on top of this view.
+    pub fn scan(&self, namespace: &str, start: &str, end: &str, newest: &UpdateBatch) -> Scan {
+        let mut overlay = BTreeMap::new();
+        // A range from outside may end before it starts: nothing is in it.
+        let is_empty = !end.is_empty() && end <= start;
+        for batch in self.pending.iter().map(Arc::as_ref).chain([newest]) {
+            for (key, update) in batch.range(namespace, start, end) {
+                overlay.insert(key.clone(), update.value.is_some().then_some(update.version));
+            }
+        }
+        Scan {
+            snapshot: self.snapshot.clone(),
+            namespace: namespace.to_owned(),
+            next: (!is_empty).then(|| start.to_owned()),
+            end: end.to_owned(),
+            page: Vec::new().into_iter(),
+            head: None,
+            overlay,
+        }
+    }
+}
+
+/// The live keys of a range and their versions, in order.
+pub struct Scan {
+    snapshot: Arc<dyn Snapshot>,
+    namespace: String,
+    /// Where the next page starts; nothing after the last page.
+    next: Option<String>,
+    end: String,
+    page: std::vec::IntoIter<state::Entry>,
+    /// The snapshot's next entry, if it was looked at.
+    head: Option<(Arc<str>, Version)>,
+    /// Keys that later batches have written; nothing where deleted.
+    overlay: BTreeMap<Arc<str>, Option<Version>>,
+}
+
+impl Scan {
+    /// The next live key.
+    ///
+    /// # Errors
+    /// The state's.
+    pub async fn next(&mut self) -> Result<Option<(Arc<str>, Version)>, state::Error> {
+        loop {
+            if self.head.is_none() {
+                self.head = self.next_stored().await?;
+            }
+            let overlay_first = match (&self.head, self.overlay.first_key_value()) {
+                (_, None) => return Ok(self.head.take()),
+                (None, Some(_)) => true,
+                (Some((stored, _)), Some((written, _))) => written <= stored,
+            };
+            if !overlay_first {
+                return Ok(self.head.take());
+            }
+            let (key, version) = self.overlay.pop_first().expect("the overlay has a first entry");
+            if self.head.as_ref().is_some_and(|(stored, _)| *stored == key) {
+                self.head = None;
+            }
+            if let Some(version) = version {
+                return Ok(Some((key, version)));
+            }
+        }
+    }
+
+    async fn next_stored(&mut self) -> Result<Option<(Arc<str>, Version)>, state::Error> {
+        loop {
+            if let Some(entry) = self.page.next() {
+                return Ok(Some((entry.key, entry.versioned.version)));
+            }
+            let Some(start) = self.next.take() else { return Ok(None) };
+            let page = self.snapshot.range(&self.namespace, &start, &self.end, SCAN_PAGE_ENTRIES).await?;
+            if page.len() == SCAN_PAGE_ENTRIES {
+                let last = page.last().expect("a full page has a last entry");
+                self.next = Some(after(&last.key));
+            }
+            self.page = page.into_iter();
+        }
+    }
+}
+
+/// The first key after `key` in byte order.
+pub fn after(key: &str) -> String {
+    let mut next = String::with_capacity(key.len() + 1);
+    next.push_str(key);
+    next.push('\0');
+    next
+}
