@@ -5,3 +5,4 @@ pub mod client;
 pub mod events;
 pub mod rpc;
 pub mod server;
+pub mod service;

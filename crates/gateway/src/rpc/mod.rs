@@ -4,7 +4,7 @@
 //!    the answers of many calls leave in one write. A handler moves heavy work into a task of its own.
 //! 2. [`call`] is one call at the server: its messages, its deadline, its answer.
 //! 3. [`client`] is the client's side of a connection.
-//! 4. [`message`], [`status`] and [`wire`] are the formats.
+//! 4. [`message`] and [`status`] are the formats.
 //!
 //! Left to others: what a method means (`service`), sockets and TLS (`server`).
 
@@ -14,7 +14,6 @@ pub mod connection;
 pub mod message;
 pub mod status;
 mod timeout;
-pub mod wire;
 
 pub use call::{Call, Responder};
 pub use connection::{Service, Settings};

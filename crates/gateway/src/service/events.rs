@@ -1,0 +1,131 @@
+//! `Gateway.ChaincodeEvents`: the events of one contract's valid transactions, a block at a time.
+//!
+//! The stream holds one block; a client that does not read stops it, and it goes on where it was.
+
+use std::sync::Arc;
+
+use base::TxId;
+use bytes::Bytes;
+use chain::Channel;
+use chain::commit::recent::CommittedBlock;
+use proto::gateway::{ChaincodeEventsRequest, ChaincodeEventsResponse, SignedChaincodeEventsRequest};
+use proto::orderer::seek_position;
+use proto::protos::ChaincodeEvent;
+
+use super::commit_status::authorized;
+use super::{PeerState, of_channel, stopping};
+use crate::rpc::message::{decode, frame};
+use crate::rpc::{Call, Code, Responder, Status};
+
+/// The name under which a channel's configuration may set who listens.
+const RESOURCE: &str = "gateway/ChaincodeEvents";
+
+pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
+    call.streaming(async |messages, responder| {
+        let prepared = match messages.only().await {
+            Ok(message) => prepare(state, message),
+            Err(status) => Err(status),
+        };
+        match prepared {
+            Ok(mut stream) => stream.run(state, responder).await,
+            Err(status) => status,
+        }
+    })
+    .await;
+}
+
+struct EventStream {
+    channel: Arc<Channel>,
+    contract: String,
+    /// The next block to look at.
+    next: u64,
+    /// In the first block, transactions up to this one are left out.
+    after: Option<TxId>,
+}
+
+fn prepare(state: &PeerState, message: Bytes) -> Result<EventStream, Status> {
+    let signed: SignedChaincodeEventsRequest = decode(message)?;
+    let request: ChaincodeEventsRequest = decode(signed.request.clone())?;
+    let channel =
+        authorized(state, &request.channel_id, &request.identity, &signed.request, &signed.signature, RESOURCE)?;
+    if !request.after_transaction_id.is_empty() {
+        let after = TxId::new(request.after_transaction_id);
+        if let Some(next) = channel.block_by_tx_id(&after).map_err(|error| of_channel(&error))? {
+            return Ok(EventStream { channel, contract: request.chaincode_id, next, after: Some(after) });
+        }
+    }
+    let next = match request.start_position.and_then(|position| position.r#type) {
+        None | Some(seek_position::Type::NextCommit(_)) => channel.height(),
+        Some(seek_position::Type::Specified(specified)) => specified.number,
+        Some(_) => {
+            return Err(Status::invalid_argument("events start at the next commit or at a block that is named"));
+        }
+    };
+    Ok(EventStream { channel, contract: request.chaincode_id, next, after: None })
+}
+
+impl EventStream {
+    async fn run(&mut self, state: &PeerState, responder: &mut Responder) -> Status {
+        if responder.start().is_err() {
+            return Status::ok();
+        }
+        let mut committed = self.channel.committed();
+        loop {
+            let next = self.next;
+            tokio::select! {
+                biased;
+                () = state.stop.stopped() => return stopping(),
+                above = committed.wait_for(|height| *height > next) => {
+                    if above.is_err() {
+                        return stopping();
+                    }
+                }
+                () = self.channel.stopped() => {
+                    return Status::new(Code::Unavailable, "the channel has stopped at this peer");
+                }
+                () = responder.gone() => return Status::ok(),
+            }
+            let block = match self.channel.committed_block(self.next) {
+                Ok(Some(block)) => block,
+                Ok(None) => return Status::new(Code::DataLoss, format!("block {} is not there", self.next)),
+                Err(error) => return of_channel(&error),
+            };
+            self.next += 1;
+            let events = self.events(&block);
+            if events.is_empty() {
+                continue;
+            }
+            let response = ChaincodeEventsResponse { events, block_number: block.number() };
+            if responder.send(frame(&response)).await.is_err() {
+                return Status::ok();
+            }
+        }
+    }
+
+    fn events(&mut self, block: &CommittedBlock) -> Vec<ChaincodeEvent> {
+        let mut skipping = self.after.take();
+        let mut events = Vec::new();
+        for transaction in block.transactions() {
+            if let (Some(after), Some(tx_id)) = (&skipping, &transaction.tx_id) {
+                if tx_id == after {
+                    skipping = None;
+                }
+                continue;
+            }
+            if !transaction.code.is_valid() {
+                continue;
+            }
+            if let Some(event) = transaction.event()
+                && event.chaincode == self.contract
+            {
+                events.push(ChaincodeEvent {
+                    chaincode_id: event.chaincode.to_owned(),
+                    tx_id: event.tx_id.to_owned(),
+                    event_name: event.name.to_owned(),
+                    payload: event.payload.clone(),
+                });
+            }
+        }
+        events
+    }
+}

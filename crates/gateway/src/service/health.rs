@@ -1,0 +1,60 @@
+//! `grpc.health.v1.Health`: a port that answers serves, until it is told to stop.
+
+use base::rt::Stop;
+use bytes::Bytes;
+
+use crate::rpc::message::{decode, frame};
+use crate::rpc::{Call, Code, Status};
+
+pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
+pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
+
+const SERVING: i32 = 1;
+const NOT_SERVING: i32 = 2;
+const SERVICE_UNKNOWN: i32 = 3;
+
+/// Services that may be asked about; the empty name is the whole port.
+const SERVICES: [&str; 5] = ["", "gateway.Gateway", "protos.Deliver", "protos.Endorser", "orderer.AtomicBroadcast"];
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Request {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Response {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+fn is_known(request: &Request) -> bool {
+    SERVICES.contains(&request.service.as_str())
+}
+
+pub(super) async fn check(message: Bytes) -> Result<Bytes, Status> {
+    let request: Request = decode(message)?;
+    if !is_known(&request) {
+        return Err(Status::new(Code::NotFound, format!("there is no service {}", request.service)));
+    }
+    Ok(frame(&Response { status: SERVING }))
+}
+
+pub(super) async fn watch(call: Call, stop: &Stop) {
+    call.streaming(async |messages, responder| {
+        let request = match messages.only().await.and_then(decode::<Request>) {
+            Ok(request) => request,
+            Err(status) => return status,
+        };
+        let now = if is_known(&request) { SERVING } else { SERVICE_UNKNOWN };
+        if responder.send(frame(&Response { status: now })).await.is_err() {
+            return Status::ok();
+        }
+        if stop.or_stopped(responder.gone()).await.is_none() {
+            // Failing means that the client has gone.
+            let _ = responder.send(frame(&Response { status: NOT_SERVING })).await;
+        }
+        Status::ok()
+    })
+    .await;
+}

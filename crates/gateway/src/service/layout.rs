@@ -1,0 +1,127 @@
+//! Whom to ask for endorsements.
+//!
+//! A layout is a set of endorsers whose endorsements together satisfy a policy. Layouts are worked out once for each
+//! contract and kept: a channel's rules do not change while it is open.
+//!
+//! A transaction that writes to several contracts needs a layout for each; one endorsement counts for all of them.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, RwLock};
+
+use base::{ChannelId, Map, MspId};
+use identity::Policy;
+
+/// The layouts of one policy: each a list of places in the list of endorsers, where place 0 is the local one.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Plan {
+    layouts: Vec<Vec<usize>>,
+    /// The first so many are equally good.
+    equals: usize,
+}
+
+/// Plans that were worked out. There are at most as many as channels have contracts.
+#[derive(Default)]
+pub(super) struct Plans {
+    plans: RwLock<Map<(ChannelId, String), Arc<Plan>>>,
+}
+
+impl Plans {
+    pub(super) fn get(&self, channel: &ChannelId, contract: &str, policy: &Policy, endorsers: &[&MspId]) -> Arc<Plan> {
+        let key = (channel.clone(), contract.to_owned());
+        if let Some(plan) = self.plans.read().expect("no holder of this lock panics").get(&key) {
+            return Arc::clone(plan);
+        }
+        let plan = Arc::new(Plan::new(policy, endorsers));
+        self.plans.write().expect("no holder of this lock panics").insert(key, Arc::clone(&plan));
+        plan
+    }
+}
+
+impl Plan {
+    /// Layouts with the local endorser come first, then smaller ones. Those that need somebody who is not there are
+    /// left out.
+    pub(super) fn new(policy: &Policy, endorsers: &[&MspId]) -> Plan {
+        let place = |msp_id: &MspId| endorsers.iter().position(|other| *other == msp_id);
+        let mut layouts: Vec<Vec<usize>> = policy
+            .layouts()
+            .into_iter()
+            .filter_map(|layout| {
+                let needed = layout.into_iter().filter(|(_, count)| *count > 0);
+                // There is one endorser an organisation.
+                let mut places = needed
+                    .map(|(msp_id, count)| if count > 1 { None } else { place(&msp_id) })
+                    .collect::<Option<Vec<_>>>()?;
+                places.sort_unstable();
+                Some(places)
+            })
+            .collect();
+        let rank = |layout: &Vec<usize>| (!layout.contains(&0), layout.len());
+        layouts.sort_by_key(rank);
+        let equals = layouts.iter().take_while(|layout| rank(layout) == rank(&layouts[0])).count();
+        Plan { layouts, equals }
+    }
+
+    /// The layouts, best first; `turn` decides who of the best is first.
+    pub(super) fn in_turn(&self, turn: usize) -> impl Iterator<Item = &[usize]> {
+        let (best, rest) = self.layouts.split_at(self.equals);
+        let (later, first) = best.split_at(if best.is_empty() { 0 } else { turn % best.len() });
+        first.iter().chain(later).chain(rest).map(Vec::as_slice)
+    }
+
+    /// The layout that adds the fewest to `chosen` and none of `failed`.
+    pub(super) fn least_added(&self, chosen: &BTreeSet<usize>, failed: &BTreeSet<usize>) -> Option<&[usize]> {
+        self.layouts
+            .iter()
+            .filter(|layout| layout.iter().all(|place| !failed.contains(place)))
+            .min_by_key(|layout| layout.iter().filter(|place| !chosen.contains(place)).count())
+            .map(Vec::as_slice)
+    }
+
+    /// Whether no set of endorsers satisfies the policy.
+    pub(super) fn is_impossible(&self) -> bool {
+        self.layouts.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use identity::policy::{SignaturePolicy, parse};
+
+    /// The layouts of a policy at the gateway of A, which also knows B and C.
+    fn show(text: &str, turn: usize) -> String {
+        let policy = SignaturePolicy::compile(&parse(text).expect("a policy")).expect("a policy").into();
+        let names = ["A", "B", "C"];
+        let endorsers = names.map(MspId::from);
+        let plan = Plan::new(&policy, &endorsers.each_ref());
+        let show = |layout: &[usize]| layout.iter().map(|place| names[*place]).collect::<Vec<_>>().join("+");
+        plan.in_turn(turn).map(show).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn layouts_with_the_local_organisation_come_first_and_take_turns() {
+        assert_eq!(show("OutOf(2, 'A.peer', 'B.peer', 'C.peer')", 0), "A+B A+C B+C");
+        assert_eq!(show("OutOf(2, 'A.peer', 'B.peer', 'C.peer')", 1), "A+C A+B B+C");
+        assert_eq!(show("OutOf(2, 'A.peer', 'B.peer', 'C.peer')", 2), "A+B A+C B+C");
+        assert_eq!(show("OR('B.peer', AND('A.peer', 'C.peer'))", 0), "A+C B");
+    }
+
+    #[test]
+    fn layouts_that_nobody_can_fill_are_left_out() {
+        assert_eq!(show("OR('D.peer', 'B.peer')", 7), "B");
+        assert_eq!(show("AND('A.peer', 'A.peer')", 0), "");
+        assert_eq!(show("AND('D.peer', 'A.peer')", 0), "");
+    }
+
+    #[test]
+    fn a_second_contract_adds_as_few_endorsers_as_it_can() {
+        let policy = SignaturePolicy::compile(&parse("OutOf(2, 'A.peer', 'B.peer', 'C.peer')").expect("a policy"))
+            .expect("a policy")
+            .into();
+        let endorsers = ["A", "B", "C"].map(MspId::from);
+        let plan = Plan::new(&policy, &endorsers.each_ref());
+        assert_eq!(plan.least_added(&[1, 2].into(), &[].into()), Some(&[1, 2][..]));
+        assert_eq!(plan.least_added(&[2].into(), &[0].into()), Some(&[1, 2][..]));
+        assert_eq!(plan.least_added(&[].into(), &[0, 1].into()), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! `Gateway.Submit`: hands an envelope to an orderer, and acknowledges that it was taken, not that it is valid.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chain::order::BroadcastError;
+use proto::gateway::{ErrorDetail, SubmitResponse};
+
+use super::PeerState;
+use super::proposal::{field, malformed, walk};
+use crate::events::{SubmitTime, Submitted};
+use crate::rpc::message::frame;
+use crate::rpc::{Code, Status};
+
+pub(super) async fn submit(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
+    let begin = base::rt::now();
+    let (mut channel, mut envelope) = (Bytes::new(), None);
+    walk(&message, |number, span| {
+        match number {
+            2 => channel = span.slice(&message),
+            3 => envelope = Some(span.slice(&message)),
+            _ => {}
+        }
+        Ok(())
+    })
+    .map_err(|error| malformed("request", error))?;
+    let envelope = envelope.ok_or_else(|| Status::invalid_argument("a prepared transaction is required"))?;
+    let signature = field(&envelope, 2).map_err(|error| malformed("prepared transaction", error))?;
+    if signature.is_empty() {
+        return Err(Status::invalid_argument("prepared transaction must be signed"));
+    }
+    let channel =
+        std::str::from_utf8(&channel).map_err(|_| Status::invalid_argument("the channel's name is not UTF-8"))?;
+    if state.channel(channel).is_none() {
+        return Err(Status::new(Code::FailedPrecondition, format!("channel {channel} is not known here")));
+    }
+    let mut details = Vec::new();
+    for orderer in &state.orderers {
+        let detail = |error: &BroadcastError| ErrorDetail {
+            address: orderer.address.to_string(),
+            msp_id: orderer.msp_id.to_string(),
+            message: format!("received unsuccessful response from orderer: {error}"),
+        };
+        match orderer.broadcast.broadcast(channel, envelope.clone()).await {
+            Ok(()) => {
+                Submitted.add(1);
+                SubmitTime.record_since(begin);
+                return Ok(frame(&SubmitResponse {}));
+            }
+            Err(error @ BroadcastError::Rejected { .. }) => {
+                return Err(Status::new(Code::Aborted, format!("the orderer refused the transaction: {error}"))
+                    .with_detail(detail(&error)));
+            }
+            // Nobody knows whether it is ordered: trying another orderer could order it twice.
+            Err(error @ BroadcastError::Ambiguous) => {
+                return Err(Status::new(
+                    Code::Unavailable,
+                    format!("{error}; ask for the commit status before you submit again"),
+                )
+                .with_detail(detail(&error)));
+            }
+            Err(error) => details.push(detail(&error)),
+        }
+    }
+    Err(Status::new(Code::Unavailable, "no orderers could successfully process transaction").with_details(details))
+}
