@@ -128,3 +128,63 @@ impl Bucket {
         usize::from(self.hand) % WAYS
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::issue::{Organization, Terms};
+    use crate::principal::Role;
+
+    fn identities(count: usize) -> Vec<Arc<Identity>> {
+        let organization = Organization::found("A", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
+        let msp = organization.membership().expect("valid");
+        let identify = |i: usize| {
+            let signer = organization.issue(Role::Client, &format!("u{i}")).expect("issued");
+            Arc::new(msp.identify(signer.serialized()).expect("valid"))
+        };
+        (0..count).map(identify).collect()
+    }
+
+    #[test]
+    fn it_holds_no_more_than_it_was_made_for() {
+        let cache = Cache::new(SHARDS * WAYS);
+        let identities = identities(3 * SHARDS * WAYS);
+        for identity in &identities {
+            cache.insert(identity);
+            cache.insert(identity);
+            let found = cache.get(identity.serialized()).expect("just remembered");
+            assert!(Arc::ptr_eq(&found, identity));
+        }
+        assert!(cache.len() <= SHARDS * WAYS);
+        // Whatever is still there is the right one.
+        let remembered = identities
+            .iter()
+            .filter(|identity| cache.get(identity.serialized()).is_some_and(|found| Arc::ptr_eq(&found, identity)));
+        assert_eq!(remembered.count(), cache.len());
+    }
+
+    #[test]
+    fn what_is_in_use_outlives_what_passes_by() {
+        let cache = Cache::new(1);
+        let identities = identities(400);
+        let (regular, passers_by) = identities.split_first().expect("many");
+        cache.insert(regular);
+        for passer_by in passers_by {
+            assert!(cache.get(regular.serialized()).is_some());
+            cache.insert(passer_by);
+        }
+        assert!(cache.get(regular.serialized()).is_some());
+        assert!(cache.len() <= SHARDS * WAYS);
+    }
+
+    #[test]
+    fn prefixes_and_extensions_of_a_remembered_identity_are_not_it() {
+        let cache = Cache::new(64);
+        let identity = identities(1).remove(0);
+        cache.insert(&identity);
+        let bytes = identity.serialized();
+        assert!(cache.get(&bytes[..bytes.len() - 1]).is_none());
+        assert!(cache.get(&[&bytes[..], &[0]].concat()).is_none());
+        assert!(cache.get(b"").is_none());
+    }
+}

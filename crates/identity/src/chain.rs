@@ -61,7 +61,8 @@ impl Authorities {
     /// Takes the authorities, each once, and finds out who signed whom.
     pub(crate) fn new(roots: Vec<Certificate>, intermediates: Vec<Certificate>) -> Authorities {
         let mut nodes: Vec<Node> = Vec::with_capacity(roots.len() + intermediates.len());
-        let all = roots.into_iter().map(|root| (root, true)).chain(intermediates.into_iter().map(|other| (other, false)));
+        let all =
+            roots.into_iter().map(|root| (root, true)).chain(intermediates.into_iter().map(|other| (other, false)));
         for (certificate, is_root) in all {
             if !nodes.iter().any(|node| node.is_root == is_root && node.certificate.id() == certificate.id()) {
                 nodes.push(Node { certificate, is_root, issuers: Vec::new() });

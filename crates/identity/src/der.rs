@@ -267,7 +267,9 @@ mod tests {
 
     #[test]
     fn elements_take_the_shortest_length() {
-        for (length, header) in [(0usize, vec![4, 0]), (127, vec![4, 127]), (128, vec![4, 0x81, 128]), (300, vec![4, 0x82, 1, 44])] {
+        for (length, header) in
+            [(0usize, vec![4, 0]), (127, vec![4, 127]), (128, vec![4, 0x81, 128]), (300, vec![4, 0x82, 1, 44])]
+        {
             let mut out = Vec::new();
             push_element(&mut out, 4, &[&vec![9; length]]);
             assert_eq!(out[..header.len()], header[..]);

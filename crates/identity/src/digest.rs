@@ -62,7 +62,10 @@ mod tests {
         let whole = sha256([&b"abc"[..]]);
         assert_eq!(hex::encode(whole), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!(sha256([&b"a"[..], b"", b"bc"]), whole);
-        assert_eq!(hex::encode(Sha256::default().finish()), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(
+            hex::encode(Sha256::default().finish()),
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+        );
     }
 
     #[test]

@@ -103,10 +103,6 @@ impl Error {
     }
 
     pub(crate) fn file(path: &std::path::Path, error: &std::io::Error) -> Error {
-        Error::File {
-            path: path.display().to_string(),
-            reason: error.to_string(),
-            kind: ErrorKind::of_io(error),
-        }
+        Error::File { path: path.display().to_string(), reason: error.to_string(), kind: ErrorKind::of_io(error) }
     }
 }

@@ -24,7 +24,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn new(msp: MspId, serialized: Bytes, certificate: Certificate, roles: Roles, certifiers: Bytes) -> Self {
+    pub(crate) fn new(
+        msp: MspId,
+        serialized: Bytes,
+        certificate: Certificate,
+        roles: Roles,
+        certifiers: Bytes,
+    ) -> Self {
         Identity { msp, serialized, certificate, roles, certifiers }
     }
 

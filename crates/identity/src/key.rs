@@ -140,9 +140,7 @@ impl PublicKey {
             (KeyKind::Ed25519, By::Ed25519) => &signature::ED25519,
             _ => return Err(Error::WrongSignature),
         };
-        UnparsedPublicKey::new(algorithm, self.as_bytes())
-            .verify(message, signature)
-            .map_err(|_| Error::WrongSignature)
+        UnparsedPublicKey::new(algorithm, self.as_bytes()).verify(message, signature).map_err(|_| Error::WrongSignature)
     }
 
     /// A certificate's signature by this key with its S lowered, or nothing when it already is canonical.
@@ -234,11 +232,13 @@ impl PrivateKey {
         match self {
             PrivateKey::P256(pair) => ecdsa(pair, Curve::P256, &sha256_digest(message)),
             PrivateKey::P384(pair) => ecdsa(pair, Curve::P384, &widened_sha256_digest(message)),
-            PrivateKey::Ed25519(pair) => Bytes::copy_from_slice(match message {
-                [whole] => pair.sign(whole),
-                parts => pair.sign(&parts.concat()),
-            }
-            .as_ref()),
+            PrivateKey::Ed25519(pair) => Bytes::copy_from_slice(
+                match message {
+                    [whole] => pair.sign(whole),
+                    parts => pair.sign(&parts.concat()),
+                }
+                .as_ref(),
+            ),
         }
     }
 

@@ -38,4 +38,3 @@ pub use msp::Msp;
 pub use policy::{Policy, PolicyTree, SignatureSet, SignedData};
 pub use principal::{Principal, Role};
 pub use signer::Signer;
-

@@ -113,7 +113,11 @@ impl Msp {
         definition.check(!config.root_certs.is_empty(), "it has no root certificate")?;
         let counts = [
             (config.root_certs.len() + config.intermediate_certs.len(), AUTHORITIES_MAX, "too many authorities"),
-            (config.tls_root_certs.len() + config.tls_intermediate_certs.len(), AUTHORITIES_MAX, "too many TLS authorities"),
+            (
+                config.tls_root_certs.len() + config.tls_intermediate_certs.len(),
+                AUTHORITIES_MAX,
+                "too many TLS authorities",
+            ),
             (config.revocation_list.len(), REVOCATION_LISTS_MAX, "too many revocation lists"),
             (config.admins.len(), ADMINS_MAX, "too many administrators"),
             (config.organizational_unit_identifiers.len(), UNITS_MAX, "too many organisational units"),
@@ -358,8 +362,7 @@ pub(crate) fn decode_serialized(serialized: &Bytes) -> Result<SerializedIdentity
 
 /// A `SerializedIdentity` of this organisation and certificate.
 pub(crate) fn encode_serialized(msp: &str, certificate_pem: &[u8]) -> Bytes {
-    let identity =
-        SerializedIdentity { mspid: msp.to_owned(), id_bytes: Bytes::copy_from_slice(certificate_pem) };
+    let identity = SerializedIdentity { mspid: msp.to_owned(), id_bytes: Bytes::copy_from_slice(certificate_pem) };
     identity.encode_to_vec().into()
 }
 

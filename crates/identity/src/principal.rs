@@ -116,16 +116,15 @@ impl Principal {
     /// The role principal as it goes onto the wire.
     pub fn role_to_wire(msp: &str, role: Role) -> MspPrincipal {
         let role = MspRole { msp_identifier: msp.to_owned(), role: role.to_wire() as i32 };
-        MspPrincipal {
-            principal_classification: Classification::Role as i32,
-            principal: role.encode_to_vec().into(),
-        }
+        MspPrincipal { principal_classification: Classification::Role as i32, principal: role.encode_to_vec().into() }
     }
 
     /// The organisation that holds whoever satisfies this principal, when it is one organisation.
     pub fn msp(&self) -> Option<&MspId> {
         match self {
-            Principal::Role(msp, _) | Principal::OrganizationalUnit { msp, .. } | Principal::Identity(msp, _) => Some(msp),
+            Principal::Role(msp, _) | Principal::OrganizationalUnit { msp, .. } | Principal::Identity(msp, _) => {
+                Some(msp)
+            }
             Principal::Combined(all) => {
                 let mut msps = all.iter().filter_map(Principal::msp);
                 let first = msps.next()?;

@@ -6,9 +6,7 @@ use identity::policy::{Message, SignaturePolicy, SignatureSet, SignedData, parse
 use identity::{Error, Identity, Msp, MspManager, Policy, PolicyTree, Role, sha256};
 use prost::Message as _;
 use prost::bytes::Bytes;
-use proto::common::{
-    Block, ChannelHeader, ConfigEnvelope, ConfigGroup, Envelope, Metadata, Payload, SignatureHeader,
-};
+use proto::common::{Block, ChannelHeader, ConfigEnvelope, ConfigGroup, Envelope, Metadata, Payload, SignatureHeader};
 use proto::msp::{FabricMspConfig, MspConfig, SerializedIdentity};
 use proto::protos::{ChaincodeActionPayload, Transaction};
 

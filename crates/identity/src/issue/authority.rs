@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyUsagePurpose, PublicKeyData, RevokedCertParams, SerialNumber,
-    SignatureAlgorithm, SigningKey,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyUsagePurpose, PublicKeyData, RevokedCertParams,
+    SerialNumber, SignatureAlgorithm, SigningKey,
 };
 use time::OffsetDateTime;
 
@@ -46,12 +46,7 @@ impl Terms {
 
     /// Ed25519 keys that follow from this seed and the holder's name: for simulation. Whoever knows the seed has the keys.
     pub fn seeded(seed: [u8; 32]) -> Terms {
-        Terms {
-            kind: KeyKind::Ed25519,
-            not_before: SEEDED_NOT_BEFORE,
-            not_after: SEEDED_NOT_AFTER,
-            seed: Some(seed),
-        }
+        Terms { kind: KeyKind::Ed25519, not_before: SEEDED_NOT_BEFORE, not_after: SEEDED_NOT_AFTER, seed: Some(seed) }
     }
 
     /// The same terms with the kind of key that every TLS client knows; seeded ones stay as they are.
@@ -216,7 +211,11 @@ impl Authority {
 
     /// Issues a certificate whose parameters a test has changed.
     #[cfg(test)]
-    pub(crate) fn issue_with(&self, common_name: &str, edit: impl FnOnce(&mut CertificateParams)) -> (Bytes, PrivateKey) {
+    pub(crate) fn issue_with(
+        &self,
+        common_name: &str,
+        edit: impl FnOnce(&mut CertificateParams),
+    ) -> (Bytes, PrivateKey) {
         let key = self.terms.key(common_name).expect("a key");
         let mut params = CertificateParams::default();
         fill(&mut params, common_name, &self.terms);

@@ -284,7 +284,9 @@ fn read_node_units(msp: &Path, config: &Path) -> Result<Option<FabricNodeOUs>, E
     let text = String::from_utf8_lossy(&contents);
     let mut units = FabricNodeOUs::default();
     let mut seen = false;
-    for (keys, value) in yaml_scalars(&text).map_err(|line| refused(config, &format!("line {line} is not understood")))? {
+    for (keys, value) in
+        yaml_scalars(&text).map_err(|line| refused(config, &format!("line {line} is not understood")))?
+    {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match keys[..] {
             ["NodeOUs", "Enable"] => {
@@ -319,11 +321,7 @@ fn unit_of<'a>(units: &'a mut FabricNodeOUs, key: &str) -> Option<&'a mut Option
 }
 
 fn refused(config: &Path, reason: &str) -> Error {
-    Error::File {
-        path: config.display().to_string(),
-        reason: reason.to_owned(),
-        kind: base::ErrorKind::Rejected,
-    }
+    Error::File { path: config.display().to_string(), reason: reason.to_owned(), kind: base::ErrorKind::Rejected }
 }
 
 /// A path of keys and the scalar at its end.

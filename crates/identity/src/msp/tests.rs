@@ -2,7 +2,9 @@ use base::rt::WallTime;
 use bytes::Bytes;
 use proptest::prelude::*;
 use proto::msp::{FabricMspConfig, FabricNodeOUs, FabricOuIdentifier};
-use rcgen::{BasicConstraints, CertificateParams, CustomExtension, DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CustomExtension, DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose,
+};
 
 use super::*;
 use crate::issue::{Authority, Organization, Terms};
@@ -219,7 +221,8 @@ fn pinned_units_count_from_their_authority_only() {
         ..organization.definition()
     };
     let msp = Msp::from_fabric(&definition).expect("valid");
-    let identify = |authority: &Authority, unit| msp.identify(&serialized(&authority.issue_with("x", with_unit(unit)).0));
+    let identify =
+        |authority: &Authority, unit| msp.identify(&serialized(&authority.issue_with("x", with_unit(unit)).0));
     assert!(identify(&first, "peer").expect("valid").has_role(Role::Peer));
     assert!(reason(identify(&second, "peer")).contains("another authority"));
     assert!(identify(&second, "boss").expect("valid").has_role(Role::Admin));
@@ -227,7 +230,8 @@ fn pinned_units_count_from_their_authority_only() {
 
     // An organisational unit as a principal asks for unit and chain.
     let identity = identify(&first, "peer").expect("valid");
-    let principal = |certifiers: Bytes| Principal::OrganizationalUnit { msp: MSP.into(), unit: "peer".to_owned(), certifiers };
+    let principal =
+        |certifiers: Bytes| Principal::OrganizationalUnit { msp: MSP.into(), unit: "peer".to_owned(), certifiers };
     let chain = crate::digest::sha256([&first.certificate().der()[..], root.certificate().der()]);
     assert!(identity.satisfies(&principal(Bytes::copy_from_slice(&chain))));
     assert!(!identity.satisfies(&principal(Bytes::from_static(&[0; 32]))));
@@ -251,34 +255,44 @@ fn required_units_bind_where_nodes_are_not_marked() {
     assert!(reason(identify("peer")).contains("required units"));
 }
 
+/// Spoils a good definition.
+type Spoil<'a> = Box<dyn Fn(&mut FabricMspConfig) + 'a>;
+
 #[test]
 fn definitions_that_contradict_themselves_are_refused() {
     let organization = organization();
     let good = organization.definition();
     let (leaf, _) = organization.authority().issue_with("x", with_unit("peer"));
-    let cases: Vec<(&str, Box<dyn Fn(&mut FabricMspConfig)>)> = vec![
+    let cases: Vec<(&str, Spoil<'_>)> = vec![
         ("no name", Box::new(|d| d.name.clear())),
         ("no root", Box::new(|d| d.root_certs.clear())),
         ("leaf as root", Box::new(|d| d.root_certs = vec![leaf.clone()])),
         ("root is not PEM", Box::new(|d| d.root_certs = vec![Bytes::from_static(b"nonsense")])),
         ("nobody administers", Box::new(|d| d.fabric_node_ous = None)),
         ("administrator is a peer", Box::new(|d| d.admins = vec![leaf.clone()])),
-        ("foreign intermediate", Box::new(|d| {
-            let other = Organization::found("B", "b.example.com", &Terms::seeded([2; 32])).expect("founded");
-            let foreign = other.authority().intermediate("m", "b.example.com").expect("made");
-            d.intermediate_certs = vec![foreign.certificate_pem().clone()];
-        })),
+        (
+            "foreign intermediate",
+            Box::new(|d| {
+                let other = Organization::found("B", "b.example.com", &Terms::seeded([2; 32])).expect("founded");
+                let foreign = other.authority().intermediate("m", "b.example.com").expect("made");
+                d.intermediate_certs = vec![foreign.certificate_pem().clone()];
+            }),
+        ),
         ("SHA3", Box::new(|d| d.crypto_config.get_or_insert_default().signature_hash_family = "SHA3".to_owned())),
         ("revocation list is nonsense", Box::new(|d| d.revocation_list = vec![Bytes::from_static(b"nonsense")])),
-        ("unit of a stranger", Box::new(|d| {
-            let unit = FabricOuIdentifier { certificate: leaf.clone(), organizational_unit_identifier: "u".to_owned() };
-            d.organizational_unit_identifiers = vec![unit];
-        })),
+        (
+            "unit of a stranger",
+            Box::new(|d| {
+                let unit =
+                    FabricOuIdentifier { certificate: leaf.clone(), organizational_unit_identifier: "u".to_owned() };
+                d.organizational_unit_identifiers = vec![unit];
+            }),
+        ),
     ];
     assert!(Msp::from_fabric(&good).is_ok());
-    for (name, break_it) in cases {
+    for (name, spoil) in cases {
         let mut bad = good.clone();
-        break_it(&mut bad);
+        spoil(&mut bad);
         assert!(Msp::from_fabric(&bad).is_err(), "{name}");
     }
 }

@@ -70,8 +70,7 @@ impl Search {
             // Downwards, so that the part is chosen at most once.
             for k in (0..n).rev() {
                 let pairs = chosen[k].iter().flat_map(|have| part.iter().map(move |add| (have, add)));
-                let joined: Vec<_> =
-                    pairs.take(self.joins_left).map(|(have, add)| joined(have, add, &join)).collect();
+                let joined: Vec<_> = pairs.take(self.joins_left).map(|(have, add)| joined(have, add, &join)).collect();
                 if joined.is_empty() {
                     continue;
                 }

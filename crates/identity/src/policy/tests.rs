@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use prost::Message as _;
 use proptest::prelude::*;
+use prost::Message as _;
 use proto::common::msp_principal::Classification;
 use proto::common::signature_policy::{NOutOf, Type};
 use proto::common::{
@@ -169,9 +169,8 @@ fn principals_of_other_kinds_decide_too() {
         wire(Classification::Combined, CombinedPrincipal { principals }.encode_to_vec())
     };
     let identity = |name: &str| wire(Classification::Identity, world().signers[name].serialized().to_vec());
-    let anonymity = |kind| {
-        wire(Classification::Anonymity, MspIdentityAnonymity { anonymity_type: kind }.encode_to_vec())
-    };
+    let anonymity =
+        |kind| wire(Classification::Anonymity, MspIdentityAnonymity { anonymity_type: kind }.encode_to_vec());
     let stranger = OrganizationUnit { msp_identifier: "A".to_owned(), ..OrganizationUnit::default() };
     let cases = [
         ("its own identity", identity("A.peer0"), true),
@@ -221,7 +220,8 @@ fn definitions_out_of_bounds_are_refused() {
 }
 
 fn group(policies: &[(&str, proto::common::Policy)], groups: Vec<(&str, ConfigGroup)>) -> ConfigGroup {
-    let policy = |policy: &proto::common::Policy| ConfigPolicy { policy: Some(policy.clone()), ..ConfigPolicy::default() };
+    let policy =
+        |policy: &proto::common::Policy| ConfigPolicy { policy: Some(policy.clone()), ..ConfigPolicy::default() };
     ConfigGroup {
         policies: policies.iter().map(|(name, wire)| ((*name).to_owned(), policy(wire))).collect(),
         groups: groups.into_iter().map(|(name, group)| (name.to_owned(), group)).collect(),
@@ -230,17 +230,18 @@ fn group(policies: &[(&str, proto::common::Policy)], groups: Vec<(&str, ConfigGr
 }
 
 fn channel_of(organizations: &[&str], rule: MetaRule) -> PolicyTree {
-    let of = |name: &&str| {
+    fn of<'a>(name: &&'a str) -> (&'a str, ConfigGroup) {
         let endorsement = parse(&format!("'{name}.peer'")).expect("parses");
         (*name, group(&[("Endorsement", signature_to_wire(&endorsement))], vec![]))
-    };
+    }
     // "Empty" has no endorsement policy but counts.
     let mut groups: Vec<_> = organizations.iter().filter(|name| **name != "Empty").map(of).collect();
     if organizations.contains(&"Empty") {
         groups.push(("Empty", ConfigGroup::default()));
     }
     let application = group(&[("Endorsement", implicit_meta_to_wire(rule, "Endorsement"))], groups);
-    let channel = group(&[("Any", implicit_meta_to_wire(MetaRule::Any, "Endorsement"))], vec![("Application", application)]);
+    let channel =
+        group(&[("Any", implicit_meta_to_wire(MetaRule::Any, "Endorsement"))], vec![("Application", application)]);
     PolicyTree::compile("Channel", &channel).expect("compiles")
 }
 
@@ -275,11 +276,16 @@ fn paths_lead_to_policies_or_to_one_that_nobody_satisfies() {
     let tree = channel_of(&["A"], MetaRule::Any);
     let paths: Vec<_> = tree.iter().map(|(path, _)| path).collect();
     assert_eq!(paths, ["Any", "Application/A/Endorsement", "Application/Endorsement"]);
-    for path in ["", "/", "/Channel", "/Channel/", "/Canal/Any", "//Any", "Channel/Any", "/Channel/Application", "Nothing"] {
+    for path in
+        ["", "/", "/Channel", "/Channel/", "/Canal/Any", "//Any", "Channel/Any", "/Channel/Application", "Nothing"]
+    {
         assert!(matches!(tree.get(path), Policy::Missing), "{path:?}");
         assert_eq!(tree.require(path).expect_err("missing"), Error::UnknownPolicy(path.to_owned()));
     }
-    assert_eq!(tree.get("Nothing").evaluate_signed(&signed("A.peer0"), &world().members), Err(Error::PolicyUnsatisfied));
+    assert_eq!(
+        tree.get("Nothing").evaluate_signed(&signed("A.peer0"), &world().members),
+        Err(Error::PolicyUnsatisfied)
+    );
 }
 
 #[test]
@@ -300,9 +306,24 @@ fn contracts_carry_their_own_policy_or_a_path() {
 #[test]
 fn texts_that_are_no_policy_are_refused() {
     let bad = [
-        "", "A", "'A'", "'A.chief'", "'.peer'", "'A.peer", "AND()", "AND('A.peer'", "AND('A.peer',)", "XOR('A.peer')",
-        "OutOf('A.peer', 1)", "OutOf(1)", "OutOf(3, 'A.peer')", "OutOf(-1, 'A.peer')", "'A.peer' 'B.peer'", "'A B.peer'",
-        "AND('A.peer'))", "OutOf(99999999999, 'A.peer')",
+        "",
+        "A",
+        "'A'",
+        "'A.chief'",
+        "'.peer'",
+        "'A.peer",
+        "AND()",
+        "AND('A.peer'",
+        "AND('A.peer',)",
+        "XOR('A.peer')",
+        "OutOf('A.peer', 1)",
+        "OutOf(1)",
+        "OutOf(3, 'A.peer')",
+        "OutOf(-1, 'A.peer')",
+        "'A.peer' 'B.peer'",
+        "'A B.peer'",
+        "AND('A.peer'))",
+        "OutOf(99999999999, 'A.peer')",
     ];
     for text in bad {
         assert!(parse(text).is_err(), "{text}");
@@ -352,7 +373,8 @@ fn layouts_of_huge_policies_stay_few_and_cheap() {
     let layouts = policy(&majority).layouts();
     assert_eq!(layouts.len(), LAYOUTS_MAX);
     assert!(layouts.iter().all(|layout| layout.len() == 31));
-    let wide = format!("AND({})", principals.iter().map(|p| format!("OR({p}, 'X.peer')")).collect::<Vec<_>>().join(", "));
+    let wide =
+        format!("AND({})", principals.iter().map(|p| format!("OR({p}, 'X.peer')")).collect::<Vec<_>>().join(", "));
     assert!(policy(&wide).layouts().len() <= LAYOUTS_MAX);
 }
 
@@ -364,7 +386,7 @@ fn fabric_decides(policy: &SignaturePolicy, signatures: &[SignedData]) -> bool {
             Rule::SignedBy(principal) => {
                 let principal = &policy.principals()[*principal];
                 let found = (0..signers.len()).find(|i| !used[*i] && signers[*i].satisfies(principal));
-                found.is_some_and(|i| std::mem::replace(&mut used[i], true) || true)
+                found.inspect(|i| used[*i] = true).is_some()
             }
             Rule::OutOf(n, rules) => {
                 let mut held = 0;
@@ -426,15 +448,6 @@ proptest! {
         let compiled = SignaturePolicy::compile(&parse(&text).expect("generated")).expect("compiles");
         let again = SignaturePolicy::compile(&parse(&print(&compiled)).expect("printed")).expect("compiles");
         prop_assert_eq!(again, compiled);
-    }
-
-    #[test]
-    fn every_layout_satisfies_its_policy_when_nothing_is_greedy(text in any_policy()) {
-        // Peers take no role but peer and member; with one kind of signer, order cannot matter but by organisation.
-        let policy = policy(&text);
-        for layout in policy.layouts() {
-            prop_assert!(layout.values().sum::<usize>() <= 24);
-        }
     }
 
     #[test]

@@ -136,7 +136,8 @@ impl<'a> Parser<'a> {
             return self.fail("it names too many principals");
         }
         let is_msp_character = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
-        let Some((msp, role)) = text.rsplit_once('.').filter(|(msp, _)| !msp.is_empty() && msp.chars().all(is_msp_character))
+        let Some((msp, role)) =
+            text.rsplit_once('.').filter(|(msp, _)| !msp.is_empty() && msp.chars().all(is_msp_character))
         else {
             return self.fail(&format!("{text:?} is not a principal"));
         };
