@@ -230,7 +230,9 @@ impl BlockStore {
 
     /// Seals the last segment and begins the next one. Nothing has changed when it fails or is dropped.
     async fn begin_segment(&self, writer: &mut Writer) -> Result<(), Error> {
-        self.sync_now(lock(&self.shared.current).clone()).await?;
+        // Bound first, so that the guard does not live over the wait.
+        let current = lock(&self.shared.current).clone();
+        self.sync_now(current).await?;
         write_index(&self.shared.directory, &writer.segment);
         let tip = writer.segment.tip;
         let first = BlockNumber(tip.height);

@@ -1,0 +1,115 @@
+//! Random appends, syncs and crashes: a synced block is never lost, a torn one never served.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::rt;
+use base::rt::simulation::{Chance, Node, Simulation};
+
+use super::*;
+use crate::lock;
+
+const SEGMENT_BYTES: u64 = 7_000;
+const LIVES: u64 = 5;
+
+/// What the test knows of the store, whatever becomes of the node.
+#[derive(Default)]
+struct Known {
+    /// The blocks appended last at each number.
+    appended: Vec<TestBlock>,
+    /// Blocks below this number were reported durable.
+    durable: u64,
+    torn_tails: usize,
+    unsynced_lost: usize,
+}
+
+/// Opens the store, compares it with what is known, and appends and syncs until the node crashes.
+async fn live(known: Arc<Mutex<Known>>, seed: u64) {
+    let (store, report) = open("/blocks", SEGMENT_BYTES).await.expect("a crash leaves an openable store");
+    {
+        let mut known = lock(&known);
+        assert!(report.height >= known.durable, "synced blocks were lost: {report:?}, durable {}", known.durable);
+        assert!(report.height <= known.appended.len() as u64, "blocks appeared that nobody appended: {report:?}");
+        known.torn_tails += usize::from(report.torn_tail.is_some());
+        known.unsynced_lost += known.appended.len() - report.height as usize;
+        known.appended.truncate(report.height as usize);
+        known.durable = report.height;
+        check_holds(&store, &known.appended);
+    }
+    let mut chance = Chance::new(seed);
+    loop {
+        match chance.below(10) {
+            0..6 => {
+                let block = TestBlock::after(lock(&known).appended.last(), &mut chance, 1_500);
+                // Known before it is appended: a crash may come between.
+                lock(&known).appended.push(block.clone());
+                store.append(block.new_block()).await.expect("the block follows");
+            }
+            6 => sync(&store, &known).await,
+            7 => drop(rt::spawn({
+                let (store, known) = (store.clone(), known.clone());
+                async move { sync(&store, &known).await }
+            })),
+            8 => store.close().await.expect("the disk is well"),
+            _ => rt::sleep(Duration::from_millis(chance.below(3))).await,
+        }
+        rt::yield_now().await;
+    }
+}
+
+async fn sync(store: &BlockStore, known: &Mutex<Known>) {
+    let height = store.height();
+    let durable = store.sync().await.expect("the disk is well");
+    assert!(durable >= height, "the sync covers what was appended before it");
+    let mut known = lock(known);
+    known.durable = known.durable.max(durable);
+}
+
+async fn run_lives(node: &Node, seed: u64) -> Known {
+    let known = Arc::new(Mutex::new(Known::default()));
+    let mut chance = Chance::new(seed);
+    for life in 0..LIVES {
+        let task = node.spawn(live(known.clone(), seed * LIVES + life));
+        let sleep = rt::timeout(Duration::from_micros(1 + chance.below(60_000)), task).await;
+        assert!(sleep.is_err(), "a life ends by its crash");
+        node.crash();
+    }
+    let last = node.spawn({
+        let known = known.clone();
+        async move {
+            let (store, report) = open("/blocks", SEGMENT_BYTES).await.expect("a crash leaves an openable store");
+            let mut known = lock(&known);
+            assert!(report.height >= known.durable);
+            known.appended.truncate(report.height as usize);
+            check_holds(&store, &known.appended);
+        }
+    });
+    last.await.expect("the node does not crash");
+    std::mem::take(&mut lock(&known))
+}
+
+#[test]
+fn synced_blocks_survive_crashes_and_torn_ones_are_never_served() {
+    let (mut blocks, mut torn_tails, mut unsynced_lost) = (0, 0, 0);
+    for seed in 0..200 {
+        let report = Simulation::new(seed)
+            .run(move |sim| async move { run_lives(&sim.node("peer"), seed).await })
+            .expect("the run succeeds");
+        blocks += report.value.appended.len();
+        torn_tails += report.value.torn_tails;
+        unsynced_lost += report.value.unsynced_lost;
+    }
+    // The test would prove little if crashes found nothing to tear.
+    assert!(blocks > 5_000, "{blocks}");
+    assert!(torn_tails > 50, "{torn_tails}");
+    assert!(unsynced_lost > 300, "{unsynced_lost}");
+}
+
+#[test]
+fn runs_with_crashes_repeat_exactly() {
+    Simulation::new(3)
+        .check(|sim| async move {
+            run_lives(&sim.node("peer"), 3).await;
+        })
+        .expect("both runs are the same");
+}
