@@ -7,6 +7,8 @@ pub enum Error {
     OutOfOrder { given: u64, height: u64 },
     #[error("height {height} is no longer held; read at a newer one")]
     TooOld { height: u64 },
+    #[error("namespace {namespace} holds a key that is not UTF-8")]
+    KeyNotText { namespace: Box<str> },
     #[error("storage: {0}")]
     Storage(#[from] storage::Error),
 }
@@ -16,6 +18,7 @@ impl Error {
         match self {
             Error::OutOfOrder { .. } => ErrorKind::Rejected,
             Error::TooOld { .. } => ErrorKind::Retry,
+            Error::KeyNotText { .. } => ErrorKind::Corrupt,
             Error::Storage(error) => error.kind(),
         }
     }

@@ -12,10 +12,15 @@
 //!
 //! The ledger of blocks, conflict checks and read-write sets are the chain's.
 
+mod cache;
+mod delta;
 mod error;
+pub mod events;
+mod monolithic;
 mod update;
 
 pub use error::Error;
+pub use monolithic::{Monolithic, Settings};
 pub use update::{Update, UpdateBatch};
 
 use std::sync::Arc;

@@ -52,7 +52,14 @@ impl UpdateBatch {
 
     /// Every write, by namespace and then key, both in byte order.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &Update)> {
-        self.namespaces.iter().flat_map(|(namespace, keys)| keys.iter().map(move |(key, update)| (namespace, key, update)))
+        self.namespaces
+            .iter()
+            .flat_map(|(namespace, keys)| keys.iter().map(move |(key, update)| (namespace, key, update)))
+    }
+
+    /// The writes grouped by namespace.
+    pub(crate) fn into_namespaces(self) -> BTreeMap<Arc<str>, BTreeMap<Arc<str>, Update>> {
+        self.namespaces
     }
 
     pub fn len(&self) -> usize {

@@ -1,0 +1,409 @@
+//! The world state in the storage engine of its own process.
+//!
+//! Three places hold it, and a reader asks them in this order:
+//! - the **delta**: every version that a block after the savepoint wrote;
+//! - the **cache**: the newest version in the tables of recently used keys;
+//! - the **tables**: everything up to the savepoint, and older versions while a reader may need them.
+//!
+//! Apply of block `n`: 1. add its writes to the delta under the write lock; 2. raise the height to `n + 1` and publish a
+//! new view, which later snapshots share.
+//!
+//! Persist to a savepoint `s`, the current height, with `f` the height of the oldest live view:
+//! 1. take from the delta the newest write of each key below `s`, and the newest below `f`;
+//! 2. write both to the tables together with the savepoint, and wait until they are durable;
+//! 3. replace the newest in the cache;
+//! 4. forget in the delta what lies below `f`;
+//! 5. let the tables drop versions that no live view can see.
+//!
+//! Invariants:
+//! 1. A version leaves the delta only once no live view is below `f`, and every version that a view at `f` or above can
+//!    see is in the delta or in the tables. So a reader that asks the delta first and the tables second finds it.
+//! 2. The cache never holds a version that the tables do not.
+//! 3. A view too far behind to be kept is fenced: its reads end in [`Error::TooOld`] rather than in a wrong value.
+//!
+//! This form is the baseline of measurements and the oracle of tests for the disaggregated one.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+
+use base::{BlockNumber, Bytes, Epoch, Version};
+use storage::tables::{RangeEntry, RowBatch, Savepoint, Tables};
+
+use crate::cache::Cache;
+use crate::delta::{Delta, Newest};
+use crate::{Entry, Error, Snapshot, Update, UpdateBatch, Versioned, WorldState, events};
+
+/// Limits of one peer's state in one channel.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bytes of clean records kept in memory.
+    pub cache_bytes: usize,
+    /// Bytes of unpersisted writes above which apply persists before it goes on.
+    pub delta_bytes_max: usize,
+    /// Blocks that a view may lag behind the savepoint before it is fenced.
+    pub view_lag_blocks_max: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { cache_bytes: 64 << 20, delta_bytes_max: 128 << 20, view_lag_blocks_max: 1024 }
+    }
+}
+
+/// [`WorldState`] over [`Tables`] in this process.
+pub struct Monolithic {
+    inner: Arc<Inner>,
+    current: RwLock<Arc<View>>,
+    persisting: base::rt::sync::Mutex<()>,
+}
+
+struct Inner {
+    tables: Arc<dyn Tables>,
+    delta: RwLock<Delta>,
+    cache: Mutex<Cache>,
+    height: AtomicU64,
+    /// Views below this height are fenced.
+    admitted: AtomicU64,
+    views: Mutex<VecDeque<(u64, Weak<View>)>>,
+    settings: Settings,
+}
+
+/// What a persist has written.
+struct Written {
+    /// No live view is below this height, and no later one will be.
+    floor: u64,
+    newest: Vec<Newest>,
+}
+
+/// A block boundary that at least one reader may be looking at.
+struct View {
+    inner: Arc<Inner>,
+    height: u64,
+}
+
+impl Monolithic {
+    /// Opens the state over tables that hold everything up to their savepoint.
+    pub fn open(tables: Arc<dyn Tables>, settings: Settings) -> Monolithic {
+        let height = tables.savepoint().height;
+        let inner = Arc::new(Inner {
+            delta: RwLock::default(),
+            cache: Mutex::new(Cache::new(settings.cache_bytes)),
+            height: AtomicU64::new(height),
+            admitted: AtomicU64::new(height),
+            views: Mutex::default(),
+            tables,
+            settings,
+        });
+        let view = inner.publish(height);
+        Monolithic { inner, current: RwLock::new(view), persisting: base::rt::sync::Mutex::new(()) }
+    }
+}
+
+#[async_trait::async_trait]
+impl WorldState for Monolithic {
+    fn height(&self) -> u64 {
+        self.inner.height.load(Ordering::Acquire)
+    }
+
+    fn snapshot(&self) -> Arc<dyn Snapshot> {
+        self.current.read().expect("no reader panics").clone()
+    }
+
+    async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
+        let height = self.height();
+        if number != height {
+            return Err(Error::OutOfOrder { given: number, height });
+        }
+        if self.inner.delta.read().expect("no writer panics").bytes() > self.inner.settings.delta_bytes_max {
+            self.persist().await?;
+        }
+        self.inner.delta.write().expect("no writer panics").add(batch);
+        let view = self.inner.publish(number + 1);
+        let before = self.inner.height.swap(number + 1, Ordering::AcqRel);
+        assert_eq!(before, number, "one committer applies blocks in order");
+        *self.current.write().expect("no reader panics") = view;
+        Ok(())
+    }
+
+    async fn persist(&self) -> Result<u64, Error> {
+        let _one_at_a_time = self.persisting.lock().await;
+        let target = self.height();
+        let inner = self.inner.clone();
+        if target > inner.tables.savepoint().height {
+            let written = base::rt::blocking(move || inner.write_savepoint(target)).await?;
+            self.inner.tables.persist().await?;
+            let inner = self.inner.clone();
+            base::rt::blocking(move || inner.settle(written)).await?;
+        }
+        Ok(target)
+    }
+
+    fn savepoint(&self) -> u64 {
+        self.inner.tables.durable_savepoint().height
+    }
+
+    async fn digest(&self) -> Result<[u8; 32], Error> {
+        let view = self.current.read().expect("no reader panics").clone();
+        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+        let mut feed = |bytes: &[u8]| {
+            context.update(&(bytes.len() as u64).to_le_bytes());
+            context.update(bytes);
+        };
+        for namespace in self.inner.namespaces()? {
+            let mut start = String::new();
+            loop {
+                let page = view.range(&namespace, &start, "", DIGEST_PAGE_ENTRIES).await?;
+                for Entry { key, versioned: Versioned { value, version } } in &page {
+                    feed(namespace.as_bytes());
+                    feed(key.as_bytes());
+                    feed(value);
+                    feed(&version.block.to_le_bytes());
+                    feed(&version.tx.to_le_bytes());
+                }
+                match page.last() {
+                    Some(last) if page.len() == DIGEST_PAGE_ENTRIES => start = format!("{}\0", last.key),
+                    _ => break,
+                }
+            }
+        }
+        Ok(context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
+    }
+}
+
+/// Entries that a digest reads at once.
+const DIGEST_PAGE_ENTRIES: usize = 1024;
+
+/// Rows that one persist lets the tables examine for versions that nobody can see any more.
+const PRUNE_ROWS_MAX: usize = 65_536;
+
+impl Inner {
+    /// Makes `height` the boundary that new snapshots see.
+    fn publish(self: &Arc<Self>, height: u64) -> Arc<View> {
+        let view = Arc::new(View { inner: self.clone(), height });
+        self.views.lock().expect("no holder panics").push_back((height, Arc::downgrade(&view)));
+        view
+    }
+
+    /// The lowest height that a live view looks at.
+    fn oldest_view(&self) -> u64 {
+        let mut views = self.views.lock().expect("no holder panics");
+        while views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
+            views.pop_front();
+        }
+        views.front().map_or_else(|| self.height.load(Ordering::Acquire), |(height, _)| *height)
+    }
+
+    /// Steps 1 and 2 of persist, short of the wait for the disk.
+    fn write_savepoint(&self, target: u64) -> Result<Written, Error> {
+        let lag = target.saturating_sub(self.settings.view_lag_blocks_max);
+        self.admitted.fetch_max(lag, Ordering::AcqRel);
+        let floor = self.oldest_view().clamp(lag, target);
+        let (newest, seen) = {
+            let delta = self.delta.read().expect("no writer panics");
+            let seen = if floor < target { delta.newest_below(floor) } else { Vec::new() };
+            (delta.newest_below(target), seen)
+        };
+        let savepoint = Savepoint { height: target, epoch: Epoch(0), block_hash: [0; 32] };
+        let mut batch = RowBatch::new(savepoint);
+        for Newest { namespace, key, value, version } in newest.iter().chain(&seen) {
+            batch.put(namespace, key.as_bytes(), *version, value.clone())?;
+        }
+        self.tables.write(batch)?;
+        Ok(Written { floor, newest })
+    }
+
+    /// Steps 3 to 5 of persist.
+    fn settle(&self, Written { floor, newest }: Written) -> Result<(), Error> {
+        {
+            let mut cache = self.cache.lock().expect("no holder panics");
+            for Newest { namespace, key, value, version } in newest {
+                // The value is a slice of its block; a copy lets the block's memory go.
+                let record = value.map(|value| Versioned { value: Bytes::copy_from_slice(&value), version });
+                cache.replace(&namespace, &key, record);
+            }
+        }
+        self.delta.write().expect("no writer panics").forget_below(floor);
+        if let Some(oldest) = floor.checked_sub(1) {
+            self.tables.prune(BlockNumber(oldest), PRUNE_ROWS_MAX)?;
+        }
+        Ok(())
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>, Error> {
+        let mut namespaces = self.tables.namespaces()?;
+        namespaces.extend(self.delta.read().expect("no writer panics").namespaces().map(|name| name.to_string()));
+        namespaces.sort_unstable();
+        namespaces.dedup();
+        Ok(namespaces)
+    }
+}
+
+impl View {
+    /// The newest block that this view sees; `None` before the first.
+    fn through(&self) -> Option<BlockNumber> {
+        self.height.checked_sub(1).map(BlockNumber)
+    }
+
+    /// Refuses a view whose versions may already be gone. Called after a read, which is then known to have been whole.
+    fn admitted(&self) -> Result<(), Error> {
+        match self.inner.admitted.load(Ordering::Acquire) > self.height {
+            true => {
+                events::ViewsRefused.add(1);
+                Err(Error::TooOld { height: self.height })
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// What the delta and the cache know of a key: `None` means that the tables have to be asked.
+    fn in_memory(&self, namespace: &str, key: &str) -> Option<Option<Versioned>> {
+        let delta = self.inner.delta.read().expect("no writer panics");
+        if let Some(update) = delta.get(namespace, key, self.height) {
+            events::DeltaHits.add(1);
+            let version = update.version;
+            return Some(update.value.clone().map(|value| Versioned { value, version }));
+        }
+        drop(delta);
+        let cached = self.inner.cache.lock().expect("no holder panics").get(namespace, key)?;
+        let seen = match &cached {
+            Some(record) => record.version.block < self.height,
+            // Absent in the tables as of the savepoint; an older view might still see what was deleted since.
+            None => self.height >= self.inner.tables.savepoint().height,
+        };
+        seen.then(|| {
+            events::CacheHits.add(1);
+            cached
+        })
+    }
+
+    /// Asks the tables, and remembers the answer where it is the newest that they hold.
+    fn ask_tables(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
+        let Some(through) = self.through() else { return Ok(None) };
+        events::CacheMisses.add(1);
+        let ticket = self.inner.cache.lock().expect("no holder panics").ticket();
+        let current = self.height >= self.inner.tables.savepoint().height;
+        let row = self.inner.tables.get(namespace, key.as_bytes(), through)?;
+        let record = row.and_then(|row| Some(Versioned { value: row.value?, version: row.version }));
+        if current {
+            let kept = record
+                .as_ref()
+                .map(|record| Versioned { value: Bytes::copy_from_slice(&record.value), version: record.version });
+            let mut cache = self.inner.cache.lock().expect("no holder panics");
+            cache.fill(ticket, &Arc::from(namespace), &Arc::from(key), kept);
+        }
+        Ok(record)
+    }
+}
+
+#[async_trait::async_trait]
+impl Snapshot for View {
+    fn height(&self) -> u64 {
+        self.height
+    }
+
+    async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
+        let found = match self.in_memory(namespace, key) {
+            Some(found) => found,
+            None => self.ask_tables(namespace, key)?,
+        };
+        self.admitted().map(|()| found)
+    }
+
+    async fn version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
+        Ok(self.get(namespace, key).await?.map(|record| record.version))
+    }
+
+    async fn versions(&self, keys: &[(&str, &str)]) -> Result<Vec<Option<Version>>, Error> {
+        let mut versions = Vec::with_capacity(keys.len());
+        for (namespace, key) in keys {
+            let found = match self.in_memory(namespace, key) {
+                Some(found) => found,
+                None => self.ask_tables(namespace, key)?,
+            };
+            versions.push(found.map(|record| record.version));
+        }
+        self.admitted().map(|()| versions)
+    }
+
+    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<Vec<Entry>, Error> {
+        // The delta is copied before the tables are read: what leaves the delta meanwhile is in the tables by then.
+        let delta: Vec<(Arc<str>, Update)> = {
+            let delta = self.inner.delta.read().expect("no writer panics");
+            let writes = delta.range(namespace, start, end, self.height);
+            // Deletes hide rows of the tables, so all writes up to the limit-th live one are needed.
+            let mut live = 0;
+            writes
+                .take_while(|(_, update)| {
+                    live += usize::from(update.value.is_some());
+                    live <= limit
+                })
+                .map(|(key, update)| (key.clone(), update.clone()))
+                .collect()
+        };
+        let entries = merge(delta, TableRange::new(self, namespace, start, end, limit), limit)?;
+        self.admitted().map(|()| entries)
+    }
+}
+
+/// Live rows of the tables in key order, read page by page.
+struct TableRange<'a> {
+    view: &'a View,
+    namespace: &'a str,
+    end: &'a str,
+    page: std::vec::IntoIter<RangeEntry>,
+    next: Option<Bytes>,
+    page_entries: usize,
+}
+
+impl<'a> TableRange<'a> {
+    fn new(view: &'a View, namespace: &'a str, start: &'a str, end: &'a str, limit: usize) -> Self {
+        let next = Some(Bytes::copy_from_slice(start.as_bytes()));
+        let page_entries = limit.clamp(1, DIGEST_PAGE_ENTRIES);
+        TableRange { view, namespace, end, page: Vec::new().into_iter(), next, page_entries }
+    }
+
+    fn next(&mut self) -> Result<Option<Entry>, Error> {
+        loop {
+            if let Some(RangeEntry { key, value, version }) = self.page.next() {
+                let key =
+                    std::str::from_utf8(&key).map_err(|_| Error::KeyNotText { namespace: self.namespace.into() })?;
+                return Ok(Some(Entry { key: key.into(), versioned: Versioned { value, version } }));
+            }
+            let (Some(start), Some(through)) = (self.next.take(), self.view.through()) else { return Ok(None) };
+            let tables = &self.view.inner.tables;
+            let page = tables.range(self.namespace, &start, self.end.as_bytes(), through, self.page_entries)?;
+            self.next = page.next;
+            self.page = page.entries.into_iter();
+        }
+    }
+}
+
+/// At most `limit` live entries of both in key order; a write of the delta hides the row of the same key.
+fn merge(delta: Vec<(Arc<str>, Update)>, mut tables: TableRange<'_>, limit: usize) -> Result<Vec<Entry>, Error> {
+    let mut entries = Vec::new();
+    let mut delta = delta.into_iter().peekable();
+    let mut row = tables.next()?;
+    while entries.len() < limit {
+        let order = match (delta.peek(), &row) {
+            (None, None) => break,
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some((key, _)), Some(row)) => key.as_ref().cmp(row.key.as_ref()),
+        };
+        if order.is_ge() {
+            let hidden = order.is_eq();
+            let entry = row.take().expect("a row was compared");
+            row = tables.next()?;
+            if !hidden {
+                entries.push(entry);
+                continue;
+            }
+        }
+        let (key, update) = delta.next().expect("a write was compared");
+        if let Some(value) = update.value {
+            entries.push(Entry { key, versioned: Versioned { value, version: update.version } });
+        }
+    }
+    Ok(entries)
+}
