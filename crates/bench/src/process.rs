@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 /// Processor time and memory of one process at one moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,6 +38,16 @@ pub fn usage(pid: Option<u32>) -> io::Result<Usage> {
 /// Linux reports processor time in hundredths of a second on every architecture (`USER_HZ`).
 const TICKS_PER_SECOND: u64 = 100;
 
+/// Bytes that the files of a folder and its folders take on disk; what disappears meanwhile counts nothing.
+pub fn disk_bytes(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.metadata().ok().map(|metadata| (entry, metadata)))
+        .map(|(entry, metadata)| if metadata.is_dir() { disk_bytes(&entry.path()) } else { metadata.blocks() * 512 })
+        .sum()
+}
+
 /// Model name and number of processors, memory: what a figure is measured on.
 pub fn machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -58,6 +70,17 @@ pub fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disk_bytes_are_those_of_all_files_below() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::create_dir(folder.path().join("inner")).expect("a folder");
+        assert_eq!(disk_bytes(folder.path()), 0);
+        fs::write(folder.path().join("inner/file"), vec![1; 100_000]).expect("a file");
+        fs::File::open(folder.path().join("inner/file")).and_then(|file| file.sync_all()).expect("on disk");
+        assert!((100_000..200_000).contains(&disk_bytes(folder.path())));
+        assert_eq!(disk_bytes(Path::new("/no/such/folder")), 0);
+    }
 
     #[test]
     fn processor_time_of_this_process_grows_with_work() {
