@@ -1,0 +1,298 @@
+//! A network in one process, for tests and examples: organisations, a channel, clients, peers and an orderer.
+
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::disk::Directory;
+use base::{Bytes, TxId};
+use chain::access::Definitions;
+use chain::endorse::Endorse;
+use chain::order::{Broadcast, Orderer, OrdererOptions};
+use chain::peer::{Peer, PeerOptions, Settings};
+use contract::Registry;
+use identity::issue::{Organization, Terms};
+use identity::{Role, Signer};
+use ledger::Block;
+use ledger::config::{BatchLimits, Capabilities, Consensus, EndorsementRule, GenesisSpec, OrganizationSpec};
+use ledger::hash::sha256_of;
+use prost::Message;
+use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
+use proto::protos::{
+    ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeHeaderExtension, ChaincodeId, ChaincodeInput,
+    ChaincodeInvocationSpec, ChaincodeProposalPayload, ChaincodeSpec, Proposal, ProposalResponse, SignedProposal,
+    Transaction, TransactionAction,
+};
+use storage::GroupSync;
+use storage::tables::{ModelEngine, TablesEngine};
+
+/// The channel of every network here.
+pub const CHANNEL: &str = "ch";
+/// Where its orderer serves blocks.
+pub const ORDERER: &str = "orderer";
+
+/// The organisations of a network and the genesis block of its channel.
+pub struct Consortium {
+    pub organizations: Vec<Organization>,
+    pub orderer_organization: Organization,
+    pub orderer: Signer,
+    pub peers: Vec<Signer>,
+    pub clients: Vec<Signer>,
+    pub genesis: Block,
+}
+
+/// How a consortium is set up.
+pub struct Terms_ {
+    pub terms: Terms,
+    pub organizations: usize,
+    pub rule: EndorsementRule,
+    pub batch: BatchLimits,
+}
+
+impl Terms_ {
+    /// Ed25519 keys from a seed, for tests.
+    pub fn seeded(organizations: usize, rule: EndorsementRule) -> Terms_ {
+        Terms_ { terms: Terms::seeded([7; 32]), organizations, rule, batch: batch(10) }
+    }
+}
+
+/// Small blocks that do not wait long.
+pub fn batch(messages_max: u32) -> BatchLimits {
+    BatchLimits {
+        messages_max,
+        absolute_bytes_max: 1 << 20,
+        preferred_bytes_max: 512 << 10,
+        timeout: Duration::from_millis(50),
+    }
+}
+
+impl Consortium {
+    pub fn found(setup: Terms_) -> Consortium {
+        let found = |msp: &str, domain: &str| Organization::found(msp, domain, &setup.terms).expect("names are fine");
+        let organizations: Vec<Organization> = (1..=setup.organizations)
+            .map(|number| found(&format!("Org{number}MSP"), &format!("org{number}.example.com")))
+            .collect();
+        let orderer_organization = found("OrdererMSP", "example.com");
+        let spec = |organization: &Organization| OrganizationSpec {
+            name: organization.msp_id().trim_end_matches("MSP").to_owned(),
+            msp_id: organization.msp_id().to_string(),
+            msp: organization.definition().encode_to_vec().into(),
+            anchor_peers: vec![],
+            endpoints: vec![],
+        };
+        let genesis = GenesisSpec {
+            channel: CHANNEL.to_owned(),
+            application: organizations.iter().map(spec).collect(),
+            orderers: vec![OrganizationSpec {
+                endpoints: vec!["orderer.example.com:7050".to_owned()],
+                ..spec(&orderer_organization)
+            }],
+            endorsement: setup.rule,
+            batch: setup.batch,
+            consensus: Consensus { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+            capabilities: Capabilities::newest(),
+        };
+        let issue = |organization: &Organization, role, name: &str| organization.issue(role, name).expect("fine names");
+        Consortium {
+            orderer: issue(&orderer_organization, Role::Orderer, "orderer0"),
+            peers: organizations.iter().map(|organization| issue(organization, Role::Peer, "peer0")).collect(),
+            clients: organizations.iter().map(|organization| issue(organization, Role::Client, "User1")).collect(),
+            genesis: genesis.build().expect("the specification is usable"),
+            organizations,
+            orderer_organization,
+        }
+    }
+
+    /// A client of the first organisation.
+    pub fn client(&self) -> Client {
+        Client { signer: self.clients[0].clone() }
+    }
+}
+
+/// Builds proposals and transactions as Fabric's SDKs do.
+#[derive(Clone)]
+pub struct Client {
+    pub signer: Signer,
+}
+
+/// A signed proposal and its parts.
+#[derive(Clone)]
+pub struct Signed {
+    pub tx_id: TxId,
+    pub header: Header,
+    pub payload: ChaincodeProposalPayload,
+    pub bytes: Bytes,
+}
+
+/// What tests change about a proposal.
+#[derive(Clone)]
+pub struct Shape {
+    pub channel: String,
+    pub kind: i32,
+    pub epoch: u64,
+    pub nonce: Vec<u8>,
+    pub tx_id: Option<String>,
+    pub seconds_off: i64,
+    pub creator: Option<Bytes>,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        let mut nonce = vec![0; 24];
+        base::rt::fill_random(&mut nonce);
+        Shape {
+            channel: CHANNEL.to_owned(),
+            kind: HeaderType::EndorserTransaction as i32,
+            epoch: 0,
+            nonce,
+            tx_id: None,
+            seconds_off: 0,
+            creator: None,
+        }
+    }
+}
+
+pub fn encode(message: &impl Message) -> Bytes {
+    message.encode_to_vec().into()
+}
+
+impl Client {
+    pub fn proposal(&self, contract: &str, function: &str, args: &[&str]) -> Signed {
+        self.shaped(Shape::default(), contract, function, args)
+    }
+
+    pub fn shaped(&self, shape: Shape, contract: &str, function: &str, args: &[&str]) -> Signed {
+        let creator = shape.creator.unwrap_or_else(|| self.signer.serialized().clone());
+        let tx_id = shape.tx_id.unwrap_or_else(|| hex::encode(sha256_of(&[&shape.nonce, &creator])));
+        let now = base::rt::wall_now();
+        let id = ChaincodeId { name: contract.to_owned(), ..ChaincodeId::default() };
+        let channel_header = ChannelHeader {
+            r#type: shape.kind,
+            timestamp: Some(prost_types::Timestamp {
+                seconds: now.seconds() as i64 + shape.seconds_off,
+                nanos: now.subsecond_nanos() as i32,
+            }),
+            channel_id: shape.channel,
+            tx_id: tx_id.clone(),
+            epoch: shape.epoch,
+            extension: encode(&ChaincodeHeaderExtension { chaincode_id: Some(id.clone()), ..Default::default() }),
+            ..ChannelHeader::default()
+        };
+        let header = Header {
+            channel_header: encode(&channel_header),
+            signature_header: encode(&SignatureHeader { creator, nonce: shape.nonce.into() }),
+        };
+        let args = std::iter::once(function).chain(args.iter().copied());
+        let input = ChaincodeInput {
+            args: args.map(|arg| Bytes::copy_from_slice(arg.as_bytes())).collect(),
+            ..ChaincodeInput::default()
+        };
+        let spec = ChaincodeSpec { chaincode_id: Some(id), input: Some(input), ..ChaincodeSpec::default() };
+        let payload = ChaincodeProposalPayload {
+            input: encode(&ChaincodeInvocationSpec { chaincode_spec: Some(spec) }),
+            ..ChaincodeProposalPayload::default()
+        };
+        let proposal = encode(&Proposal { header: encode(&header), payload: encode(&payload), ..Proposal::default() });
+        let signature = self.signer.sign(&proposal);
+        let bytes = encode(&SignedProposal { proposal_bytes: proposal, signature });
+        Signed { tx_id: tx_id.as_str().into(), header, payload, bytes }
+    }
+
+    /// The unsigned payload of a transaction.
+    pub fn payload(&self, proposal: &Signed, responses: &[ProposalResponse]) -> Bytes {
+        let endorsements = responses.iter().filter_map(|response| response.endorsement.clone()).collect();
+        let action = ChaincodeActionPayload {
+            chaincode_proposal_payload: encode(&proposal.payload),
+            action: Some(ChaincodeEndorsedAction {
+                proposal_response_payload: responses[0].payload.clone(),
+                endorsements,
+            }),
+        };
+        let transaction = Transaction {
+            actions: vec![TransactionAction {
+                header: proposal.header.signature_header.clone(),
+                payload: encode(&action),
+            }],
+        };
+        encode(&Payload { header: Some(proposal.header.clone()), data: encode(&transaction) })
+    }
+
+    pub fn envelope(&self, proposal: &Signed, responses: &[ProposalResponse]) -> Bytes {
+        self.seal(self.payload(proposal, responses))
+    }
+
+    /// Signs a payload into an envelope.
+    pub fn seal(&self, payload: Bytes) -> Bytes {
+        let signature = self.signer.sign(&payload);
+        encode(&Envelope { payload, signature })
+    }
+}
+
+/// Where a node keeps its things.
+pub async fn directory(root: &Directory, name: &str) -> Directory {
+    root.subdirectory(name).await.expect("the directory can be made")
+}
+
+pub async fn orderer(consortium: &Consortium, root: &Directory) -> Arc<Orderer> {
+    let options = OrdererOptions {
+        signer: consortium.orderer.clone(),
+        directory: directory(root, "orderer").await,
+        sync: GroupSync::new(),
+        settings: Default::default(),
+    };
+    let orderer = Orderer::open(options).await.expect("the orderer opens");
+    orderer.join(&consortium.genesis).await.expect("the orderer joins");
+    orderer.serve(ORDERER).await.expect("the address is free");
+    orderer
+}
+
+pub async fn peer_options(
+    consortium: &Consortium,
+    root: &Directory,
+    index: usize,
+    tables: Arc<dyn TablesEngine>,
+) -> PeerOptions {
+    PeerOptions {
+        name: format!("peer{index}"),
+        signer: consortium.peers[index].clone(),
+        directory: directory(root, &format!("peer{index}")).await,
+        sync: GroupSync::new(),
+        tables,
+        registry: Registry::native(),
+        definitions: Definitions::new(),
+        orderers: vec![ORDERER.to_owned()],
+        settings: Settings::default(),
+    }
+}
+
+/// A peer on model tables.
+pub async fn peer(consortium: &Consortium, root: &Directory, index: usize) -> Arc<Peer> {
+    let tables = directory(root, &format!("tables{index}")).await;
+    let engine = ModelEngine::open(tables).await.expect("the engine opens");
+    let options = peer_options(consortium, root, index, engine).await;
+    let peer = Peer::open(options).await.expect("the peer opens");
+    peer.join(&consortium.genesis).await.expect("the peer joins");
+    peer
+}
+
+/// Endorses at these peers and orders; the transaction's id.
+pub async fn submit(
+    client: &Client,
+    peers: &[&Arc<Peer>],
+    orderer: &Orderer,
+    contract: &str,
+    function: &str,
+    args: &[&str],
+) -> TxId {
+    let proposal = client.proposal(contract, function, args);
+    let mut responses = Vec::new();
+    for peer in peers {
+        let response = peer.process(proposal.bytes.clone()).await.expect("the proposal is in order");
+        let answer = response.response.clone().unwrap_or_default();
+        assert_eq!(answer.status, 200, "{}", answer.message);
+        responses.push(response);
+    }
+    orderer.broadcast(CHANNEL, client.envelope(&proposal, &responses)).await.expect("the orderer takes it");
+    proposal.tx_id
+}
