@@ -5,9 +5,9 @@
 //! constraints are refused even when not critical, because ignoring them would admit what their authority excluded.
 //!
 //! Two certificates with the same signed part are the same certificate here, whatever the bytes of the signature: the
-//! holder and the rights are the same, and an ECDSA signature can be changed by anyone ([`crate::der`]).
+//! holder and the rights are the same, and an ECDSA signature can be changed by anyone (module `der`).
 //!
-//! Left to others: whether a certificate chains to a root ([`crate::chain`]) and what its units mean ([`crate::msp`]).
+//! Left to others: whether a certificate chains to a root (module `chain`) and what its units mean ([`crate::msp`]).
 
 use bytes::Bytes;
 use x509_parser::asn1_rs::Any;
@@ -98,7 +98,7 @@ impl Certificate {
         }
         let extensions = Extensions::read(tbs.extensions())?;
         let signed_part: &[u8] = tbs.as_ref();
-        Ok(Certificate {
+        let certificate = Certificate {
             id: CertificateId(sha256([signed_part])),
             signed_part: der.slice_ref(signed_part),
             algorithm: signature_algorithm(&parsed.signature_algorithm)?,
@@ -117,7 +117,13 @@ impl Certificate {
             usable_for_servers: extensions.usable_for_servers,
             subject_key_id: extensions.subject_key_id.map(|id| der.slice_ref(id)),
             der: der.clone(),
-        })
+        };
+        // The parser takes more than DER. What is inside the signed part its issuer has vouched for; what is around it is
+        // ours to check, or one certificate would have many encodings.
+        match certificate.with_signature(&certificate.signature) == certificate.der {
+            true => Ok(certificate),
+            false => malformed("not DER"),
+        }
     }
 
     /// What names this certificate.
@@ -211,12 +217,10 @@ impl Certificate {
     }
 
     fn with_signature(&self, signature: &[u8]) -> Bytes {
-        // What stands between the signed part and the signature is the algorithm, and the signature's bit string.
-        let algorithm = self.algorithm_der();
-        let mut bits = Vec::new();
+        let mut bits = Vec::with_capacity(signature.len() + 4);
         der::push_element(&mut bits, 0x03, &[&[0], signature]);
-        let mut whole = Vec::with_capacity(self.der.len());
-        der::push_element(&mut whole, 0x30, &[&self.signed_part, algorithm, &bits]);
+        let mut whole = Vec::with_capacity(self.der.len() + 8);
+        der::push_element(&mut whole, 0x30, &[&self.signed_part, self.algorithm.identifier_der(), &bits]);
         whole.into()
     }
 
@@ -225,13 +229,6 @@ impl Certificate {
     pub(crate) fn with_flipped_signature(&self, curve: der::Curve) -> Certificate {
         let flipped = der::EcdsaSignature::parse(&self.signature).and_then(|signature| signature.flipped(curve));
         Certificate::from_der(self.with_signature(&flipped.expect("in range"))).expect("still a certificate")
-    }
-
-    fn algorithm_der(&self) -> &[u8] {
-        let start = self.signed_part.as_ptr() as usize - self.der.as_ptr() as usize + self.signed_part.len();
-        let length = 2 + usize::from(self.der[start + 1]);
-        assert!(length < 0x80, "algorithms we accept have short identifiers");
-        &self.der[start..start + length]
     }
 }
 

@@ -69,6 +69,18 @@ pub(crate) enum CertificateSignature {
     Ed25519,
 }
 
+impl CertificateSignature {
+    /// The algorithm identifier in DER: a sequence of one object identifier, without parameters.
+    pub(crate) const fn identifier_der(self) -> &'static [u8] {
+        match self {
+            CertificateSignature::EcdsaSha256 => &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2],
+            CertificateSignature::EcdsaSha384 => &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 3],
+            CertificateSignature::EcdsaSha512 => &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 4],
+            CertificateSignature::Ed25519 => &[0x30, 5, 6, 3, 0x2b, 0x65, 0x70],
+        }
+    }
+}
+
 /// A public key, parsed and ready to verify.
 #[derive(Clone)]
 pub struct PublicKey {

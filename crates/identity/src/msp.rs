@@ -7,7 +7,7 @@
 //! 3. Read the listed administrators; each must be a valid identity. Without them a unit must mark administrators.
 //!
 //! Validating an identity, in Fabric's order so that the verdicts agree:
-//! 1. Its certificate is not an authority's and has exactly one chain ([`crate::chain`]), whose last authority but for the
+//! 1. Its certificate is not an authority's and has exactly one chain (module `chain`), whose last authority but for the
 //!    leaf issues identities only: an authority that has authorities below it issues no identities.
 //! 2. No list of its issuer revokes it.
 //! 3. With NodeOUs it has exactly one of the marking units, from the pinned authority; else one of the required units.

@@ -160,6 +160,16 @@ fn unknown_configuration_is_refused_not_ignored() {
 
 proptest! {
     #[test]
+    fn keys_of_random_bytes_are_refused(key in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(crate::key::PrivateKey::from_der(&key).is_err());
+        let organization = Organization::found("AMSP", "a.example.com", &Terms::seeded([1; 32])).expect("founded");
+        let pem = crate::certificate::to_pem("PRIVATE KEY", &key);
+        let certificate = organization.issue(Role::Peer, "a").expect("issued").certificate_pem().clone();
+        prop_assert!(Signer::from_pem("AMSP", &certificate, pem.as_bytes()).is_err());
+        prop_assert!(Signer::from_pem("AMSP", &certificate, &key).is_err());
+    }
+
+    #[test]
     fn configuration_files_of_random_text_do_not_panic(text in ".{0,200}") {
         let temporary = tempfile::tempdir().expect("a directory");
         std::fs::write(temporary.path().join("config.yaml"), text).expect("written");
