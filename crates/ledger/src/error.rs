@@ -144,9 +144,6 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// A signature could not be made.
-    #[error("signing a block: {0}")]
-    Signing(String),
     /// The block store failed.
     #[error("reading the ledger: {cause}")]
     Store {
@@ -161,7 +158,7 @@ impl Error {
     /// What the caller is to do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Config { .. } | Error::Capability { .. } | Error::Signing(_) => ErrorKind::Rejected,
+            Error::Config { .. } | Error::Capability { .. } => ErrorKind::Rejected,
             Error::Store { kind, .. } => *kind,
             // Bytes that came from elsewhere are not what they must be.
             _ => ErrorKind::Corrupt,

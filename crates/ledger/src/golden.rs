@@ -14,3 +14,9 @@ pub(crate) const ALL: [&[u8]; 4] = [GENESIS, BLOCK_1, BLOCK_8, BLOCK_9];
 pub(crate) fn block(bytes: &'static [u8]) -> Block {
     Block::parse(&Bytes::from_static(bytes)).expect("a golden block parses")
 }
+
+/// Genesis blocks that Fabric's configuration library (fabric-config 0.3.0) made: three organisations, one with Ed25519
+/// keys and one with an intermediate authority, access rules, capabilities of the third generation.
+pub(crate) const RAFT_V3: &[u8] = include_bytes!("../tests/golden/raft-v3.block");
+/// The same channel ordered by four numbered consenters.
+pub(crate) const BFT_V3: &[u8] = include_bytes!("../tests/golden/bft-v3.block");

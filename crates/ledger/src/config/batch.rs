@@ -133,6 +133,6 @@ pub fn format_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let units: [(&str, u128); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
     let (unit, size) =
-        units.into_iter().find(|(_, size)| nanos % size == 0).expect("everything is a number of nanoseconds");
+        units.into_iter().find(|(_, size)| nanos.is_multiple_of(*size)).expect("everything is a number of nanoseconds");
     format!("{}{unit}", nanos / size)
 }

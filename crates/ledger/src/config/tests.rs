@@ -9,7 +9,9 @@ use proto::msp::MspConfig;
 use proto::orderer::{BatchSize, BatchTimeout};
 
 use super::*;
-use crate::golden::{self, BLOCK_1, BLOCK_8, BLOCK_9, GENESIS};
+use crate::block::{Metadata, OrdererMetadata};
+use crate::fixture::Network;
+use crate::golden::{self, BFT_V3, BLOCK_1, BLOCK_8, BLOCK_9, GENESIS, RAFT_V3};
 
 fn golden_config() -> Config {
     let envelope = Envelope::decode(golden::block(GENESIS).envelope(0)).expect("golden");
@@ -110,6 +112,105 @@ fn fabrics_genesis_block_is_accepted() {
         assert!(!matches!(config.policy(path), Policy::Missing), "{path}");
     }
     assert!(matches!(config.policy("/Channel/Application/Other"), Policy::Missing));
+}
+
+#[test]
+fn genesis_blocks_with_capabilities_of_the_third_generation_are_accepted() {
+    for (bytes, kind, consenters) in [(RAFT_V3, "etcdraft", 0), (BFT_V3, "BFT", 4)] {
+        let block = golden::block(bytes);
+        block.check_data_hash().expect("golden");
+        let config = ChannelConfig::from_block(&block).expect("golden");
+        assert_eq!(config.channel().as_str(), "threeorgs");
+        assert_eq!(config.consensus().kind, kind);
+        assert_eq!(config.msps().msps().count(), 4);
+        assert_eq!(config.application().len(), 3);
+        assert_eq!(config.orderer_addresses().len(), 4);
+        assert_eq!(config.batch().timeout, Duration::from_millis(1500));
+        assert_eq!(config.capabilities().channel, ["V3_0".to_owned()].into());
+        assert_eq!(config.capabilities().application, ["V2_0".to_owned(), "V2_5".to_owned()].into());
+        assert_eq!(config.acl("qscc/GetChainInfo"), "/Channel/Application/Admins");
+        assert_eq!(config.acl("peer/Propose"), "/Channel/Application/Readers");
+        assert_eq!((1..=9).filter(|number| config.consenter_identity(*number).is_some()).count(), consenters);
+        for number in 1..=consenters as u32 {
+            let identity = config.consenter_identity(number).expect("numbered");
+            config.msps().identify(identity).expect("a member of the ordering organisation");
+        }
+        // MAJORITY of three organisations takes two.
+        let layouts = config.endorsement_policy().layouts();
+        assert!(layouts.iter().all(|layout| layout.len() == 2), "{layouts:?}");
+    }
+}
+
+#[test]
+fn numbered_consenters_sign_blocks() {
+    let network = Network::new();
+    let genesis = network.spec().build().expect("usable");
+    let payload = Payload::decode(Envelope::decode(genesis.envelope(0)).expect("built").payload).expect("built");
+    let mut config = ConfigEnvelope::decode(payload.data).expect("built").config.expect("built");
+    let consenter = |id, pem: &Bytes| proto::common::Consenter {
+        id,
+        msp_id: "OrdererMSP".into(),
+        identity: pem.clone(),
+        ..Default::default()
+    };
+    let mapping = vec![consenter(7, network.orderer.certificate_pem())];
+    let orderer = group_mut(config.channel_group.as_mut().expect("built"), &["Orderer"]);
+    put(orderer, "Orderers", &Orderers { consenter_mapping: mapping });
+    let config = read(&config).expect("usable");
+
+    let block = Block::build(BlockNumber(1), Some(genesis.hash()), &[Bytes::from_static(b"envelope")]);
+    let signed_as = |number| {
+        let identifier: Bytes = proto::common::IdentifierHeader { identifier: number, nonce: Bytes::from_static(b"n") }
+            .encode_to_vec()
+            .into();
+        let value = Bytes::from_static(&[0x0a, 0]);
+        let signature = network.orderer.sign_parts(&[&value, &identifier, block.header().der().as_ref()]);
+        let signature = proto::common::MetadataSignature {
+            signature_header: Bytes::new(),
+            signature,
+            identifier_header: identifier,
+        };
+        let mut metadata = Metadata::default();
+        let slot = proto::common::Metadata { value, signatures: vec![signature] };
+        metadata.set_signatures(slot.encode_to_vec().into());
+        block.with_metadata(metadata).verify_signatures(&config)
+    };
+    signed_as(7).expect("consenter 7 signed");
+    assert!(matches!(signed_as(8), Err(Error::OrdererSignatures { .. })));
+}
+
+#[test]
+fn a_signed_block_carries_its_orderers_metadata() {
+    let network = Network::new();
+    let genesis = network.spec().build().expect("usable");
+    let config = ChannelConfig::from_block(&genesis).expect("usable");
+    let metadata = OrdererMetadata { last_config: 300, consenter: Bytes::from_static(b"raft") };
+    let block = Block::build(BlockNumber(301), Some([1; 32]), &[]).sign(&network.orderer, &metadata);
+    let block = Block::parse(&block.to_bytes()).expect("just built");
+    block.verify_signatures(&config).expect("just signed");
+    assert_eq!(block.orderer_metadata().expect("just built"), metadata);
+    // Fabric's decoder reads the same.
+    let slot = proto::common::Metadata::decode(block.metadata().signatures().clone()).expect("just built");
+    let value = proto::common::OrdererBlockMetadata::decode(slot.value).expect("just built");
+    assert_eq!(value.last_config.map(|last| last.index), Some(300));
+    assert_eq!(value.consenter_metadata, "raft");
+    let header = proto::common::SignatureHeader::decode(slot.signatures[0].signature_header.clone());
+    assert_eq!(header.expect("just built").creator, *network.orderer.serialized());
+}
+
+#[test]
+fn more_signatures_than_any_policy_takes_are_refused() {
+    let network = Network::new();
+    let genesis = network.spec().build().expect("usable");
+    let config = ChannelConfig::from_block(&genesis).expect("usable");
+    let block = Block::build(BlockNumber(1), Some(genesis.hash()), &[]);
+    let block = block.sign(&network.orderer, &OrdererMetadata::default());
+    let mut slot = proto::common::Metadata::decode(block.metadata().signatures().clone()).expect("just built");
+    slot.signatures = vec![slot.signatures[0].clone(); 1000];
+    let mut metadata = Metadata::default();
+    metadata.set_signatures(slot.encode_to_vec().into());
+    let error = block.with_metadata(metadata).verify_signatures(&config).expect_err("too many");
+    assert!(error.to_string().contains("more than the 256 allowed"), "{error}");
 }
 
 #[test]
