@@ -346,6 +346,7 @@ macro_rules! events {
         )+
 
         /// All events declared here.
+        #[allow(dead_code)]
         pub static EVENTS: &[&'static dyn $crate::event::Event] = &[$(&$name),+];
     };
 }

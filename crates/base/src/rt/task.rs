@@ -128,7 +128,7 @@ impl<T: Send + 'static> Task<T> {
     }
 }
 
-/// Lets other ready tasks run first.
+/// Gives other ready tasks the chance to run first.
 pub async fn yield_now() {
     match context::is_simulation() {
         true => simulation::yield_once().await,

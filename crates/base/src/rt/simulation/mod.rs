@@ -187,21 +187,27 @@ impl Simulation {
         world.fail_on_unjoined_panics();
         world.drop_tasks(None);
         let events = world.with_events(|events| events.clone());
-        world.with(|core| {
-            let (seed, digest, steps) = (core.settings.seed, core.trace.digest(), core.steps);
-            let elapsed = Duration::from_nanos(core.clock);
-            match (core.failure.take(), value) {
-                (None, Some(value)) => {
-                    let fault_points = core.fault_points.clone();
-                    Ok(Report { value, seed, digest, steps, elapsed, fault_points, events })
-                }
-                (reason, _) => {
-                    let reason = reason.expect("a run ends by its future or by a failure");
-                    let recent = core.trace.recent(|node| core.node_name(node));
-                    Err(Box::new(Failure { seed, reason, digest, steps, elapsed, recent }))
-                }
+        let (failure, report, recent) = world.with(|core| {
+            let failure = core.failure.take();
+            let recent = failure.as_ref().map(|_| core.trace.recent(|node| core.node_name(node)));
+            let report = Report {
+                value: (),
+                seed: core.settings.seed,
+                digest: core.trace.digest(),
+                steps: core.steps,
+                elapsed: Duration::from_nanos(core.clock),
+                fault_points: core.fault_points.clone(),
+                events,
+            };
+            (failure, report, recent)
+        });
+        match (failure, value) {
+            (None, Some(value)) => Ok(report.with_value(value)),
+            (reason, _) => {
+                let reason = reason.expect("a run ends by its future or by a failure");
+                Err(Box::new(report.into_failure(reason, recent.unwrap_or_default())))
             }
-        })
+        }
     }
 
     /// Runs twice and compares the digests. Returns the second run's report.
@@ -219,8 +225,19 @@ impl Simulation {
         if first.digest == second.digest {
             return Ok(second);
         }
-        let Report { seed, digest, steps, elapsed, .. } = second;
-        let reason = Reason::Diverged(first.digest, digest);
-        Err(Box::new(Failure { seed, reason, digest, steps, elapsed, recent: Vec::new() }))
+        let reason = Reason::Diverged(first.digest, second.digest);
+        Err(Box::new(second.into_failure(reason, Vec::new())))
+    }
+}
+
+impl<T> Report<T> {
+    fn with_value<U>(self, value: U) -> Report<U> {
+        let Report { value: _, seed, digest, steps, elapsed, fault_points, events } = self;
+        Report { value, seed, digest, steps, elapsed, fault_points, events }
+    }
+
+    fn into_failure(self, reason: Reason, recent: Vec<String>) -> Failure {
+        let Report { seed, digest, steps, elapsed, .. } = self;
+        Failure { seed, reason, digest, steps, elapsed, recent }
     }
 }

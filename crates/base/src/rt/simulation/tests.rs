@@ -1,1 +1,527 @@
+//! What simulations promise: seeds decide, crashes lose, partitions stall, failures are named.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::rt::channel::{Closed, bounded};
+use crate::rt::disk::Directory;
+use crate::rt::net::{connect, listen};
+use crate::rt::{self, Elapsed};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Three nodes that talk, write and compete, under a plan of faults.
+async fn busy(sim: Sim) -> u64 {
+    let nodes = ["a", "b", "c"];
+    let done = Arc::new(AtomicU64::new(0));
+    for name in nodes {
+        let done = Arc::clone(&done);
+        sim.node(name).start(move || {
+            let done = Arc::clone(&done);
+            async move {
+                rt::spawn(serve(name));
+                let directory = Directory::open("/data").await.expect("the disk works");
+                let file = directory.open_file("log", true).expect("the disk works");
+                loop {
+                    let bytes = rt::random_u64().to_le_bytes();
+                    file.write_at(file.len().expect("the disk works"), &bytes).expect("there is room");
+                    file.sync().await.expect("the disk works");
+                    let target = nodes[rt::random_below(3) as usize];
+                    if let Ok(Ok(link)) = rt::timeout(500 * MS, connect(target)).await
+                        && link.send(Bytes::copy_from_slice(&bytes)).await.is_ok()
+                    {
+                        done.fetch_add(1, Ordering::SeqCst);
+                    }
+                    rt::sleep(10 * MS).await;
+                }
+            }
+        });
+    }
+    let bounds = Bounds { nodes: nodes.map(String::from).to_vec(), faults: 10, ..Bounds::default() };
+    sim.run_plan(&Plan::random(sim.seed(), &bounds)).await;
+    done.load(Ordering::SeqCst)
+}
+
+async fn serve(name: &'static str) {
+    let Ok(mut listener) = listen(name).await else { return };
+    while let Ok(mut link) = listener.accept().await {
+        rt::spawn(async move { while link.receive().await.is_ok() {} });
+    }
+}
+
+#[test]
+fn a_seed_decides_everything_and_seeds_differ() {
+    let mut digests = BTreeSet::new();
+    for seed in 0..20 {
+        let report = Simulation::new(seed).check(busy).expect("the run succeeds");
+        assert!(report.value > 10, "seed {seed}: {} messages", report.value);
+        digests.insert(report.digest);
+    }
+    assert_eq!(digests.len(), 20);
+}
+
+#[test]
+fn simulations_on_several_threads_do_not_disturb_one_another() {
+    let run = |seed| Simulation::new(seed).run(busy).expect("the run succeeds").digest;
+    let alone: Vec<_> = (0..4).map(run).collect();
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || run(seed))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("the run succeeds")).collect()
+    });
+    assert_eq!(alone, together);
+}
+
+#[test]
+fn scheduling_varies_with_the_seed() {
+    let order = |seed| {
+        let run = Simulation::new(seed).run(|_| async {
+            let (sender, mut receiver) = bounded(8);
+            for number in 0..4 {
+                let sender = sender.clone();
+                rt::spawn(async move { sender.send(number).await });
+            }
+            drop(sender);
+            let mut order = Vec::new();
+            while let Some(number) = receiver.recv().await {
+                order.push(number);
+            }
+            order
+        });
+        run.expect("the run succeeds").value
+    };
+    let orders: BTreeSet<Vec<i32>> = (0..500).map(order).collect();
+    assert_eq!(orders.len(), 24, "every order of four tasks occurs");
+}
+
+#[test]
+fn an_hour_passes_at_once() {
+    let report = Simulation::new(1).run(|_| async {
+        let (start, wall) = (rt::now(), rt::wall_now());
+        rt::sleep(Duration::from_secs(3600)).await;
+        (start.elapsed(), rt::wall_now() - wall)
+    });
+    let report = report.expect("the run succeeds");
+    assert!(report.value.0 >= Duration::from_secs(3600) && report.value.0 < Duration::from_secs(3601));
+    assert_eq!(report.value.0.as_millis(), report.value.1.as_millis());
+    assert!(report.steps < 10);
+}
+
+#[test]
+fn a_deadlock_names_the_tasks_that_wait() {
+    let failure = Simulation::new(1).run(|sim| async move {
+        sim.node("stuck").spawn(std::future::pending::<()>());
+        std::future::pending::<()>().await;
+    });
+    let failure = failure.expect_err("nothing can happen");
+    let Reason::Deadlock(tasks) = &failure.reason else { panic!("{failure}") };
+    assert!(tasks.iter().any(|task| task.starts_with("stuck task 1 (")), "{tasks:?}");
+    assert_eq!(tasks.len(), 2);
+}
+
+#[test]
+fn limits_end_a_run_that_does_not_end() {
+    async fn spin(_: Sim) {
+        loop {
+            rt::yield_now().await;
+        }
+    }
+    let failure = Simulation::new(1).steps_max(1000).run(spin).expect_err("it spins");
+    assert_eq!(failure.reason, Reason::StepLimit(1000));
+    let failure = Simulation::new(1).time_max(MS).run(spin).expect_err("it spins");
+    assert_eq!(failure.reason, Reason::TimeLimit(MS));
+}
+
+#[test]
+fn a_panic_that_nobody_joins_fails_the_run_and_names_the_seed() {
+    let failure = Simulation::new(77).run(|sim| async move {
+        sim.node("peer").spawn(async { panic!("out of cheese") });
+        rt::sleep(MS).await;
+    });
+    let failure = failure.expect_err("a task panicked");
+    let text = failure.to_string();
+    assert!(text.contains("seed 77") && text.contains("peer task 1") && text.contains("out of cheese"), "{text}");
+
+    let kept = Simulation::new(1).run(|_| async {
+        let task = rt::spawn(async { panic!("kept") });
+        rt::sleep(MS).await;
+        task
+    });
+    assert!(matches!(kept.expect_err("a task panicked").reason, Reason::Panic(_)));
+    let own = Simulation::new(1).run(|_| async { panic!("in the run's own future") });
+    assert!(matches!(own.map(|report: Report<()>| report.value).expect_err("it panicked").reason, Reason::Panic(_)));
+}
+
+#[test]
+fn a_wake_up_from_another_thread_fails_the_run() {
+    let failure = Simulation::new(1).run(|_| async {
+        let (sender, mut receiver) = bounded(1);
+        // What a library that brings its own threads would do behind our back.
+        std::thread::spawn(move || sender.try_send(()).expect("there is room")).join().expect("it sends");
+        rt::yield_now().await;
+        receiver.recv().await;
+        let (sender, mut receiver) = bounded::<()>(1);
+        let other = rt::spawn(async move { receiver.recv().await });
+        rt::sleep(MS).await;
+        std::thread::spawn(move || drop(sender)).join().expect("it drops");
+        let _ = other.await;
+    });
+    assert_eq!(failure.map(|report| report.value).expect_err("a thread woke a task").reason, Reason::ForeignWake);
+}
+
+#[test]
+fn a_crash_ends_a_nodes_tasks_and_a_restart_boots_it_again() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let boots = Arc::new(AtomicU64::new(0));
+        let ticks = Arc::new(AtomicU64::new(0));
+        let node = sim.node("peer");
+        node.start({
+            let (boots, ticks) = (Arc::clone(&boots), Arc::clone(&ticks));
+            move || {
+                boots.fetch_add(1, Ordering::SeqCst);
+                let ticks = Arc::clone(&ticks);
+                async move {
+                    // A task of the node's task lives on the node too.
+                    let _task = rt::spawn(async move {
+                        loop {
+                            rt::sleep(MS).await;
+                            ticks.fetch_add(1, Ordering::SeqCst);
+                        }
+                    });
+                    std::future::pending().await
+                }
+            }
+        });
+        rt::sleep(10 * MS).await;
+        let task = node.spawn(std::future::pending::<()>());
+        node.crash();
+        assert!(!node.is_up() && node.crashes() == 1);
+        assert_eq!(task.await, Err(rt::Aborted));
+        let seen = ticks.load(Ordering::SeqCst);
+        assert!(seen > 5);
+        rt::sleep(10 * MS).await;
+        assert_eq!(ticks.load(Ordering::SeqCst), seen);
+        node.restart();
+        node.restart();
+        rt::sleep(10 * MS).await;
+        assert!(ticks.load(Ordering::SeqCst) > seen);
+        assert_eq!(boots.load(Ordering::SeqCst), 2);
+    });
+    check.expect("the run succeeds");
+}
+
+#[test]
+fn a_node_may_crash_itself_and_what_it_does_then_has_no_effect() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let node = sim.node("peer");
+        let task = node.spawn({
+            let node = node.clone();
+            async move {
+                let directory = Directory::open("/").await.expect("the disk works");
+                node.crash();
+                assert!(directory.open_file("late", true).is_err());
+                assert!(listen("late").await.is_err());
+                assert_eq!(rt::spawn(async {}).await, Err(rt::Aborted));
+                rt::yield_now().await;
+                unreachable!("a node that crashed does not go on");
+            }
+        });
+        assert_eq!(task.await.map(|()| ()), Err(rt::Aborted));
+    });
+    check.expect("the run succeeds");
+}
+
+#[test]
+fn a_paused_node_stands_still_while_time_goes_on() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let node = sim.node("peer");
+        let task = node.spawn(async {
+            let start = rt::now();
+            rt::sleep(10 * MS).await;
+            start.elapsed()
+        });
+        rt::sleep(MS).await; // It has begun.
+        node.pause();
+        assert_eq!(rt::timeout(100 * MS, std::future::pending::<()>()).await, Err(Elapsed));
+        assert!(!task.is_finished());
+        node.resume();
+        assert!(task.await.expect("nobody aborts it") >= 100 * MS);
+    });
+    check.expect("the run succeeds");
+}
+
+#[test]
+fn a_crash_loses_unsynced_bytes_and_names_and_never_synced_ones() {
+    let (mut lost, mut kept, mut torn, mut vanished) = (0, 0, 0, 0);
+    for seed in 0..100 {
+        let report = Simulation::new(seed).check(|sim| async move {
+            let node = sim.node("peer");
+            let written = node.spawn(async {
+                let directory = Directory::open("/data").await.expect("the disk works");
+                let file = directory.open_file("log", true).expect("the disk works");
+                file.write_at(0, &[1; 2000]).expect("there is room");
+                file.sync().await.expect("the disk works");
+                directory.sync().await.expect("the disk works");
+                file.write_at(2000, &[2; 2000]).expect("there is room");
+                directory.open_file("unsynced", true).expect("the disk works");
+                file
+            });
+            let stale = written.await.expect("nobody aborts it");
+            node.crash();
+            assert!(stale.read_at(0, 1).is_err(), "a handle ends with its node's life");
+            let read = node.spawn(async {
+                let directory = Directory::open("/data").await.expect("the disk works");
+                let file = directory.open_file("log", false).expect("its name was synced");
+                (file.read_at(0, 9999).expect("readable"), directory.list().expect("readable"))
+            });
+            read.await.expect("nobody aborts it")
+        });
+        let (bytes, names) = report.expect("the run succeeds").value;
+        assert_eq!(bytes[..2000], [1; 2000], "seed {seed}");
+        match bytes[2000..].iter().filter(|byte| **byte == 2).count() {
+            0 => lost += 1,
+            2000 => kept += 1,
+            _ => torn += 1,
+        }
+        vanished += usize::from(!names.contains(&"unsynced".to_owned()));
+    }
+    assert!(lost > 10 && kept > 10 && torn > 10, "lost {lost}, kept {kept}, torn {torn}");
+    assert!((20..80).contains(&vanished), "{vanished}");
+}
+
+#[test]
+fn a_rename_survives_a_crash_as_a_whole() {
+    for seed in 0..100 {
+        let report = Simulation::new(seed).run(|sim| async move {
+            let node = sim.node("peer");
+            let replaced = node.spawn(async {
+                let directory = Directory::open("/").await.expect("the disk works");
+                for (name, content) in [("current", b"old"), ("next", b"new")] {
+                    let file = directory.open_file(name, true).expect("the disk works");
+                    file.write_at(0, content).expect("there is room");
+                    file.sync().await.expect("the disk works");
+                }
+                directory.sync().await.expect("the disk works");
+                directory.rename("next", "current").expect("it is there");
+            });
+            replaced.await.expect("nobody aborts it");
+            node.crash();
+            let read = node.spawn(async {
+                let directory = Directory::open("/").await.expect("the disk works");
+                let file = directory.open_file("current", false).expect("one of the two has the name");
+                (file.read_at(0, 9).expect("readable"), directory.list().expect("readable").len())
+            });
+            read.await.expect("nobody aborts it")
+        });
+        let (content, names) = report.expect("the run succeeds").value;
+        assert!((&content[..], names) == (b"old", 2) || (&content[..], names) == (b"new", 1), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_disk_is_full_fails_rots_and_is_replaced_when_told_to() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let node = sim.node("peer");
+        let disk = node.disk();
+        let task = node.spawn(async move {
+            let directory = Directory::open("/data").await.expect("the disk works");
+            let file = directory.open_file("log", true).expect("the disk works");
+            file.write_at(0, b"12345").expect("there is room");
+            disk.fill();
+            assert_eq!(file.write_at(4, b"xy").expect_err("full").kind(), std::io::ErrorKind::StorageFull);
+            file.write_at(0, b"abc").expect("writing in place needs no room");
+            disk.set_capacity(Some(7));
+            file.write_at(5, b"67").expect("there is room");
+            assert!(file.truncate(8).is_err());
+            disk.set_capacity(None);
+
+            disk.fail_next(DiskOperation::Sync, 1);
+            file.sync().await.expect_err("it is to fail");
+            file.sync().await.expect("only one is to fail");
+            disk.set_failing(true);
+            assert!(file.read_at(0, 1).is_err() && directory.sync().await.is_err());
+            disk.set_failing(false);
+
+            assert!(disk.flip("/data/log", 1, 0x80) && !disk.flip("/data/log", 99, 1) && !disk.flip("/x", 0, 1));
+            assert_eq!(file.read_at(1, 1).expect("readable")[0], b'b' ^ 0x80);
+            let before = file.read_at(0, 9).expect("readable");
+            let (path, offset) = disk.rot().expect("there is a byte to flip");
+            assert_eq!(path, std::path::Path::new("/data/log"));
+            let after = file.read_at(0, 9).expect("readable");
+            let differing: Vec<_> = (0..7).filter(|at| before[*at] != after[*at]).collect();
+            assert_eq!(differing, [offset as usize]);
+            directory.remove("log").expect("it is there");
+            directory.sync().await.expect("the disk works");
+            assert_eq!(disk.used(), 7, "an open file keeps its bytes");
+            drop(file);
+            assert_eq!(disk.used(), 0);
+        });
+        task.await.expect("nobody aborts it");
+        node.crash();
+        node.disk().wipe();
+        let list = node.spawn(async { Directory::open("/data").await?.list() });
+        assert!(list.await.expect("nobody aborts it").expect("readable").is_empty());
+    });
+    check.expect("the run succeeds");
+}
+
+/// A node "server" that sends numbers to whoever connects.
+fn numbers(sim: &Sim) {
+    sim.node("server").start(|| async {
+        let mut listener = listen("numbers").await.expect("the name is free");
+        while let Ok(link) = listener.accept().await {
+            rt::spawn(async move {
+                let mut number = 0u64;
+                while link.send(Bytes::copy_from_slice(&number.to_le_bytes())).await.is_ok() {
+                    number += 1;
+                    rt::sleep(MS).await;
+                }
+            });
+        }
+    });
+}
+
+/// Receives numbers until the link ends; returns how many. Panics when one is missing or out of order.
+async fn count_numbers() -> u64 {
+    let mut link = loop {
+        if let Ok(link) = connect("numbers").await {
+            break link;
+        }
+        rt::sleep(MS).await;
+    };
+    let mut expected = 0;
+    while let Ok(message) = link.receive().await {
+        assert_eq!(message[..], u64::to_le_bytes(expected), "messages arrive whole and in order");
+        expected += 1;
+    }
+    expected
+}
+
+#[test]
+fn a_short_cut_stalls_links_or_breaks_them_and_never_reorders() {
+    let (mut stalled, mut broken) = (0, 0);
+    for seed in 0..40 {
+        let report = Simulation::new(seed).check(|sim| async move {
+            numbers(&sim);
+            let client = sim.node("client").spawn(count_numbers());
+            rt::sleep(50 * MS).await;
+            sim.cut("client", "server");
+            let refused = sim.node("client").spawn(connect("numbers")).await.expect("nobody aborts it");
+            assert_eq!(refused.expect_err("it is cut off").kind(), std::io::ErrorKind::TimedOut);
+            sim.heal("client", "server");
+            rt::sleep(50 * MS).await;
+            let broken = client.is_finished();
+            sim.node("server").crash();
+            (broken, client.await.expect("nobody aborts it"))
+        });
+        let (was_broken, received) = report.expect("the run succeeds").value;
+        *(if was_broken { &mut broken } else { &mut stalled }) += 1;
+        assert!(received > 10);
+    }
+    assert!(stalled > 3 && broken > 3, "stalled {stalled}, broken {broken}");
+}
+
+#[test]
+fn a_muted_direction_stops_messages_one_way_only() {
+    let check = Simulation::new(3).check(|sim| async move {
+        let server = sim.node("server").spawn(async {
+            let mut listener = listen("echo").await.expect("the name is free");
+            listener.accept().await.expect("somebody connects")
+        });
+        rt::sleep(MS).await;
+        let client = sim.node("client").spawn(connect("echo")).await.expect("nobody aborts it").expect("it listens");
+        let (mut client, mut server) = (client, server.await.expect("nobody aborts it"));
+        sim.mute("server", "client");
+        client.send(Bytes::from_static(b"ping")).await.expect("the link holds");
+        assert_eq!(server.receive().await.expect("this direction is open")[..], b"ping"[..]);
+        server.send(Bytes::from_static(b"pong")).await.expect("the link holds");
+        assert_eq!(rt::timeout(30 * MS, client.receive()).await, Err(Elapsed));
+        sim.heal("client", "server");
+        assert_eq!(client.receive().await.expect("it was healed")[..], b"pong"[..]);
+        sim.break_links("client", "server");
+        rt::sleep(50 * MS).await;
+        assert_eq!(client.receive().await, Err(Closed));
+        assert_eq!(server.send(Bytes::new()).await, Err(Closed));
+    });
+    check.expect("the run succeeds");
+}
+
+#[test]
+fn a_crashed_nodes_links_end_for_the_others_and_its_address_is_free_again() {
+    for seed in 0..20 {
+        let check = Simulation::new(seed).check(|sim| async move {
+            numbers(&sim);
+            let client = sim.node("client").spawn(count_numbers());
+            rt::sleep(50 * MS).await;
+            sim.node("server").crash();
+            assert!(client.await.expect("nobody aborts it") > 10);
+            let again = sim.node("client").spawn(count_numbers());
+            sim.node("server").restart();
+            rt::sleep(50 * MS).await;
+            sim.isolate(&["server"]);
+            assert!(again.await.expect("nobody aborts it") > 10);
+            sim.heal_all();
+        });
+        check.expect("the run succeeds");
+    }
+}
+
+#[test]
+fn a_plan_strikes_at_its_times() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let node = sim.node("peer1");
+        node.start(std::future::pending);
+        let plan = Plan::parse("at 3s crash peer1 for 1s; at 3500ms fill peer0; at 3600ms pause peer2 for 10ms");
+        let plan = plan.expect("the plan is well formed");
+        assert_eq!(plan.end(), Duration::from_secs(4));
+        let observer = rt::spawn({
+            let node = node.clone();
+            async move {
+                let mut seen = Vec::new();
+                for _ in 0..50 {
+                    seen.push(node.is_up());
+                    rt::sleep(100 * MS).await;
+                }
+                seen
+            }
+        });
+        sim.run_plan(&plan).await;
+        let seen = observer.await.expect("nobody aborts it");
+        let down: Vec<usize> = (0..50).filter(|at| !seen[*at]).collect();
+        assert!(down.len() >= 9 && down.len() <= 11 && down[0] >= 29 && down[0] <= 31, "{down:?}");
+        node.crash();
+    });
+    check.expect("the run succeeds");
+}
+
+crate::events! {
+    /// Counted by a test.
+    counter Counted("heddle_simulation_test_counted_total");
+}
+
+#[test]
+fn fault_points_and_events_are_counted_for_their_run_alone() {
+    let run = |probability, next| {
+        let run = Simulation::new(5).check(move |sim| async move {
+            sim.inject("torn header", probability);
+            sim.inject_next("torn header", next);
+            let injected = (0..1000).filter(|_| rt::fault_point("torn header")).count();
+            Counted.add(injected as u64);
+            assert_eq!(Counted.value(), injected as u64);
+            assert_eq!(sim.fault_point("torn header").injected, injected as u64);
+        });
+        let report = run.expect("the run succeeds");
+        let point = report.fault_points["torn header"];
+        assert_eq!(point.reached, 1000);
+        assert_eq!(report.events[Counted.description().name], Value::Counter(point.injected));
+        point.injected
+    };
+    use crate::event::Event as _;
+    assert_eq!((run(0.0, 0), run(0.0, 3), run(1.0, 0)), (0, 3, 1000));
+    assert!((200..300).contains(&run(0.25, 0)));
+    assert_eq!(Counted.value(), 0, "nothing was counted outside of simulations");
+}
