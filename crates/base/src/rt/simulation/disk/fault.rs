@@ -94,6 +94,11 @@ impl Disk {
         self.fault(if failing { "fail" } else { "mend" }, |core| core.node(self.node).disk.faults.failing = failing);
     }
 
+    /// Lets syncs of files say that they succeeded, and do nothing: a planted mistake for tests that must find it.
+    pub fn set_lying(&self, lying: bool) {
+        self.fault("let syncs lie on", |core| core.node(self.node).disk.lying = lying);
+    }
+
     /// Flips bits of one byte on the medium. False when there is no such byte.
     pub fn flip(&self, file: impl AsRef<std::path::Path>, offset: u64, mask: u8) -> bool {
         let file = file.as_ref();

@@ -204,8 +204,11 @@ impl File {
             check_life(core, *life)?;
             let failed = core.check_disk(life.node, DiskOperation::Sync);
             let Core { nodes, chance, .. } = core;
-            let state = nodes.get_mut(&life.node).expect("nodes are never removed").disk.inode(inode);
+            let disk = &mut nodes.get_mut(&life.node).expect("nodes are never removed").disk;
+            let lying = disk.lying;
+            let state = disk.inode(inode);
             match failed {
+                Ok(()) if lying => {}
                 Ok(()) => state.synced(last_change),
                 Err(_) => state.sync_failed(last_change, chance),
             }

@@ -7,8 +7,8 @@
 //!    512-byte sectors; a file's growth may outlive the bytes that it was to hold, which then read as zeros.
 //! 4. Directories do the same with names: a change of names is kept or lost as a whole; which ones, chance decides.
 //!
-//! Handles belong to one life of their node and fail after its crash. The disk can be told to be full, to fail, and to
-//! lose bits.
+//! Handles belong to one life of their node and fail after its crash. The disk can be told to be full, to fail, to lose
+//! bits, and to lie about syncs.
 
 mod crash;
 mod fault;
@@ -35,6 +35,8 @@ pub(super) struct DiskState {
     handles_made: u64,
     /// Bytes that files may hold; unlimited when absent.
     capacity: Option<u64>,
+    /// Syncs of files say that they succeeded and do nothing.
+    lying: bool,
     faults: fault::Faults,
 }
 
