@@ -148,7 +148,7 @@ impl Default for NetworkConfig {
         NetworkConfig {
             channel: "mychannel".to_owned(),
             organizations: organization_names(3),
-            policy: "majority".to_owned(),
+            policy: "any".to_owned(),
         }
     }
 }
@@ -275,6 +275,38 @@ impl Config {
     /// The same configuration as a text without comments.
     pub fn to_text(&self) -> String {
         toml::to_string_pretty(self).expect("a configuration is tables, numbers and texts")
+    }
+
+    /// The same configuration as a text in which every key is explained.
+    pub fn to_commented_text(&self) -> String {
+        let values: toml::Table = self.to_text().parse().expect("a configuration's text is a table");
+        let mut text = String::new();
+        let mut section: Option<&str> = None;
+        for line in DEFAULT_TEXT.lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = Some(name);
+            }
+            let key = line.split_once(" = ").map(|(key, _)| key).filter(|key| !key.starts_with('#'));
+            match (key, section) {
+                (None, _) => text.push_str(line),
+                // Which contracts there are is not fixed: they follow their heading, all at once.
+                (Some("basic"), Some("contracts")) => {
+                    let contracts = self.contracts.0.iter().map(|(name, contract)| match &contract.policy {
+                        None => format!("{name} = {{}}"),
+                        Some(policy) => format!("{name} = {{ policy = {} }}", toml::Value::from(policy.as_str())),
+                    });
+                    text.push_str(&contracts.collect::<Vec<_>>().join("\n"));
+                }
+                (Some(_), Some("contracts")) => continue,
+                (Some(key), section) => {
+                    let table = section.map_or(Some(&values), |section| values.get(section)?.as_table());
+                    let value = table.and_then(|table| table.get(key)).expect("the default file names keys that exist");
+                    text.push_str(&format!("{key} = {value}"));
+                }
+            }
+            text.push('\n');
+        }
+        text
     }
 
     /// Checks values that no type checks.
@@ -455,6 +487,16 @@ mod tests {
         config.network.organizations = organization_names(5);
         config.contracts.0.insert("mine".into(), ContractConfig { policy: Some("OR('Org1MSP.peer')".into()) });
         assert_eq!(Config::parse(&config.to_text(), "text").expect("our own text"), config);
+    }
+
+    #[test]
+    fn a_text_with_comments_comes_back() {
+        assert_eq!(Config::default().to_commented_text(), DEFAULT_TEXT);
+        let mut config = Config { tls: false, ..Config::default() };
+        config.network.organizations = organization_names(2);
+        config.contracts.0.remove("ycsb");
+        config.contracts.0.insert("basic".into(), ContractConfig { policy: Some("OR('Org1MSP.peer')".into()) });
+        assert_eq!(Config::parse(&config.to_commented_text(), "text").expect("our own text"), config);
     }
 
     #[test]

@@ -3,29 +3,34 @@
 //! It is written anew at every start, before the network says that it is ready, and read without the network's lock.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gateway::client::{Target, Tls};
 use identity::Signer;
 use identity::issue::MspDirectory;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Endorsers;
-use crate::error::NodeError;
-use crate::founding::USER;
-use crate::layout::{self, OrganizationNames};
+use crate::network::{Endpoint, Network, NodeError, Role, write};
+
+const FILE: &str = "endpoints.json";
 
 /// What listens where.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoints {
+    /// The channel's name.
     pub channel: String,
-    pub policy: Endorsers,
+    /// Who must endorse: `any`, `majority`, `all` or a signature policy.
+    pub policy: String,
+    /// Whether gateways and orderer speak TLS.
     pub tls: bool,
     /// The process that runs the network.
     pub process: u32,
+    /// One gateway an organisation, in order.
     pub gateways: Vec<GatewayEndpoint>,
+    /// The orderer's port.
     pub orderer: SocketAddr,
+    /// The port of metrics and health.
     pub metrics: SocketAddr,
 }
 
@@ -33,31 +38,64 @@ pub struct Endpoints {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayEndpoint {
-    /// `org1`
+    /// Such as `Org1`.
     pub name: String,
+    /// Such as `Org1MSP`.
     pub msp_id: String,
+    /// Where it listens.
     pub address: SocketAddr,
     /// The name in its TLS certificate.
-    pub peer_name: String,
+    pub host: String,
+    /// The authority that clients trust for TLS, relative to the network's directory.
+    pub tls_authority: PathBuf,
+    /// The MSP directory of a user of the organisation, relative to the network's directory.
+    pub user: PathBuf,
 }
 
 impl Endpoints {
+    pub(crate) fn new(network: &Network, endpoints: &[Endpoint]) -> Endpoints {
+        let address = |role: Role| {
+            let endpoint = endpoints.iter().find(|endpoint| endpoint.role == role);
+            endpoint.expect("a network that runs has one of each role").address
+        };
+        let relative = |path: PathBuf| path.strip_prefix(network.path()).map(Path::to_path_buf).unwrap_or(path);
+        let peers = endpoints.iter().filter(|endpoint| endpoint.role == Role::Peer);
+        Endpoints {
+            channel: network.config().network.channel.clone(),
+            policy: network.config().network.policy.clone(),
+            tls: network.config().tls,
+            process: std::process::id(),
+            gateways: (network.organizations().iter().zip(peers))
+                .map(|(organization, endpoint)| GatewayEndpoint {
+                    name: organization.name.clone(),
+                    msp_id: organization.msp_id.clone(),
+                    address: endpoint.address,
+                    host: endpoint.host.clone(),
+                    tls_authority: relative(organization.user_folder.join("tls/ca.crt")),
+                    user: relative(organization.user_folder.join("msp")),
+                })
+                .collect(),
+            orderer: address(Role::Orderer),
+            metrics: address(Role::Metrics),
+        }
+    }
+
     /// Reads the endpoints of the network in a directory.
     ///
     /// # Errors
     /// There is no network, or it never ran, or the file is damaged.
     pub fn load(directory: &Path) -> Result<Endpoints, NodeError> {
-        let path = layout::endpoints(directory);
-        let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => NodeError::NoNetwork { path: directory.to_path_buf() },
-            _ => NodeError::File { path: path.clone(), source },
-        })?;
-        serde_json::from_slice(&bytes).map_err(|error| NodeError::Damaged { path, what: error.to_string() })
+        let path = directory.join(FILE);
+        let bytes = std::fs::read(&path).map_err(NodeError::file("read", &path))?;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            let damaged = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+            NodeError::file("understand", &path)(damaged)
+        })
     }
 
     pub(crate) fn store(&self, directory: &Path) -> Result<(), NodeError> {
         let text = serde_json::to_string_pretty(self).expect("endpoints have a JSON form");
-        crate::founding::write(&layout::endpoints(directory), (text + "\n").as_bytes())
+        write(&directory.join(FILE), (text + "\n").as_bytes())
     }
 
     /// How a client reaches organisation `number` (from 1).
@@ -69,9 +107,9 @@ impl Endpoints {
         let tls = match self.tls {
             false => None,
             true => {
-                let path = layout::peer_identity(directory, &OrganizationNames::of(number)).join("tls/ca.crt");
-                let roots_pem = std::fs::read(&path).map_err(|source| NodeError::File { path, source })?;
-                Some(Tls { roots_pem, server_name: gateway.peer_name.clone() })
+                let path = directory.join(&gateway.tls_authority);
+                let roots_pem = std::fs::read(&path).map_err(NodeError::file("read", &path))?;
+                Some(Tls { roots_pem, server_name: gateway.host.clone() })
             }
         };
         Ok(Target { address: gateway.address.to_string(), tls })
@@ -83,15 +121,14 @@ impl Endpoints {
     /// As [`Endpoints::target`].
     pub fn user(&self, directory: &Path, number: usize) -> Result<Signer, NodeError> {
         let gateway = self.gateway(directory, number)?;
-        let home = layout::user_identity(directory, &OrganizationNames::of(number), USER);
-        Ok(MspDirectory::read(&home.join("msp"))?.signer(gateway.msp_id.as_str())?)
+        Ok(MspDirectory::read(&directory.join(&gateway.user))?.signer(gateway.msp_id.as_str())?)
     }
 
     fn gateway(&self, directory: &Path, number: usize) -> Result<&GatewayEndpoint, NodeError> {
         let found = number.checked_sub(1).and_then(|index| self.gateways.get(index));
-        found.ok_or_else(|| NodeError::Damaged {
-            path: layout::endpoints(directory),
-            what: format!("there is no organisation {number}"),
+        found.ok_or_else(|| {
+            let missing = format!("there is no organisation {number}");
+            NodeError::file("find an organisation in", &directory.join(FILE))(std::io::Error::other(missing))
         })
     }
 }

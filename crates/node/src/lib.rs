@@ -1,26 +1,19 @@
-//! Roles, configuration and composition: what makes a running network of the layers below.
+//! A whole network in one process: composition, and nothing else.
 //!
-//! * [`Config`]: one TOML file for everything.
-//! * [`Network`]: a network in a directory: made once, opened and run as often as wanted.
-//! * [`Endpoints`]: what of it listens where, for clients on this machine.
-//! * [`layout`]: where its files are. [`metrics`] and [`logging`]: how it is watched.
-//!
-//! No protocol logic is here.
+//! * [`config`]: the configuration file.
+//! * [`network`]: certificates, genesis block, orderer, peers and gateways; created, opened, run, stopped.
+//! * [`Endpoints`]: what of a network listens where, for clients on the same machine.
+//! * [`logging`]: log lines. Metrics are served by the running network.
+#![warn(missing_docs)]
 
-mod config;
+pub mod config;
+mod contracts;
 mod endpoints;
-mod error;
-mod founding;
-pub mod layout;
 pub mod logging;
-pub mod metrics;
-mod network;
+mod metrics;
+pub mod network;
 mod profile;
 
-pub use config::{
-    Batch, Config, ConfigError, Contracts, Endorsers, Limits, NetworkConfig, ORGANIZATIONS_MAX, Ports, StorageConfig,
-    Tls,
-};
+pub use config::{Config, ConfigError};
 pub use endpoints::{Endpoints, GatewayEndpoint};
-pub use error::NodeError;
-pub use network::{Network, Running};
+pub use network::{Endpoint, Network, NodeError, Role, Running};

@@ -1,23 +1,22 @@
-//! Logs to standard error, as the configuration's `log` directives say.
-
-use std::io::IsTerminal;
+//! Log lines on standard error.
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Starts logging for the process. A second call changes nothing.
+use crate::config::ConfigError;
+
+/// Begins to log what `filter` asks for: a level, or a list of targets and levels. Calling it again does nothing.
 ///
 /// # Errors
-/// The directives do not parse; the text says where.
-pub fn init(directives: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(directives).map_err(|error| format!("log = {directives:?}: {error}"))?;
-    let started = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(true)
-        .try_init();
-    if started.is_err() {
-        tracing::debug!("logging was started before");
-    }
+/// [`ConfigError::Value`] when the filter cannot be understood.
+pub fn start(filter: &str) -> Result<(), ConfigError> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| ConfigError::Value {
+        origin: "the configuration".to_owned(),
+        key: "log",
+        problem: format!("is {filter:?}, which is neither a level nor a list such as \"info,chain=debug\": {error}"),
+    })?;
+    // Failing means that somebody, such as a test, logs already.
+    let _ = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(true).compact().finish().try_init();
     Ok(())
 }

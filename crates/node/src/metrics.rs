@@ -1,101 +1,136 @@
-//! The metrics and health page: Prometheus text at `/metrics`, `ok` at `/healthz`, over plain HTTP.
+//! Metrics and health over plain HTTP: `GET /metrics` for Prometheus, `GET /healthz` for whoever restarts processes.
 //!
-//! 1. Read a request's head, at most [`HEAD_BYTES_MAX`] within [`HEAD_WAIT_MAX`]; 2. answer its path; 3. close.
-//!
-//! It answers one small request a connection, so it stands on a socket rather than on a web framework. It shows counters
-//! only: no keys, no names of clients, no contents.
+//! A reader of one request a connection, and no more of HTTP than that takes: a request's head is bounded in bytes and in
+//! time, and so is the number of connections.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use base::event;
+use base::rt::Stop;
+use base::rt::sync::Semaphore;
+use chain::Channel;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
-const HEAD_BYTES_MAX: usize = 8 << 10;
-const HEAD_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Connections at once; one more is closed.
 const CONNECTIONS_MAX: usize = 32;
+/// Bytes of a request that are looked at.
+const HEAD_BYTES_MAX: usize = 8 << 10;
+/// How long a request may take to arrive, and its answer to leave.
+const REQUEST_MAX: Duration = Duration::from_secs(5);
+/// A pause after `accept` failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Answers requests until the future is dropped. `status` is the JSON that `/status` shows.
-pub async fn serve(listener: TcpListener, status: impl Fn() -> serde_json::Value + Send + Sync + 'static) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let status = Arc::new(status);
-    let mut answers = tokio::task::JoinSet::new();
-    loop {
-        while answers.try_join_next().is_some() {}
-        let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
-        match listener.accept().await {
-            Ok((socket, _)) => {
-                let status = status.clone();
-                answers.spawn(async move {
-                    let _slot = slot;
-                    let answered = tokio::time::timeout(HEAD_WAIT_MAX, answer(socket, status.as_ref())).await;
-                    if let Ok(Err(error)) = answered {
-                        tracing::debug!(%error, "a metrics request failed");
-                    }
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the metrics page cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+/// Makes the events of every layer known, so that zeros show.
+pub(crate) fn register() {
+    event::register(identity::EVENTS);
+    event::register(storage::events::EVENTS);
+    event::register(state::events::EVENTS);
+    event::register(chain::events::EVENTS);
+    event::register(gateway::events::EVENTS);
+}
+
+/// What is looked at to say whether the network is well.
+#[derive(Clone)]
+pub(crate) struct Health(Arc<[Arc<Channel>]>);
+
+impl Health {
+    pub(crate) fn new(channels: Vec<Arc<Channel>>) -> Health {
+        Health(channels.into())
+    }
+
+    /// What is wrong, if something is.
+    fn problem(&self) -> Option<String> {
+        self.0.iter().find_map(|channel| channel.failure()).map(|error| format!("a peer has stopped: {error}\n"))
     }
 }
 
-async fn answer(mut socket: TcpStream, status: &(dyn Fn() -> serde_json::Value + Send + Sync)) -> std::io::Result<()> {
+/// Answers until `stop`.
+pub(crate) async fn serve(listener: TcpListener, health: Health, stop: Stop) {
+    let connections = Semaphore::new(CONNECTIONS_MAX);
+    while let Some(accepted) = stop.or_stopped(listener.accept()).await {
+        let Ok((socket, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Some(permit) = connections.try_acquire() else { continue };
+        let health = health.clone();
+        tokio::spawn(async move {
+            let _permit = permit;
+            // A client that is too slow or has gone gets no answer.
+            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, &health)).await;
+        });
+    }
+}
+
+async fn answer(mut socket: TcpStream, health: &Health) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
-    while !head.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
-        if head.len() > HEAD_BYTES_MAX || socket.read_buf(&mut head).await? == 0 {
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        let mut chunk = [0; 1024];
+        let read = socket.read(&mut chunk).await?;
+        if read == 0 || head.len() + read > HEAD_BYTES_MAX {
             return Ok(());
         }
+        head.extend_from_slice(&chunk[..read]);
     }
-    let (code, kind, body) = match path(&head) {
-        Some("/metrics") => ("200 OK", "text/plain; version=0.0.4", base::event::render_prometheus()),
-        Some("/healthz") => ("200 OK", "text/plain", "ok\n".to_owned()),
-        Some("/status") => ("200 OK", "application/json", format!("{:#}\n", status())),
-        Some(_) => ("404 Not Found", "text/plain", "try /metrics, /status or /healthz\n".to_owned()),
-        None => ("400 Bad Request", "text/plain", "only GET is answered here\n".to_owned()),
-    };
-    let mut response = String::with_capacity(body.len() + 128);
+    let (status, kind, body) = respond(&head, health);
+    let is_head_only = head.starts_with(b"HEAD ");
     let length = body.len();
-    write!(response, "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
-        .expect("writing to a string works");
-    socket.write_all(response.as_bytes()).await?;
+    let start =
+        format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+    socket.write_all(start.as_bytes()).await?;
+    if !is_head_only {
+        socket.write_all(body.as_bytes()).await?;
+    }
     socket.shutdown().await
 }
 
-/// The path of a GET request without its query.
-fn path(head: &[u8]) -> Option<&str> {
-    let line = head.split(|byte| *byte == b'\r').next()?;
-    let target = std::str::from_utf8(line).ok()?.strip_prefix("GET ")?.split(' ').next()?;
-    target.split('?').next()
+fn respond(head: &[u8], health: &Health) -> (&'static str, &'static str, String) {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    if !matches!(method, b"GET" | b"HEAD") {
+        return ("405 Method Not Allowed", TEXT, "GET /metrics or /healthz\n".to_owned());
+    }
+    match path {
+        b"/metrics" => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", event::render_prometheus()),
+        b"/healthz" => match health.problem() {
+            None => ("200 OK", TEXT, "ok\n".to_owned()),
+            Some(problem) => ("503 Service Unavailable", TEXT, problem),
+        },
+        _ => ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn known_paths_answer_and_anything_else_is_refused_without_harm() {
+    async fn ask(request: &[u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("a bound socket has an address");
-        let server = tokio::spawn(serve(listener, || serde_json::json!({ "height": 7 })));
-        for (request, wanted) in [
-            (&b"GET /healthz HTTP/1.1\r\n\r\n"[..], "200 OK"),
-            (b"GET /status?x=1 HTTP/1.1\r\n\r\n", "\"height\": 7"),
-            (b"GET /metrics HTTP/1.1\r\n\r\n", "text/plain; version"),
-            (b"GET /etc/passwd HTTP/1.1\r\n\r\n", "404"),
-            (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", "400"),
-            (&[b'a'; 20_000], ""),
-        ] {
-            let mut socket = TcpStream::connect(address).await.expect("the page listens");
-            let _ = socket.write_all(request).await;
-            let mut answer = Vec::new();
-            let _ = socket.read_to_end(&mut answer).await;
-            assert!(String::from_utf8_lossy(&answer).contains(wanted), "{:?}", String::from_utf8_lossy(request));
-        }
-        server.abort();
+        let address = listener.local_addr().expect("an address");
+        let stop = Stop::new();
+        let server = tokio::spawn(serve(listener, Health::new(Vec::new()), stop.clone()));
+        let mut socket = TcpStream::connect(address).await.expect("a port that listens");
+        socket.write_all(request).await.expect("room");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.expect("text");
+        stop.stop();
+        server.await.expect("no panic");
+        answer
+    }
+
+    #[tokio::test]
+    async fn metrics_and_health_are_served_and_nothing_else() {
+        register();
+        let metrics = ask(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("heddle_grpc_connections_open"), "{metrics}");
+        assert!(ask(b"GET /healthz HTTP/1.1\r\n\r\n").await.ends_with("ok\n"));
+        assert!(ask(b"GET /other HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404"));
+        assert!(ask(b"POST /metrics HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 405"));
+        assert!(!ask(b"HEAD /healthz HTTP/1.1\r\n\r\n").await.contains("\r\n\r\nok"));
     }
 }

@@ -1,40 +1,61 @@
-// A first client: creates an asset, reads it back, and prints the block that holds it.
-// Run it with: npm install && npm start
-import * as crypto from 'node:crypto';
-import { readdirSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
-import * as grpc from '@grpc/grpc-js';
-import { connect, hash, signers } from '@hyperledger/fabric-gateway';
+// A first client of this network: creates an asset, reads it back, hands it on, and lists all.
+//
+//   npm install
+//   npm start
+//
+// It reads connection.json beside it, which the network writes whenever it starts.
 
-const network = JSON.parse(readFileSync(new URL('network.json', import.meta.url)));
-const organization = new URL(`${network.organization}/`, import.meta.url).pathname;
-const user = join(organization, 'users', 'User1@org1.example.com', 'msp');
-const only = (folder) => readFileSync(join(folder, readdirSync(folder)[0]));
+'use strict';
 
-const credentials = network.tls
-  ? grpc.credentials.createSsl(readFileSync(join(organization, 'peers', network.peerName, 'tls', 'ca.crt')))
-  : grpc.credentials.createInsecure();
-const client = new grpc.Client(network.address, credentials, {
-  'grpc.ssl_target_name_override': network.peerName,
-});
-const gateway = connect({
-  client,
-  identity: { mspId: network.mspId, credentials: only(join(user, 'signcerts')) },
-  signer: signers.newPrivateKeySigner(crypto.createPrivateKey(only(join(user, 'keystore')))),
-  hash: hash.sha256,
-});
+const crypto = require('node:crypto');
+const fs = require('node:fs');
+const path = require('node:path');
+const grpc = require('@grpc/grpc-js');
+const { connect, hash, signers } = require('@hyperledger/fabric-gateway');
 
-try {
-  const contract = gateway.getNetwork(network.channel).getContract('basic');
-  const id = `asset-${Date.now()}`;
-  const submitted = await contract.submitAsync('CreateAsset', {
-    arguments: [id, 'blue', '5', 'Tomoko', '300'],
-  });
-  const status = await submitted.getStatus();
-  console.log(`${submitted.getTransactionId()} is in block ${status.blockNumber}, code ${status.code}`);
-  const asset = await contract.evaluateTransaction('ReadAsset', id);
-  console.log(new TextDecoder().decode(asset));
-} finally {
-  gateway.close();
-  client.close();
+const settings = JSON.parse(fs.readFileSync(path.join(__dirname, 'connection.json'), 'utf8'));
+const decoder = new TextDecoder();
+
+function newConnection() {
+    if (!settings.tlsCertificate) {
+        return new grpc.Client(settings.address, grpc.credentials.createInsecure());
+    }
+    const roots = fs.readFileSync(path.join(__dirname, settings.tlsCertificate));
+    return new grpc.Client(settings.address, grpc.credentials.createSsl(roots), {
+        'grpc.ssl_target_name_override': settings.tlsName,
+    });
 }
+
+async function main() {
+    const certificate = fs.readFileSync(path.join(__dirname, settings.certificate));
+    const key = crypto.createPrivateKey(fs.readFileSync(path.join(__dirname, settings.privateKey)));
+    const connection = newConnection();
+    const gateway = connect({
+        client: connection,
+        identity: { mspId: settings.mspId, credentials: certificate },
+        signer: signers.newPrivateKeySigner(key),
+        hash: hash.sha256,
+    });
+    try {
+        const contract = gateway.getNetwork(settings.channel).getContract('basic');
+        const id = `asset-${Date.now()}`;
+        await contract.submitTransaction('CreateAsset', id, 'blue', '5', 'Ada', '300');
+        console.log('created', id);
+        console.log('read   ', decoder.decode(await contract.evaluateTransaction('ReadAsset', id)));
+        await contract.submitTransaction('TransferAsset', id, 'Grace');
+        console.log('moved  ', decoder.decode(await contract.evaluateTransaction('ReadAsset', id)));
+        const all = JSON.parse(decoder.decode(await contract.evaluateTransaction('GetAllAssets')));
+        console.log('all    ', all.length, 'assets');
+    } finally {
+        gateway.close();
+        connection.close();
+    }
+}
+
+main().catch((error) => {
+    console.error(error.message);
+    for (const detail of error.details ?? []) {
+        console.error(`  ${detail.address} (${detail.mspId}): ${detail.message}`);
+    }
+    process.exitCode = 1;
+});

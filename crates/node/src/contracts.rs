@@ -1,0 +1,96 @@
+//! The contracts of a configuration: which are installed, and whose endorsements they need.
+
+use chain::access::{Definition, Definitions};
+use contract::Registry;
+use identity::policy;
+use ledger::config::genesis::EndorsementRule;
+
+use crate::config::{Config, ConfigError, rule};
+use crate::network::NodeError;
+
+/// The contracts that the configuration names.
+///
+/// # Errors
+/// [`NodeError::UnknownContract`].
+pub(crate) fn registry(config: &Config) -> Result<Registry, NodeError> {
+    let native = Registry::native();
+    let mut registry = Registry::empty();
+    for name in config.contracts.0.keys() {
+        let contract = native.get(name).ok_or_else(|| NodeError::UnknownContract {
+            name: name.clone(),
+            known: native.names().collect::<Vec<_>>().join(", "),
+        })?;
+        registry.register(name, contract.clone()).expect("names of native contracts are valid and distinct here");
+    }
+    Ok(registry)
+}
+
+/// The definitions of those contracts that have a policy of their own.
+///
+/// # Errors
+/// [`ConfigError::Value`].
+pub(crate) fn definitions(config: &Config, registry: &Registry) -> Result<Definitions, ConfigError> {
+    let mut definitions = Definitions::new();
+    for (name, contract) in &config.contracts.0 {
+        let Some(text) = &contract.policy else { continue };
+        let wrong = |problem: String| ConfigError::Value {
+            origin: "the configuration".to_owned(),
+            key: "contracts",
+            problem: format!("gives {name} a policy that {problem}"),
+        };
+        let text = match rule(text).map_err(wrong)? {
+            EndorsementRule::Policy(text) => text,
+            word => out_of(&word, &config.network.organizations),
+        };
+        let envelope = policy::parse(&text).map_err(|error| wrong(error.to_string()))?;
+        let version = registry.get(name).map(|contract| contract.version().to_owned()).unwrap_or_default();
+        let definition = Definition { version, endorsement: policy::of_signature(envelope), ..Definition::default() };
+        definitions.insert(name.clone(), definition);
+    }
+    Ok(definitions)
+}
+
+/// A word as a signature policy over the organisations' peers.
+fn out_of(rule: &EndorsementRule, organizations: &[String]) -> String {
+    let count = match rule {
+        EndorsementRule::Any => 1,
+        EndorsementRule::All => organizations.len(),
+        EndorsementRule::Majority | EndorsementRule::Policy(_) => organizations.len() / 2 + 1,
+    };
+    let peers: Vec<String> = organizations.iter().map(|name| format!("'{name}MSP.peer'")).collect();
+    format!("OutOf({count}, {})", peers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ContractConfig;
+
+    #[test]
+    fn a_word_becomes_a_policy_over_all_organizations() {
+        let organizations = ["A".to_owned(), "B".to_owned(), "C".to_owned()];
+        assert_eq!(out_of(&EndorsementRule::Any, &organizations), "OutOf(1, 'AMSP.peer', 'BMSP.peer', 'CMSP.peer')");
+        assert_eq!(
+            out_of(&EndorsementRule::Majority, &organizations),
+            "OutOf(2, 'AMSP.peer', 'BMSP.peer', 'CMSP.peer')"
+        );
+        assert_eq!(out_of(&EndorsementRule::All, &organizations), "OutOf(3, 'AMSP.peer', 'BMSP.peer', 'CMSP.peer')");
+    }
+
+    #[test]
+    fn only_contracts_with_a_policy_of_their_own_are_defined_here() {
+        let mut config = Config::default();
+        config.contracts.0.insert("basic".into(), ContractConfig { policy: Some("all".into()) });
+        let registry = registry(&config).expect("native contracts");
+        let definitions = definitions(&config, &registry).expect("a policy");
+        assert_eq!(definitions.keys().collect::<Vec<_>>(), ["basic"]);
+    }
+
+    #[test]
+    fn a_contract_that_is_not_there_is_named() {
+        let mut config = Config::default();
+        config.contracts.0.insert("mine".into(), ContractConfig::default());
+        let error = registry(&config).expect_err("no such contract").to_string();
+        assert!(error.contains("mine") && error.contains("smallbank"), "{error}");
+    }
+}

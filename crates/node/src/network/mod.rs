@@ -1,0 +1,257 @@
+//! A network of one orderer, and one peer with a gateway for each organisation, in one process.
+//!
+//! ```text
+//! <directory>
+//!   VERSION, LOCK                       the format, and one process at a time
+//!   heddle.toml                         the configuration
+//!   organizations/                      certificates and keys, laid out as Fabric's tools do
+//!   genesis.block                       written last: a directory without it was not finished, and is begun again
+//!   orderer/                            the orderer's log
+//!   peers/<organisation>/ledger, state  blocks and world state
+//!   profiles/, client/                  connection profiles, and a client to start from
+//! ```
+//!
+//! 1. [`Network::create`] makes keys, certificates, the genesis block and the files.
+//! 2. [`Network::open`] reads them back, and checks that the configuration still fits the genesis block.
+//! 3. [`Network::run`] starts everything; [`Running::stop`] drains and persists it.
+//!
+//! Organisations share the process and immutable bytes, nothing else: each has its own keys, stores, state and cache of
+//! identities.
+
+mod material;
+mod run;
+
+use std::path::{Path, PathBuf};
+
+use base::{Bytes, ErrorKind};
+use ledger::Block;
+use storage::DataDirectory;
+
+use crate::config::{Config, ConfigError};
+
+pub(crate) use material::{OrdererOrganization, Organization};
+pub use run::{Endpoint, Role, Running};
+
+const CONFIG_FILE: &str = "heddle.toml";
+const CREATED_FILE: &str = "organizations/created.toml";
+const GENESIS_FILE: &str = "genesis.block";
+
+/// Why a network could not be created, opened or started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// There is a network in the directory.
+    #[error("{} holds a network already; run it, or choose another directory", .0.display())]
+    Exists(PathBuf),
+    /// There is no network in the directory.
+    #[error("{} holds no network; create one first", .0.display())]
+    Absent(PathBuf),
+    /// The configuration names a contract that is not compiled in.
+    #[error("contracts names {name}, which this program does not have; it has {known}")]
+    UnknownContract {
+        /// The name.
+        name: String,
+        /// The names that there are.
+        known: String,
+    },
+    /// Keys and certificates.
+    #[error("certificates: {0}")]
+    Identity(#[from] identity::Error),
+    /// Blocks and their configuration.
+    #[error("ledger: {0}")]
+    Ledger(#[from] ledger::Error),
+    /// The data directory or a store in it.
+    #[error("storage: {0}")]
+    Storage(#[from] storage::Error),
+    /// A peer or the orderer.
+    #[error("{who}: {source}")]
+    Chain {
+        /// Which.
+        who: String,
+        /// Why.
+        source: chain::Error,
+    },
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] gateway::server::TlsError),
+    /// A file.
+    #[error("{doing} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A port.
+    #[error("cannot listen on {address}: {source}; stop what listens there, or change {key} in the configuration")]
+    Port {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Where it is set.
+        key: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl NodeError {
+    /// What the caller is to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            NodeError::Config(error) => error.kind(),
+            NodeError::Exists(_) | NodeError::Absent(_) | NodeError::UnknownContract { .. } => ErrorKind::Rejected,
+            NodeError::Identity(error) => error.kind(),
+            NodeError::Ledger(error) => error.kind(),
+            NodeError::Storage(error) => error.kind(),
+            NodeError::Chain { source, .. } => source.kind(),
+            NodeError::Tls(error) => error.kind(),
+            NodeError::File { source, .. } => ErrorKind::of_io(source),
+            NodeError::Port { .. } => ErrorKind::Retry,
+        }
+    }
+
+    pub(crate) fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> NodeError + use<> {
+        let path = path.to_path_buf();
+        move |source| NodeError::File { doing, path, source }
+    }
+}
+
+/// A network that is not running. It holds the lock of its directory.
+#[derive(Debug)]
+pub struct Network {
+    path: PathBuf,
+    directory: DataDirectory,
+    config: Config,
+    genesis: Block,
+    organizations: Vec<Organization>,
+    orderer: OrdererOrganization,
+}
+
+impl Network {
+    /// Makes a network in a directory that is missing or empty.
+    ///
+    /// # Errors
+    /// [`NodeError::Exists`] when there is one; [`NodeError::Storage`] when another process uses the directory, or
+    /// something else lies in it.
+    pub async fn create(path: &Path, config: &Config) -> Result<Network, NodeError> {
+        config.check("the configuration")?;
+        crate::contracts::registry(config)?;
+        let directory = DataDirectory::open(path).await?;
+        let path = absolute(path)?;
+        if path.join(GENESIS_FILE).exists() {
+            return Err(NodeError::Exists(path));
+        }
+        let genesis = material::create(&path, config)?;
+        write(&path.join(CREATED_FILE), config.to_text().as_bytes())?;
+        write(&path.join(CONFIG_FILE), config.to_commented_text().as_bytes())?;
+        crate::profile::write_client(&path)?;
+        directory.directory().sync().await.map_err(NodeError::file("syncing", &path))?;
+        write(&path.join(GENESIS_FILE), &genesis.to_bytes())?;
+        directory.directory().sync().await.map_err(NodeError::file("syncing", &path))?;
+        Network::read(path, directory, None)
+    }
+
+    /// Opens the network in a directory, with the configuration that lies there.
+    ///
+    /// # Errors
+    /// [`NodeError::Absent`] when there is none; [`NodeError::Storage`] when another process uses it or its format is
+    /// another version's.
+    pub async fn open(path: &Path) -> Result<Network, NodeError> {
+        Network::open_as(path, None).await
+    }
+
+    /// Opens the network in a directory, with another configuration than the one that lies there.
+    ///
+    /// # Errors
+    /// As [`Network::open`]; [`ConfigError::Fixed`] when the configuration is one of another network.
+    pub async fn open_with(path: &Path, config: &Config) -> Result<Network, NodeError> {
+        Network::open_as(path, Some(config)).await
+    }
+
+    /// Opens the network in a directory, or makes one there. With no configuration, the one that lies there counts, or
+    /// the default.
+    ///
+    /// # Errors
+    /// As [`Network::open_with`] and [`Network::create`].
+    pub async fn open_or_create(path: &Path, config: Option<&Config>) -> Result<Network, NodeError> {
+        if path.join(GENESIS_FILE).exists() {
+            Network::open_as(path, config).await
+        } else {
+            Network::create(path, &config.cloned().unwrap_or_default()).await
+        }
+    }
+
+    async fn open_as(path: &Path, config: Option<&Config>) -> Result<Network, NodeError> {
+        if !path.join(GENESIS_FILE).exists() {
+            return Err(NodeError::Absent(path.to_path_buf()));
+        }
+        let directory = DataDirectory::open(path).await?;
+        Network::read(absolute(path)?, directory, config)
+    }
+
+    fn read(path: PathBuf, directory: DataDirectory, config: Option<&Config>) -> Result<Network, NodeError> {
+        let created = Config::load(&path.join(CREATED_FILE))?;
+        let config = match config {
+            Some(config) => config.clone(),
+            None => Config::load(&path.join(CONFIG_FILE))?,
+        };
+        config.check("the configuration")?;
+        config.check_same_network(&created)?;
+        let genesis_path = path.join(GENESIS_FILE);
+        let genesis = std::fs::read(&genesis_path).map_err(NodeError::file("reading", &genesis_path))?;
+        let genesis = Block::parse(&Bytes::from(genesis))?;
+        let (organizations, orderer) = material::read(&path, &config)?;
+        Ok(Network { path, directory, config, genesis, organizations, orderer })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The channel's block 0.
+    pub fn genesis(&self) -> &Block {
+        &self.genesis
+    }
+
+    pub(crate) fn organizations(&self) -> &[Organization] {
+        &self.organizations
+    }
+
+    pub(crate) fn orderer(&self) -> &OrdererOrganization {
+        &self.orderer
+    }
+
+    /// Starts orderer, peers and gateways. On return every port answers. Run it on a tokio runtime with several threads.
+    ///
+    /// # Errors
+    /// [`NodeError::Port`] when a port is taken; [`NodeError::Chain`] when a store cannot be opened.
+    pub async fn run(self) -> Result<Running, NodeError> {
+        run::start(self).await
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, NodeError> {
+    std::path::absolute(path).map_err(NodeError::file("finding", path))
+}
+
+/// Writes a file that anyone may read, with the folders above it.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(NodeError::file("creating", folder))?;
+    }
+    // Whoever reads it meanwhile sees the old file or the new one.
+    let temporary = path.with_extension("new");
+    std::fs::write(&temporary, bytes).map_err(NodeError::file("writing", &temporary))?;
+    std::fs::rename(&temporary, path).map_err(NodeError::file("writing", path))
+}
