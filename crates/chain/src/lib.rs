@@ -24,6 +24,13 @@ pub mod peer;
 pub mod rwset;
 pub mod validate;
 
+// Tests and examples share their network; inside the crate it finds this crate under its outer name.
+#[cfg(test)]
+extern crate self as chain;
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 pub use channel::Channel;
 pub use error::Error;
 pub use peer::{Peer, PeerOptions};

@@ -20,7 +20,7 @@ use contract::{
 };
 use state::Snapshot;
 
-use crate::rwset::{RangeRecorder, Recorder};
+use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, Recorder};
 
 /// Reads, writes and ranges that one transaction may record.
 pub const ENTRIES_MAX: usize = 1 << 20;
@@ -153,6 +153,18 @@ impl Simulation {
     }
 }
 
+fn check_key(key: &str) -> Result<(), StubError> {
+    key::check(key)?;
+    check_length(key)
+}
+
+fn check_length(key: &str) -> Result<(), StubError> {
+    if key.len() > KEY_BYTES_MAX {
+        return Err(StubError::InvalidKey(format!("a key has at most {KEY_BYTES_MAX} bytes, not {}", key.len())));
+    }
+    Ok(())
+}
+
 fn state_error(error: state::Error) -> StubError {
     let kind = match error.kind() {
         // A contract's request cannot be what the state refuses: its keys were checked.
@@ -174,7 +186,7 @@ struct Call<'a> {
 #[async_trait::async_trait]
 impl Stub for Call<'_> {
     async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
-        key::check(key)?;
+        check_key(key)?;
         self.simulation.check_limits()?;
         let found = self.simulation.context.snapshot.get(&self.namespace, key).await.map_err(state_error)?;
         let version = found.as_ref().map(|found| found.version);
@@ -183,7 +195,7 @@ impl Stub for Call<'_> {
     }
 
     fn put_state(&mut self, key: &str, value: Bytes) -> Result<(), StubError> {
-        key::check(key)?;
+        check_key(key)?;
         self.simulation.check_limits()?;
         self.simulation.recorder.write(&self.namespace, key, value);
         Ok(())
@@ -194,6 +206,8 @@ impl Stub for Call<'_> {
     }
 
     async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError> {
+        check_length(range.start())?;
+        check_length(range.end())?;
         let open = self.simulation.queries.values().filter(|query| !query.over).count();
         if open >= QUERIES_MAX {
             return Err(StubError::LimitExceeded { what: "open queries", max: QUERIES_MAX as u64 });

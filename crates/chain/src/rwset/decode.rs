@@ -151,6 +151,19 @@ impl ReadWriteSet {
         (self.text(range.start), self.text(range.end))
     }
 
+    /// Whether every key is one that a state can hold: not empty and not longer than [`super::KEY_BYTES_MAX`].
+    pub fn has_sound_keys(&self) -> bool {
+        let sound = |span: &Span| !span.is_empty() && span.len() <= super::KEY_BYTES_MAX;
+        self.namespaces.iter().all(|namespace| {
+            namespace.reads.iter().all(|read| sound(&read.key))
+                && namespace.writes.iter().all(|write| sound(&write.key))
+                && namespace.ranges.iter().all(|range| {
+                    // A range may start or end at the empty key, which stands for no bound.
+                    range.start.len().max(range.end.len()) <= super::KEY_BYTES_MAX
+                })
+        })
+    }
+
     fn text(&self, span: Span) -> &str {
         span.text(&self.source).expect("texts were checked when they were decoded")
     }

@@ -18,6 +18,11 @@
 //!
 //! Conflicts are found in [`crate::validate`].
 
+/// The longest key that a transaction may read or write, in bytes: the state's tables take no longer ones.
+pub const KEY_BYTES_MAX: usize = 16_384;
+
+const _: () = assert!(KEY_BYTES_MAX < storage::tables::KEY_BYTES_MAX);
+
 mod decode;
 mod encode;
 pub mod merkle;

@@ -114,6 +114,9 @@ fn check_endorsement(
             return Err(Code::ILLEGAL_WRITESET);
         }
     }
+    if !set.has_sound_keys() {
+        return Err(Code::INVALID_WRITESET);
+    }
 
     // Each signature is verified once, whatever the number of policies.
     let endorsements = endorsements(action);

@@ -18,7 +18,7 @@
 //! | 6 | the channel | 14 |
 //! | 7 | no committed block has the transaction id | 9 |
 //! | 8 | header extension, result, read-write set, chaincode, event | 19, 21, 22, 255, 25 |
-//! | 9 | namespaces: none twice, none of the system's written, all known | 23, 25 |
+//! | 9 | namespaces: none twice, none of the system's written; keys the state can hold; namespaces known | 23, 24, 25 |
 //! | 10 | the endorsement policy of the chaincode and of each namespace it writes to | 10 |
 //! | 11 | no earlier transaction of this block that passed steps 1 to 10 has the transaction id | 9 |
 //! | 12 | conflicts | 11, 12 |

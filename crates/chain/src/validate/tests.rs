@@ -1,1 +1,4 @@
-//! Tests of validation.
+//! Tests of validation: each code by a crafted transaction, and conflicts against a naive oracle.
+
+mod codes;
+mod conflicts;

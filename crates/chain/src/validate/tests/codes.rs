@@ -1,0 +1,391 @@
+//! One transaction is right in every way; each line of the table says what is wrong with it and which code that gets.
+
+use std::sync::Arc;
+
+use base::Bytes;
+use ledger::ChannelConfig;
+use ledger::config::EndorsementRule;
+use ledger::hash::sha256_of;
+use prost::Message;
+use proto::common::{ChannelHeader, Envelope, Header, HeaderType, Payload, SignatureHeader};
+use proto::protos::{
+    ChaincodeAction, ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeEvent, ChaincodeHeaderExtension,
+    ChaincodeId, ChaincodeProposalPayload, Endorsement, ProposalResponsePayload, Response, Transaction,
+    TransactionAction,
+};
+
+use crate::access::{Definition, Definitions, Rules};
+use crate::rwset::{KEY_BYTES_MAX, Recorder};
+use crate::support::{CHANNEL, Consortium, Terms_, encode};
+use crate::validate::Code;
+use crate::validate::examine::examine;
+
+/// What is crafted, one word at a time; see [`Craft::change`].
+struct Craft<'a> {
+    consortium: &'a Consortium,
+    kind: i32,
+    epoch: u64,
+    channel: String,
+    nonce: Bytes,
+    tx_id: Option<String>,
+    creator: Bytes,
+    extension: Bytes,
+    actions: usize,
+    proposal_hash: Option<Bytes>,
+    action_nonce: Bytes,
+    response_payload: Option<Bytes>,
+    results: Bytes,
+    event_of: Option<String>,
+    result_of: Option<ChaincodeId>,
+    endorsers: Vec<String>,
+    spoil: Vec<String>,
+}
+
+fn id(name: &str, version: &str) -> ChaincodeId {
+    ChaincodeId { name: name.to_owned(), version: version.to_owned(), ..ChaincodeId::default() }
+}
+
+fn extension_of(name: &str) -> Bytes {
+    encode(&ChaincodeHeaderExtension { chaincode_id: Some(id(name, "")), ..Default::default() })
+}
+
+/// A set that writes one key in each of these namespaces.
+fn writes(namespaces: &[&str]) -> Bytes {
+    let mut recorder = Recorder::new();
+    for name in namespaces {
+        recorder.write(&Arc::from(*name), "k", Bytes::from_static(b"v"));
+    }
+    recorder.encode()
+}
+
+impl<'a> Craft<'a> {
+    fn right(consortium: &'a Consortium) -> Craft<'a> {
+        Craft {
+            consortium,
+            kind: HeaderType::EndorserTransaction as i32,
+            epoch: 0,
+            channel: CHANNEL.to_owned(),
+            nonce: Bytes::from_static(b"a nonce of twenty-four b"),
+            tx_id: None,
+            creator: consortium.clients[0].serialized().clone(),
+            extension: extension_of("basic"),
+            actions: 1,
+            proposal_hash: None,
+            action_nonce: Bytes::from_static(b"a nonce of twenty-four b"),
+            response_payload: None,
+            results: writes(&["basic"]),
+            event_of: None,
+            result_of: Some(id("basic", "1.0")),
+            endorsers: vec!["peer0".to_owned(), "peer1".to_owned()],
+            spoil: Vec::new(),
+        }
+    }
+
+    fn change(&mut self, word: &str) {
+        let (what, value) = word.split_once('=').unwrap_or((word, ""));
+        match what {
+            "kind" => self.kind = value.parse().expect("a number"),
+            "epoch" => self.epoch = value.parse().expect("a number"),
+            "channel" => self.channel = value.to_owned(),
+            "nonce" => (self.nonce, self.action_nonce) = (Bytes::copy_from_slice(value.as_bytes()), self.nonce.clone()),
+            "action-nonce" => self.action_nonce = Bytes::copy_from_slice(value.as_bytes()),
+            "txid" => self.tx_id = Some(value.to_owned()),
+            "creator" => {
+                self.creator = match value {
+                    "" => Bytes::new(),
+                    "stranger" => stranger().serialized().clone(),
+                    "garbage" => Bytes::from_static(b"garbage"),
+                    "other-client" => self.consortium.clients[1].serialized().clone(),
+                    other => panic!("unknown creator {other}"),
+                };
+            }
+            "extension" => {
+                self.extension = match value {
+                    "" => Bytes::new(),
+                    "garbage" => Bytes::from_static(&[0x12, 9]),
+                    name => extension_of(name),
+                };
+            }
+            "actions" => self.actions = value.parse().expect("a number"),
+            "hash" => self.proposal_hash = Some(Bytes::copy_from_slice(value.as_bytes())),
+            "response" => self.response_payload = Some(Bytes::copy_from_slice(value.as_bytes())),
+            "results" => self.results = Bytes::copy_from_slice(value.as_bytes()),
+            "writes" => {
+                let names: Vec<&str> = value.split('+').collect();
+                self.results = writes(&names);
+            }
+            "writes-twice" => self.results = [writes(&[value]), writes(&[value])].concat().into(),
+            "writes-metadata" => {
+                let write = proto::kvrwset::KvMetadataWrite { key: "k".to_owned(), entries: vec![] };
+                let set = proto::kvrwset::KvrwSet { metadata_writes: vec![write], ..Default::default() };
+                self.results = namespace_set(value, &set);
+            }
+            "key-bytes" => {
+                let mut recorder = Recorder::new();
+                let key = "k".repeat(value.parse().expect("a number"));
+                recorder.write(&Arc::from("basic"), &key, Bytes::from_static(b"v"));
+                self.results = recorder.encode();
+            }
+            "event-of" => self.event_of = Some(value.to_owned()),
+            "result-of" => {
+                self.result_of = match value.split_once(':') {
+                    Some((name, version)) => Some(id(name, version)),
+                    None => None,
+                };
+            }
+            "endorsers" => self.endorsers = value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            // What is broken after everything was signed.
+            _ => self.spoil.push(word.to_owned()),
+        }
+    }
+
+    fn build(&self) -> Bytes {
+        let creator = self.creator.clone();
+        let tx_id = hex::encode(sha256_of(&[&self.nonce, &creator]));
+        let channel_header = encode(&ChannelHeader {
+            r#type: self.kind,
+            channel_id: self.channel.clone(),
+            tx_id: self.tx_id.clone().unwrap_or(tx_id.clone()),
+            epoch: self.epoch,
+            extension: self.extension.clone(),
+            ..ChannelHeader::default()
+        });
+        let signature_header = encode(&SignatureHeader { creator: creator.clone(), nonce: self.nonce.clone() });
+        let action_header = encode(&SignatureHeader { creator, nonce: self.action_nonce.clone() });
+        let proposal =
+            encode(&ChaincodeProposalPayload { input: Bytes::from_static(b"input"), ..Default::default() });
+        let hash = sha256_of(&[&channel_header, &action_header, &proposal]);
+        let event = self.event_of.as_ref().map(|name| ChaincodeEvent {
+            chaincode_id: name.clone(),
+            tx_id,
+            event_name: "happened".to_owned(),
+            payload: Bytes::new(),
+        });
+        let action = ChaincodeAction {
+            results: self.results.clone(),
+            events: event.map(|event| encode(&event)).unwrap_or_default(),
+            response: Some(Response { status: 200, ..Response::default() }),
+            chaincode_id: self.result_of.clone(),
+        };
+        let response = encode(&ProposalResponsePayload {
+            proposal_hash: self.proposal_hash.clone().unwrap_or_else(|| Bytes::copy_from_slice(&hash)),
+            extension: self.response_payload.clone().unwrap_or_else(|| encode(&action)),
+        });
+        let endorsements = self.endorsers.iter().map(|name| self.endorse(name, &response)).collect();
+        let payload = ChaincodeActionPayload {
+            chaincode_proposal_payload: if self.spoils("arguments") {
+                encode(&ChaincodeProposalPayload { input: Bytes::from_static(b"other"), ..Default::default() })
+            } else {
+                proposal
+            },
+            action: Some(ChaincodeEndorsedAction {
+                proposal_response_payload: if self.spoils("result") {
+                    let action = ChaincodeAction { results: writes(&["basic", "basic2"]), ..action };
+                    encode(&ProposalResponsePayload {
+                        proposal_hash: Bytes::copy_from_slice(&hash),
+                        extension: encode(&action),
+                    })
+                } else {
+                    response
+                },
+                endorsements,
+            }),
+        };
+        let one = TransactionAction { header: action_header, payload: encode(&payload) };
+        let data = encode(&Transaction { actions: vec![one; self.actions] });
+        let payload = if self.spoils("payload") {
+            Bytes::from_static(&[0x0a, 0xff])
+        } else if self.spoils("no-header") {
+            encode(&Payload { header: None, data })
+        } else {
+            encode(&Payload { header: Some(Header { channel_header, signature_header }), data })
+        };
+        let mut signature = self.consortium.clients[0].sign(&payload).to_vec();
+        if self.spoils("signature") {
+            signature[7] ^= 1;
+        }
+        if self.spoils("unsigned") {
+            signature.clear();
+        }
+        if self.spoils("envelope") {
+            return Bytes::from_static(&[0x0a, 0xff]);
+        }
+        encode(&Envelope { payload, signature: signature.into() })
+    }
+
+    fn spoils(&self, what: &str) -> bool {
+        self.spoil.iter().any(|word| word == what)
+    }
+
+    fn endorse(&self, name: &str, response: &Bytes) -> Endorsement {
+        let (name, is_wrong) = name.strip_suffix('!').map_or((name, false), |name| (name, true));
+        let signer = match name {
+            "peer0" => self.consortium.peers[0].clone(),
+            "peer1" => self.consortium.peers[1].clone(),
+            "client0" => self.consortium.clients[0].clone(),
+            "client1" => self.consortium.clients[1].clone(),
+            "stranger" => stranger(),
+            other => panic!("unknown endorser {other}"),
+        };
+        let endorser = signer.serialized().clone();
+        let signature = if is_wrong { signer.sign(b"other") } else { signer.sign_parts(&[response, &endorser]) };
+        Endorsement { endorser, signature }
+    }
+}
+
+fn namespace_set(name: &str, set: &proto::kvrwset::KvrwSet) -> Bytes {
+    encode(&proto::rwset::TxReadWriteSet {
+        ns_rwset: vec![proto::rwset::NsReadWriteSet {
+            namespace: name.to_owned(),
+            rwset: encode(set),
+            ..Default::default()
+        }],
+        ..Default::default()
+    })
+}
+
+/// A member of an organisation that claims the name of one in the channel.
+fn stranger() -> identity::Signer {
+    let terms = identity::issue::Terms::seeded([99; 32]);
+    let organization = identity::issue::Organization::found("Org1MSP", "org1.example.com", &terms).expect("fine names");
+    organization.issue(identity::Role::Peer, "peer0").expect("fine names")
+}
+
+fn rules(consortium: &Consortium) -> Rules {
+    let config = ChannelConfig::from_block(&consortium.genesis).expect("a genesis block");
+    let only_first = identity::policy::parse("OR('Org1MSP.peer')").expect("a policy");
+    let only_first = identity::policy::of_signature(only_first);
+    let definitions: Definitions = [
+        ("basic".to_owned(), Definition::default()),
+        ("basic2".to_owned(), Definition::default()),
+        ("first".to_owned(), Definition { endorsement: only_first, ..Definition::default() }),
+    ]
+    .into();
+    Rules::new(Arc::new(config), definitions).expect("the policies are in order")
+}
+
+/// What is wrong, and the code that it gets. Several things may be wrong: the first in Fabric's order counts.
+const TABLE: &str = "
+    -> VALID
+    envelope -> INVALID_OTHER_REASON
+    payload -> BAD_PAYLOAD
+    no-header -> BAD_COMMON_HEADER
+    kind=0 -> BAD_COMMON_HEADER
+    kind=99 -> BAD_COMMON_HEADER
+    epoch=1 -> BAD_COMMON_HEADER
+    nonce= -> BAD_COMMON_HEADER
+    creator= -> BAD_COMMON_HEADER
+    creator=garbage -> BAD_CREATOR_SIGNATURE
+    creator=stranger -> BAD_CREATOR_SIGNATURE
+    creator=other-client -> BAD_CREATOR_SIGNATURE
+    signature -> BAD_CREATOR_SIGNATURE
+    unsigned -> BAD_CREATOR_SIGNATURE
+    kind=2 -> UNSUPPORTED_TX_PAYLOAD
+    kind=1 -> INVALID_CONFIG_TRANSACTION
+    txid=abc -> BAD_PROPOSAL_TXID
+    txid= -> BAD_PROPOSAL_TXID
+    actions=0 -> INVALID_ENDORSER_TRANSACTION
+    actions=2 -> INVALID_ENDORSER_TRANSACTION
+    hash=other -> INVALID_ENDORSER_TRANSACTION
+    arguments -> INVALID_ENDORSER_TRANSACTION
+    action-nonce= -> INVALID_ENDORSER_TRANSACTION
+    channel=other -> TARGET_CHAIN_NOT_FOUND
+    extension=garbage -> BAD_HEADER_EXTENSION
+    response=\u{12}P -> BAD_RESPONSE_PAYLOAD
+    results=\u{12}P -> BAD_RWSET
+    extension= -> INVALID_OTHER_REASON
+    result-of= -> INVALID_OTHER_REASON
+    event-of=basic -> VALID
+    event-of=basic2 -> INVALID_OTHER_REASON
+    extension=basic2 -> INVALID_CHAINCODE
+    result-of=basic2:1.0 -> INVALID_CHAINCODE
+    result-of=basic: -> INVALID_CHAINCODE
+    extension=nowhere result-of=nowhere:1.0 -> INVALID_CHAINCODE
+    writes=basic+nowhere -> INVALID_CHAINCODE
+    writes=basic+basic2 -> VALID
+    writes-twice=basic -> ILLEGAL_WRITESET
+    writes=_lifecycle -> ILLEGAL_WRITESET
+    writes=lscc -> ILLEGAL_WRITESET
+    writes= -> ILLEGAL_WRITESET
+    writes-metadata=basic -> ILLEGAL_WRITESET
+    key-bytes=16384 -> VALID
+    key-bytes=16385 -> INVALID_WRITESET
+    key-bytes=0 -> INVALID_WRITESET
+    result -> ENDORSEMENT_POLICY_FAILURE
+    endorsers= -> ENDORSEMENT_POLICY_FAILURE
+    endorsers=peer0 -> ENDORSEMENT_POLICY_FAILURE
+    endorsers=peer0,peer0 -> ENDORSEMENT_POLICY_FAILURE
+    endorsers=peer0,peer1! -> ENDORSEMENT_POLICY_FAILURE
+    endorsers=peer0,client1 -> ENDORSEMENT_POLICY_FAILURE
+    endorsers=stranger,peer1 -> ENDORSEMENT_POLICY_FAILURE
+    endorsers=peer1,peer0 -> VALID
+    endorsers=stranger,peer0,peer1!,peer1 -> VALID
+    extension=first result-of=first:1.0 writes=first endorsers=peer0 -> VALID
+    extension=first result-of=first:1.0 writes=first endorsers=peer1 -> ENDORSEMENT_POLICY_FAILURE
+    extension=first result-of=first:1.0 writes=first+basic endorsers=peer0 -> ENDORSEMENT_POLICY_FAILURE
+    writes=first endorsers=peer0,peer1 -> VALID
+    epoch=1 signature -> BAD_COMMON_HEADER
+    txid=abc signature -> BAD_CREATOR_SIGNATURE
+    actions=2 endorsers= -> INVALID_ENDORSER_TRANSACTION
+    channel=other endorsers= -> TARGET_CHAIN_NOT_FOUND
+    writes=_lifecycle endorsers= -> ILLEGAL_WRITESET
+";
+
+#[test]
+fn every_fault_gets_fabrics_code() {
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let rules = rules(&consortium);
+    for line in TABLE.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (words, expected) = line.split_once("-> ").expect("each line has an arrow");
+        let mut craft = Craft::right(&consortium);
+        for word in words.split(' ').filter(|word| !word.is_empty()) {
+            craft.change(word);
+        }
+        let examined = examine(&craft.build(), &rules);
+        let code = if examined.form == Code::VALID { examined.endorsement } else { examined.form };
+        assert_eq!(code.name(), expected, "{line:?}");
+        let writes = examined.set.namespaces.iter().any(|namespace| namespace.writes_anything());
+        assert!(code.is_valid() || !writes || examined.endorsement == code, "{line:?}");
+    }
+}
+
+#[test]
+fn a_claimed_id_is_known_also_where_the_headers_are_wrong() {
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let rules = rules(&consortium);
+    for (word, kind) in [("epoch=1", 3), ("kind=0", 0), ("kind=99", 99), ("signature", 3), ("channel=other", 3)] {
+        let mut craft = Craft::right(&consortium);
+        craft.change("txid=claimed");
+        craft.change(word);
+        let examined = examine(&craft.build(), &rules);
+        assert_eq!(examined.tx_id.as_deref(), Some("claimed"), "{word}");
+        assert_eq!(examined.kind, kind, "{word}");
+    }
+}
+
+#[test]
+fn the_longest_key_is_the_documented_one() {
+    assert_eq!(KEY_BYTES_MAX, 16_384);
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_envelope_gets_a_code(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+        use std::sync::OnceLock;
+        static RULES: OnceLock<Rules> = OnceLock::new();
+        let rules = RULES.get_or_init(|| rules(&Consortium::found(Terms_::seeded(1, EndorsementRule::Any))));
+        let examined = examine(&bytes.into(), rules);
+        proptest::prop_assert!(!examined.form.is_valid());
+    }
+}
+
+#[test]
+fn fabrics_names_stand_for_fabrics_numbers() {
+    for number in 0..=255u8 {
+        match proto::protos::TxValidationCode::try_from(i32::from(number)) {
+            Ok(known) => assert_eq!(Code(number).name(), known.as_str_name()),
+            Err(_) => assert_eq!(Code(number).name(), "UNKNOWN"),
+        }
+    }
+    let _ = Payload::decode(Bytes::new()).expect("an empty payload is one");
+}
