@@ -197,3 +197,26 @@ impl fmt::Display for Version {
 }
 
 const _: () = assert!(size_of::<ChannelId>() == 16 && size_of::<Version>() == 16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Map;
+
+    #[test]
+    fn names_are_found_by_their_text() {
+        let mut heights = Map::default();
+        heights.insert(ChannelId::from("trade"), BlockNumber(7));
+        assert_eq!(heights.get("trade"), Some(&BlockNumber(7)));
+        assert_eq!(ChannelId::new("trade"), "trade");
+        assert_eq!(format!("{} {:?}", MspId::from("Org1MSP"), TxId::from("ab")), "Org1MSP TxId(\"ab\")");
+    }
+
+    #[test]
+    fn numbers_and_versions_order_as_the_ledger_does() {
+        assert_eq!(BlockNumber(9).next(), BlockNumber(10));
+        assert_eq!((Epoch(1).previous(), Epoch(0).previous()), (Some(Epoch(0)), None));
+        assert!(Version::new(1, 9) < Version::new(2, 0) && Version::new(2, 0) < Version::new(2, 1));
+        assert_eq!(Version::new(2, 1).to_string(), "2:1");
+    }
+}

@@ -60,7 +60,7 @@ fn a_task_gives_its_output_and_its_panic_and_can_be_aborted() {
         let joining = rt::spawn(async move {
             let _: Result<(), Aborted> = panicking.await;
         });
-        let relay = rt::spawn(async move { joining.await });
+        let relay = rt::spawn(joining);
         // The panic passes through both joins and is caught in the test's own task.
         let caught = futures_catch(relay).await.expect_err("the panic is raised again");
         assert_eq!(caught.downcast_ref::<&str>(), Some(&"told to"));
