@@ -22,7 +22,6 @@
 
 mod batch;
 mod fjall;
-mod hints;
 mod key;
 mod model;
 mod prune;
@@ -45,6 +44,9 @@ use crate::Error;
 pub const VERSION: u32 = 1;
 /// Rows that one call of [`Tables::range`] passes over at most; beyond that it returns what it has.
 pub const SCAN_ROWS_MAX: usize = 100_000;
+
+/// Rows that one call of [`Tables::prune`] looks at if any: a deletion and one row below it, so that each call gets on.
+pub const PRUNE_ROWS_MIN: usize = 2;
 
 /// A version of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,7 +181,7 @@ pub trait Tables: Send + Sync + 'static {
 
     /// From now on nobody reads below block `oldest`: for each key, the versions that the newest one at or below `oldest`
     /// supersedes may go, and that one too where it is a deletion that is durably covered. Looks at no more than
-    /// `rows_max` rows (0 only raises the bound), going on where the last call stopped.
+    /// `rows_max` rows (at least [`PRUNE_ROWS_MIN`]; 0 only raises the bound), going on where the last call stopped.
     ///
     /// # Errors
     /// Engine errors.

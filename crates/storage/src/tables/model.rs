@@ -22,7 +22,7 @@ use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes};
 
 use super::key::{self, RowKey};
-use super::prune::{Judge, Verdict};
+use super::prune::Sweep;
 use super::{
     Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_ROWS_MAX, Savepoint, Tables, TablesEngine, check_follows,
     check_readable,
@@ -312,45 +312,24 @@ impl Tables for ModelTables {
         let durable = self.durable_savepoint().height;
         self.change(|state| {
             state.oldest = state.oldest.max(oldest.get().min(state.savepoint.height.saturating_sub(1)));
-            let mut pruned = Pruned::default();
             if rows_max == 0 {
-                return Ok(pruned);
+                return Ok(Pruned::default());
             }
-            let mut judge = Judge::default();
-            let mut gone: Vec<Bytes> = Vec::new();
-            let mut deletion: Option<Bytes> = None;
-            let mut next: Option<Bytes> = None;
-            let from = Bound::Included(&state.cursor[..]);
-            for bytes in state.rows.range::<[u8], _>((from, Bound::Unbounded)).map(|(bytes, _)| bytes) {
-                let row = split(bytes);
-                if pruned.scanned == rows_max {
-                    // Where rows of one key remain, its deletion stays, and the next call begins at the deletion.
-                    next = Some(bytes.clone());
-                    if let Some(same) = deletion.take_if(|deletion| split(deletion).prefix == row.prefix) {
-                        next = Some(same);
-                    }
+            let mut sweep = Sweep::new(state.oldest, durable, rows_max);
+            for (row, _) in state.rows.range::<[u8], _>((Bound::Included(&state.cursor[..]), Bound::Unbounded)) {
+                if !sweep.offer(row.clone()).expect("rows come from batches, and records are checked when they are read") {
                     break;
                 }
-                pruned.scanned += 1;
-                let verdict = judge.judge(row, state.oldest, durable);
-                if verdict != Verdict::Superseded {
-                    gone.extend(deletion.take());
-                }
-                match verdict {
-                    Verdict::Keep => {}
-                    Verdict::Deletion => deletion = Some(bytes.clone()),
-                    Verdict::Superseded => gone.push(bytes.clone()),
-                }
             }
-            gone.extend(deletion);
+            sweep.end_key();
+            let Sweep { gone, next, scanned, .. } = sweep;
+            let pruned = Pruned { scanned, removed: gone.len(), finished: next.is_none() };
             for row in &gone {
                 state.rows.remove(row);
             }
             if !gone.is_empty() {
                 state.queued.extend_from_slice(&encode_record(&state.savepoint, std::iter::empty(), &gone));
             }
-            pruned.removed = gone.len();
-            pruned.finished = next.is_none();
             state.cursor = next.map_or_else(key::first_row, |bytes| bytes.to_vec());
             events::RowsPruned.add(pruned.removed as u64);
             Ok(pruned)

@@ -1,0 +1,281 @@
+use std::fs;
+
+use base::rt::production;
+use base::rt::simulation::Chance;
+use base::{BlockNumber, Bytes, Epoch, Version};
+
+use super::hints::{Hints, Lookup, Newest};
+use super::journal::{cut_torn_tail, whole_bytes};
+use super::*;
+use crate::tables::{Row, RowBatch, Savepoint};
+
+const KEYS: u64 = 40;
+
+fn savepoint(height: u64) -> Savepoint {
+    Savepoint { height, epoch: Epoch(0), block_hash: [height as u8; 32] }
+}
+
+/// Block `block` writes every third key, some of them with values that span pages of the journal.
+fn batch(block: u64) -> RowBatch {
+    let mut batch = RowBatch::new(savepoint(block + 1));
+    for key in (0..KEYS).filter(|key| key % 3 == block % 3) {
+        let version = Version::new(block, key as u32);
+        batch.put("n", format!("k{key}").as_bytes(), version, Some(value(key, block))).expect("within the limits");
+    }
+    batch
+}
+
+fn value(key: u64, block: u64) -> Bytes {
+    let length = [10, 100, 3_000, 20_000][(key % 4) as usize];
+    Bytes::from(vec![(1 + key + block) as u8; length])
+}
+
+fn check_rows(tables: &dyn Tables) -> u64 {
+    let height = tables.savepoint().height;
+    for key in 0..KEYS {
+        let row = tables.get("n", format!("k{key}").as_bytes(), BlockNumber(u64::MAX)).expect("the row is readable");
+        let newest = (0..height).rev().find(|block| block % 3 == key % 3);
+        let expected = newest.map(|block| Row {
+            version: Version::new(block, key as u32),
+            value: Some(value(key, block)),
+        });
+        assert_eq!(row, expected, "k{key} at height {height}");
+    }
+    height
+}
+
+async fn open(path: &Path) -> (Arc<FjallEngine>, Arc<dyn Tables>) {
+    let engine = FjallEngine::open(path, FjallOptions::default()).await.expect("the engine opens");
+    let tables = engine.tables("channel").await.expect("the tables open");
+    (engine, tables)
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("the copy is writable");
+    for entry in fs::read_dir(from).expect("the directory is readable") {
+        let entry = entry.expect("the directory is readable");
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("the type is known").is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), &target).expect("the copy is writable");
+        }
+    }
+}
+
+fn journal_of(path: &Path) -> PathBuf {
+    let names = fs::read_dir(path).expect("the directory is readable");
+    let mut journals: Vec<PathBuf> = names
+        .map(|entry| entry.expect("the directory is readable").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "jnl"))
+        .collect();
+    assert_eq!(journals.len(), 1, "little was written, so there is one journal");
+    journals.pop().expect("there is one")
+}
+
+#[test]
+fn drop_without_persist_keeps_rows_and_savepoint_together() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let path = scratch.path().join("engine");
+        let mut height = 0;
+        for round in 0..6 {
+            let (engine, tables) = open(&path).await;
+            let found = check_rows(&*tables);
+            assert!(found >= height);
+            height = found;
+            for block in height..height + 5 {
+                tables.write(batch(block)).expect("the batch follows");
+                if block == height + 2 && round % 2 == 0 {
+                    tables.persist().await.expect("the disk is well");
+                }
+            }
+            height = tables.durable_savepoint().height;
+            drop((engine, tables));
+        }
+        assert!(height > 10);
+    });
+}
+
+/// The pages of a journal reach the disk in any order. A loss of power that kept a later page of the unsynced tail and lost
+/// an earlier one within a large value made the engine refuse to open, with a checksum mismatch, although everything that
+/// had been synced was whole.
+#[test]
+fn journal_torn_anywhere_in_its_unsynced_tail_opens_at_a_savepoint() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let path = scratch.path().join("engine");
+        let (_engine, tables) = open(&path).await;
+        for block in 0..6 {
+            tables.write(batch(block)).expect("the batch follows");
+        }
+        tables.persist().await.expect("the disk is well");
+        let synced = whole_bytes(&fs::read(journal_of(&path)).expect("the journal is readable"));
+        for block in 6..12 {
+            tables.write(batch(block)).expect("the batch follows");
+        }
+        let written = fs::read(journal_of(&path)).expect("the journal is readable");
+        let end = written.iter().rposition(|byte| *byte != 0).expect("batches were written") + 1;
+        let batches = whole_bytes(&written);
+        assert!(synced < batches && batches <= end, "the reader follows what the engine writes");
+        let (mut heights, mut cuts) = (std::collections::BTreeSet::new(), 0);
+        for seed in 0..40 {
+            let mut chance = Chance::new(seed);
+            let copy = scratch.path().join(format!("copy{seed}"));
+            copy_tree(&path, &copy);
+            let mut torn = written.clone();
+            let page = [512, 4096][chance.index(2)];
+            let rarity = [6, 60, 600][chance.index(3)];
+            for start in (0..end).step_by(page).filter(|start| start + page > synced) {
+                if chance.one_in(rarity) {
+                    let stop = (start + page).min(torn.len());
+                    torn[start.max(synced)..stop].fill(0);
+                }
+            }
+            if chance.one_in(4) {
+                torn.truncate(synced + chance.index(end - synced));
+            }
+            fs::write(journal_of(&copy), &torn).expect("the copy is writable");
+            let before = events::TornTailsCut.value();
+            let (_engine, tables) = open(&copy).await;
+            cuts += usize::from(events::TornTailsCut.value() > before);
+            let height = check_rows(&*tables);
+            assert!(height >= 6, "what was persisted is there");
+            heights.insert(height);
+            // And it goes on from there.
+            tables.write(batch(height)).expect("the batch follows");
+            tables.persist().await.expect("the disk is well");
+            assert_eq!(check_rows(&*tables), height + 1);
+        }
+        assert!(heights.len() > 3, "{heights:?}");
+        assert!(cuts > 0, "some of the tails were ones that the engine does not tolerate");
+    });
+}
+
+#[test]
+fn whole_journal_is_not_cut() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let path = scratch.path().join("engine");
+        for compression in [false, true] {
+            let path = path.join(compression.to_string());
+            let options = FjallOptions { compression, ..FjallOptions::default() };
+            let engine = FjallEngine::open(&path, options).await.expect("the engine opens");
+            let tables = engine.tables("channel").await.expect("the tables open");
+            for block in 0..10 {
+                tables.write(batch(block)).expect("the batch follows");
+            }
+            tables.persist().await.expect("the disk is well");
+            assert_eq!(cut_torn_tail(&path).expect("the journal is readable"), None);
+            let bytes = fs::read(journal_of(&path)).expect("the journal is readable");
+            assert!(whole_bytes(&bytes) > 10_000);
+            for cut in [1, 5, 12, 100] {
+                let whole = whole_bytes(&bytes);
+                assert!(whole_bytes(&bytes[..whole - cut]) < whole - cut, "the last batch is not whole");
+            }
+        }
+    });
+}
+
+#[test]
+fn one_directory_is_opened_once() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let (_engine, _tables) = open(scratch.path()).await;
+        let error = FjallEngine::open(scratch.path(), FjallOptions::default()).await.expect_err("it is open");
+        assert!(matches!(error, Error::Locked { .. }), "{error}");
+    });
+}
+
+#[test]
+fn merges_drop_superseded_versions_and_keep_what_is_read() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let options = FjallOptions { memtable_bytes: 32 << 10, ..FjallOptions::default() };
+        let engine = FjallEngine::open(scratch.path(), options).await.expect("the engine opens");
+        let tables = engine.tables("channel").await.expect("the tables open");
+        let before = events::RowsPruned.value();
+        let blocks = 1500;
+        for block in 0..blocks {
+            let mut batch = RowBatch::new(savepoint(block + 1));
+            for key in 0..20u64 {
+                let value = Bytes::from(format!("{block}-{key}-{}", "v".repeat(50)));
+                batch.put("n", &key.to_be_bytes(), Version::new(block, 0), Some(value)).expect("within the limits");
+            }
+            tables.write(batch).expect("the batch follows");
+            tables.prune(BlockNumber(block.saturating_sub(10)), 0).expect("the bound is raised");
+        }
+        // The engine merges in the background.
+        for _ in 0..100 {
+            if events::RowsPruned.value() - before > 10_000 {
+                break;
+            }
+            base::rt::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        let dropped = events::RowsPruned.value() - before;
+        assert!(dropped > 10_000, "{dropped} of {} rows were dropped", blocks * 20);
+        for through in [blocks - 5, blocks - 1] {
+            for key in 0..20u64 {
+                let row = tables.get("n", &key.to_be_bytes(), BlockNumber(through)).expect("the row is readable");
+                assert_eq!(row.expect("the row is there").version, Version::new(through, 0));
+            }
+        }
+    });
+}
+
+fn row(block: u64) -> Newest {
+    Newest::Row { version: Version::new(block, 0), live: true }
+}
+
+fn look(hints: &Hints, key: &[u8]) -> Option<Newest> {
+    match hints.lookup(key) {
+        Lookup::Found(newest) => Some(newest),
+        Lookup::Unknown(_) => None,
+    }
+}
+
+#[test]
+fn hints_follow_the_newest_write_and_no_late_one() {
+    let hints = production::run(async { Hints::new(1 << 20) });
+    let write = |block, is_newest| hints.wrote(b"k", Version::new(block, 0), true, is_newest);
+    assert_eq!(look(&hints, b"k"), None);
+    write(3, false);
+    assert_eq!(look(&hints, b"k"), None, "a late row of an unknown key may not be its newest");
+    write(5, true);
+    assert_eq!(look(&hints, b"k"), Some(row(5)));
+    write(4, false);
+    assert_eq!(look(&hints, b"k"), Some(row(5)));
+    write(6, true);
+    assert_eq!(look(&hints, b"k"), Some(row(6)));
+    hints.forget(b"k");
+    assert_eq!(look(&hints, b"k"), None);
+}
+
+#[test]
+fn search_that_a_write_overtook_enters_nothing() {
+    let hints = production::run(async { Hints::new(1 << 20) });
+    let Lookup::Unknown(ticket) = hints.lookup(b"k") else { panic!("nothing was entered") };
+    hints.wrote(b"k", Version::new(7, 0), true, true);
+    hints.found(ticket, row(3));
+    assert_eq!(look(&hints, b"k"), Some(row(7)));
+    let Lookup::Unknown(ticket) = hints.lookup(b"other") else { panic!("nothing was entered") };
+    hints.found(ticket, Newest::Absent);
+    assert_eq!(look(&hints, b"other"), Some(Newest::Absent));
+    hints.wrote(b"other", Version::new(2, 0), true, false);
+    assert_eq!(look(&hints, b"other"), Some(row(2)), "the first row of an absent key is its newest");
+}
+
+#[test]
+fn hints_keep_to_their_memory_and_may_be_switched_off() {
+    let (hints, off) = production::run(async { (Hints::new(100 << 10), Hints::new(0)) });
+    for key in 0..100_000u64 {
+        hints.wrote(&key.to_le_bytes(), Version::new(key, 0), true, true);
+        off.wrote(&key.to_le_bytes(), Version::new(key, 0), true, true);
+    }
+    let known = (0..100_000u64).filter(|key| look(&hints, &key.to_le_bytes()).is_some()).count();
+    assert!((1_000..2_600).contains(&known), "{known}");
+    for key in 0..100_000u64 {
+        assert!(look(&hints, &key.to_le_bytes()).is_none_or(|newest| newest == row(key)));
+    }
+    assert_eq!(look(&off, &5u64.to_le_bytes()), None);
+}
