@@ -1,1 +1,349 @@
-//! Tests of the commit pipeline.
+//! Tests of the commit pipeline: restarts, replay, hostile orderers, waiting.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::disk::Directory;
+use base::rt::net::{self, Link, Listener};
+use base::rt::{self, production};
+use base::{BlockNumber, Bytes, TxId};
+use ledger::Block;
+use ledger::block::OrdererMetadata;
+use ledger::config::EndorsementRule;
+use storage::tables::ModelEngine;
+
+use super::recent::CommittedBlock;
+use super::replay::stored_updates;
+use crate::access::Rules;
+use crate::channel::Channel;
+use crate::endorse::Endorse;
+use crate::order::protocol::{Reply, Request};
+use crate::order::{Broadcast, Orderer};
+use crate::peer::Peer;
+use crate::support::{
+    CHANNEL, Client, Consortium, Terms_, directory, orderer, orderer_address, peer, peer_options, submit,
+};
+use crate::validate::Code;
+
+async fn root(scratch: &tempfile::TempDir) -> Directory {
+    Directory::open(scratch.path()).await.expect("it exists")
+}
+
+fn channel(peer: &Peer) -> Arc<Channel> {
+    peer.channel(CHANNEL).expect("joined")
+}
+
+async fn at_height(channel: &Channel, height: u64) {
+    let mut committed = channel.committed();
+    let wait = committed.wait_for(|committed| *committed >= height);
+    rt::timeout(Duration::from_secs(20), wait).await.expect("blocks are committed").expect("the channel runs");
+}
+
+/// Creates accounts and moves money between them; returns the ids.
+async fn traffic(client: &Client, peer: &Arc<Peer>, orderer: &Orderer, round: usize) -> Vec<TxId> {
+    let mut ids = Vec::new();
+    for number in 0..12 {
+        let name = format!("c{round}-{number}");
+        let args = [name.as_str(), name.as_str(), "100", "100"];
+        ids.push(submit(client, &[peer], orderer, "smallbank", "create_account", &args).await);
+    }
+    for id in &ids {
+        channel(peer).wait_committed(id).await.expect("the channel runs");
+    }
+    for number in 0..12 {
+        let (from, to) = (format!("c{round}-{number}"), format!("c{round}-{}", (number + 1) % 12));
+        // Run against one state, so that neighbours conflict.
+        ids.push(submit(client, &[peer], orderer, "smallbank", "send_payment", &["1", &to, &from]).await);
+    }
+    ids
+}
+
+#[test]
+fn peers_agree_whatever_they_did_between_blocks() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let client = consortium.client();
+        let mut steady_orderer = orderer(&consortium, &root).await;
+        let steady = peer(&consortium, &root, 0).await;
+        let mut heights = vec![];
+        for round in 0..3 {
+            // The second peer is there for a part of each round only: it catches up, and replays when it opens.
+            let visitor = peer(&consortium, &root, 1).await;
+            let ids = traffic(&client, &steady, &steady_orderer, round).await;
+            for id in &ids {
+                channel(&steady).wait_committed(id).await.expect("the channel runs");
+            }
+            at_height(&channel(&visitor), channel(&steady).height().saturating_sub(1)).await;
+            heights.push(channel(&visitor).height());
+            visitor.stop().await.expect("the peer stops");
+            // The orderer restarts too; the steady peer comes back to it.
+            steady_orderer.stop().await;
+            steady_orderer = orderer(&consortium, &root).await;
+        }
+        let visitor = peer(&consortium, &root, 1).await;
+        let height = channel(&steady).height();
+        at_height(&channel(&visitor), height).await;
+        let (steady_channel, visitor_channel) = (channel(&steady), channel(&visitor));
+        for number in 0..height {
+            let block = steady_channel.read_block(number).expect("reads").expect("committed");
+            assert_eq!(visitor_channel.read_block(number).expect("reads").expect("committed"), block, "block {number}");
+        }
+        let digest = steady_channel.state().digest().await.expect("reads");
+        assert_eq!(visitor_channel.state().digest().await.expect("reads"), digest);
+
+        // A peer that has nothing replays everything from the orderer, and comes to the same.
+        let tables = ModelEngine::open(directory(&root, "new tables").await).await.expect("the engine opens");
+        let mut options = peer_options(&consortium, &root, 1, tables).await;
+        options.directory = directory(&root, "new").await;
+        let newcomer = Peer::open(options).await.expect("the peer opens");
+        newcomer.join(&consortium.genesis).await.expect("it joins");
+        at_height(&channel(&newcomer), height).await;
+        assert_eq!(channel(&newcomer).state().digest().await.expect("reads"), digest);
+
+        // Conflicts happened, so the filter matters; and every block's commit hash is there.
+        let mut codes = std::collections::BTreeSet::new();
+        for number in 1..height {
+            let block = steady_channel.committed_block(number).expect("reads").expect("committed");
+            codes.extend(block.transactions().iter().map(|transaction| transaction.code));
+            assert!(block.block().metadata().commit_hash().expect("well formed").is_some());
+        }
+        assert!(codes.contains(&Code::VALID) && codes.contains(&Code::MVCC_READ_CONFLICT), "{codes:?}");
+        for peer in [steady, visitor, newcomer] {
+            peer.stop().await.expect("the peer stops");
+        }
+        steady_orderer.stop().await;
+    });
+}
+
+#[test]
+fn a_peer_whose_state_is_lost_replays_its_blocks_without_an_orderer() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let orderer = orderer(&consortium, &root).await;
+        let first = peer(&consortium, &root, 0).await;
+        for id in traffic(&consortium.client(), &first, &orderer, 0).await {
+            channel(&first).wait_committed(&id).await.expect("the channel runs");
+        }
+        let (height, digest) = (channel(&first).height(), channel(&first).state().digest().await.expect("reads"));
+        first.stop().await.expect("the peer stops");
+        orderer.stop().await;
+
+        let tables = ModelEngine::open(directory(&root, "empty tables").await).await.expect("the engine opens");
+        let again = Peer::open(peer_options(&consortium, &root, 0, tables).await).await.expect("the peer opens");
+        assert_eq!(channel(&again).height(), height);
+        assert_eq!(channel(&again).state().digest().await.expect("reads"), digest);
+        again.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn a_wait_ends_with_the_commit_however_it_is_timed() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let orderer = orderer(&consortium, &root).await;
+        let peer = peer(&consortium, &root, 0).await;
+        let client = consortium.client();
+        let proposal = client.proposal("basic", "InitLedger", &[]);
+        let response = peer.process(proposal.bytes.clone()).await.expect("in order");
+        let envelope = client.envelope(&proposal, &[response]);
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let (channel, id) = (channel(&peer), proposal.tx_id.clone());
+                rt::spawn(async move { channel.wait_committed(&id).await })
+            })
+            .collect();
+        // Given up before the commit.
+        let here = channel(&peer);
+        let gone = rt::timeout(Duration::from_millis(1), here.wait_committed(&proposal.tx_id));
+        assert!(gone.await.is_err());
+        assert!(channel(&peer).tx_status(&proposal.tx_id).expect("reads").is_none());
+        orderer.broadcast(CHANNEL, envelope.clone()).await.expect("taken");
+        for waiting in waiting {
+            let status = waiting.await.expect("not aborted").expect("the channel runs");
+            assert_eq!((status.code, status.block), (Code::VALID, 1));
+        }
+        // Sent again: it is ordered and marked, and its status stays.
+        orderer.broadcast(CHANNEL, envelope).await.expect("taken");
+        at_height(&channel(&peer), 3).await;
+        let second = channel(&peer).committed_block(2).expect("reads").expect("committed");
+        assert_eq!(second.transactions()[0].code, Code::DUPLICATE_TXID);
+        assert_eq!(second.transactions()[0].tx_id, Some(proposal.tx_id.clone()));
+        let status = channel(&peer).wait_committed(&proposal.tx_id).await.expect("the channel runs");
+        assert_eq!((status.code, status.block), (Code::VALID, 1));
+
+        let never = {
+            let channel = channel(&peer);
+            rt::spawn(async move { channel.wait_committed(&TxId::from("never")).await })
+        };
+        rt::yield_now().await;
+        peer.stop().await.expect("the peer stops");
+        never.await.expect("not aborted").expect_err("the channel has ended");
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn repetitions_within_a_block_are_duplicates() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let orderer = orderer(&consortium, &root).await;
+        let peer = peer(&consortium, &root, 0).await;
+        let client = consortium.client();
+        let proposal = client.proposal("basic", "InitLedger", &[]);
+        let response = peer.process(proposal.bytes.clone()).await.expect("in order");
+        let mut unendorsed = response.clone();
+        unendorsed.endorsement = None;
+        // The first has no endorsement: it is invalid, so the second, with the same id, is no repetition.
+        for responses in [[unendorsed], [response.clone()], [response]] {
+            orderer.broadcast(CHANNEL, client.envelope(&proposal, &responses)).await.expect("taken");
+        }
+        at_height(&channel(&peer), 2).await;
+        let block = channel(&peer).recent(1).expect("it is new");
+        let codes: Vec<Code> = block.transactions().iter().map(|transaction| transaction.code).collect();
+        assert_eq!(codes, [Code::ENDORSEMENT_POLICY_FAILURE, Code::VALID, Code::DUPLICATE_TXID]);
+        assert!(block.transactions().iter().all(|transaction| transaction.outcome.is_some()));
+        peer.stop().await.expect("the peer stops");
+        orderer.stop().await;
+    });
+}
+
+/// An orderer that sends what it is told to, to one peer at a time.
+struct Hostile {
+    listener: Listener,
+}
+
+impl Hostile {
+    async fn accept(&mut self, from: u64) -> Link {
+        let mut link = self.listener.accept().await.expect("it listens");
+        let request = link.receive().await.expect("the peer asks");
+        let expected = Request { channel: CHANNEL.to_owned(), from };
+        assert_eq!(Request::decode(&request), Ok(expected));
+        link
+    }
+}
+
+#[test]
+fn nothing_but_the_next_signed_block_is_taken() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let listener = net::listen(&orderer_address(&root)).await.expect("the address is free");
+        let mut hostile = Hostile { listener };
+        let peer = peer(&consortium, &root, 0).await;
+        let client = consortium.client();
+        let envelope = client.seal(Bytes::from_static(b"no payload at all"));
+        let metadata = OrdererMetadata { last_config: 0, consenter: Bytes::new() };
+        let signed = |number, previous, envelopes: &[Bytes]| {
+            Block::build(BlockNumber(number), previous, envelopes).sign(&consortium.orderer, &metadata)
+        };
+        let genesis = consortium.genesis.hash();
+        let good = signed(1, Some(genesis), &[envelope.clone()]);
+        let other = signed(1, Some(genesis), &[]);
+        let swapped = ledger::EncodedBlock { data: other.encoded().data.clone(), ..good.encoded().clone() };
+        let unsigned = Block::build(BlockNumber(1), Some(genesis), &[envelope.clone()]);
+        let by_client = unsigned.sign(&client.signer, &metadata);
+        for (what, bytes) in [
+            ("garbage", Bytes::from_static(b"garbage")),
+            ("nothing", Bytes::new()),
+            ("a strange kind", Bytes::from_static(&[0, 9])),
+            ("a refusal", Reply::Refusal("no".to_owned()).encode()),
+            ("the genesis block again", consortium.genesis.to_bytes()),
+            ("a block too far", signed(2, Some(good.hash()), &[]).to_bytes()),
+            ("one with another past", signed(1, Some([7; 32]), &[]).to_bytes()),
+            ("one with other data", swapped.to_bytes()),
+            ("one without a signature", unsigned.to_bytes()),
+            ("one that a client signed", by_client.to_bytes()),
+        ] {
+            let mut link = hostile.accept(1).await;
+            link.send(Reply::Alive.encode()).await.expect("the link holds");
+            link.send(bytes).await.expect("the link holds");
+            let ended = rt::timeout(Duration::from_secs(10), link.receive()).await;
+            assert!(ended.is_ok_and(|ended| ended.is_err()), "{what} must end the link");
+            assert_eq!(channel(&peer).height(), 1, "{what}");
+        }
+        // The good one is taken, whatever came before; and its nonsense of a transaction is marked.
+        let link = hostile.accept(1).await;
+        link.send(good.to_bytes()).await.expect("the link holds");
+        at_height(&channel(&peer), 2).await;
+        let block = channel(&peer).recent(1).expect("it is new");
+        assert_eq!(block.transactions()[0].code, Code::BAD_PAYLOAD);
+        assert!(channel(&peer).failure().is_none());
+        drop(link);
+        let _next = hostile.accept(2).await;
+        peer.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn blocks_that_fabric_wrote_are_read_as_committed() {
+    let golden = |name: &str| {
+        let path = format!("{}/../proto/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+        Bytes::from(std::fs::read(path).expect("golden blocks are in the tree"))
+    };
+    let genesis = Block::parse(&golden("b0.block")).expect("Fabric wrote it");
+    let config = Arc::new(ledger::ChannelConfig::from_block(&genesis).expect("Fabric wrote it"));
+    let definitions = [("basic", "1.0")].map(|(name, version)| {
+        let definition = crate::access::Definition { version: version.to_owned(), ..Default::default() };
+        (name.to_owned(), definition)
+    });
+    let rules = Rules::new(config, definitions.into()).expect("the policies are in order");
+    let block8 = Block::parse(&golden("b8.block")).expect("Fabric wrote it");
+    let block9 = Block::parse(&golden("b9.block")).expect("Fabric wrote it");
+    for block in [&block8, &block9] {
+        let committed = CommittedBlock::of_stored(block.clone()).expect("it has a filter");
+        for (transaction, envelope) in committed.transactions().iter().zip(block.envelopes()) {
+            assert_eq!(transaction.code, Code::VALID);
+            let examined = crate::validate::examine::examine(&envelope, &rules);
+            let name = examined.outcome.as_ref().and_then(|outcome| outcome.chaincode()).expect("it names one");
+            // The chaincode's name in the golden ledger decides whether it is one of ours; its form is right anyhow.
+            assert_eq!(examined.form, Code::VALID);
+            assert!(matches!(examined.endorsement, Code::VALID | Code::INVALID_CHAINCODE), "{name:?}");
+            assert_eq!(examined.tx_id, transaction.tx_id);
+        }
+        // The commit hash is the one that Fabric's own peer computed, given the one before.
+        let batch = stored_updates(block).expect("it reads");
+        assert!(!batch.is_empty());
+        let previous = block8.metadata().commit_hash().expect("well formed").expect("it has one");
+        if block.number().get() == 9 {
+            let codes: Vec<Code> = block.metadata().filter().iter().map(|code| Code(*code)).collect();
+            let hash = crate::validate::block::commit_hash(&codes, &batch, Some(&previous));
+            assert_eq!(Some(hash), block.metadata().commit_hash().expect("well formed"));
+        }
+    }
+}
+
+#[test]
+fn the_savepoint_follows_the_height() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let orderer = orderer(&consortium, &root).await;
+        let tables = ModelEngine::open(directory(&root, "tables0").await).await.expect("the engine opens");
+        let mut options = peer_options(&consortium, &root, 0, tables).await;
+        options.settings.commit.persist_interval_blocks = 2;
+        options.settings.commit.replay_blocks_max = 3;
+        let peer = Peer::open(options).await.expect("the peer opens");
+        peer.join(&consortium.genesis).await.expect("it joins");
+        for number in 0..8 {
+            let name = number.to_string();
+            let args = [name.as_str(), "blue", "5", "Tom", "300"];
+            let id = submit(&consortium.client(), &[&peer], &orderer, "basic", "CreateAsset", &args).await;
+            channel(&peer).wait_committed(&id).await.expect("the channel runs");
+            let channel = channel(&peer);
+            // The stage that publishes may be one block ahead of the wait for the savepoint.
+            assert!(channel.height() - channel.state().savepoint() <= 4);
+        }
+        peer.stop().await.expect("the peer stops");
+        orderer.stop().await;
+    });
+}

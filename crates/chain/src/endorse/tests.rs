@@ -1,1 +1,423 @@
-//! Tests of endorsing.
+//! Tests of endorsing: what is refused and how, what is signed, and what calls between contracts record.
+
+use std::sync::Arc;
+
+use base::Bytes;
+use base::rt::disk::Directory;
+use base::rt::production;
+use contract::{Contract, ContractError, Cursor, Registry, Response, Stub, key::KeyRange};
+use identity::issue::{Organization, Terms};
+use identity::{KeyKind, Role};
+use ledger::Block;
+use ledger::config::EndorsementRule;
+use ledger::hash::sha256_of;
+use prost::Message;
+use proto::common::BlockchainInfo;
+use proto::lifecycle::{QueryChaincodeDefinitionArgs, QueryChaincodeDefinitionResult, QueryChaincodeDefinitionsResult};
+use proto::protos::{
+    ChaincodeAction, ChaincodeEvent, ChannelQueryResponse, ProcessedTransaction, ProposalResponsePayload,
+    SignedProposal,
+};
+use storage::tables::ModelEngine;
+
+use super::*;
+use crate::order::Broadcast;
+use crate::peer::Peer;
+use crate::rwset::{RangeReads, ReadWriteSet};
+use crate::support::{
+    CHANNEL, Client, Consortium, Shape, Signed, Terms_, directory, encode, orderer, peer, peer_options, submit,
+};
+
+struct Net {
+    consortium: Consortium,
+    root: Directory,
+    peer: Arc<Peer>,
+    client: Client,
+    _scratch: tempfile::TempDir,
+}
+
+async fn net() -> Net {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let root = Directory::open(scratch.path()).await.expect("it exists");
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::Any));
+    let peer = peer(&consortium, &root, 0).await;
+    Net { client: consortium.client(), consortium, root, peer, _scratch: scratch }
+}
+
+#[test]
+fn proposals_are_refused_by_kind() {
+    production::run(async {
+        let net = net().await;
+        let client = &net.client;
+        let shaped = |shape: Shape| client.shaped(shape, "basic", "GetAllAssets", &[]).bytes;
+        let good = client.proposal("basic", "GetAllAssets", &[]);
+        let resigned = |sign: &dyn Fn(&Bytes) -> Bytes| {
+            let mut signed = SignedProposal::decode(good.bytes.clone()).expect("just encoded");
+            signed.signature = sign(&signed.proposal_bytes);
+            encode(&signed)
+        };
+        let stranger = Organization::found("Org1MSP", "org1.example.com", &Terms::seeded([1; 32])).expect("fine names");
+        let stranger = Client { signer: stranger.issue(Role::Client, "User1").expect("fine names") };
+        let orderer = Client { signer: net.consortium.orderer.clone() };
+        let nameless = client.shaped(Shape::default(), "", "GetAllAssets", &[]).bytes;
+        let table: Vec<(&str, Bytes, &str)> = vec![
+            ("nothing", Bytes::new(), "Malformed"),
+            ("garbage", Bytes::from_static(b"\x0a\xff\x01"), "Malformed"),
+            ("no chaincode", nameless, "Malformed"),
+            ("another type", shaped(Shape { kind: 1, ..Shape::default() }), "Invalid"),
+            ("an epoch", shaped(Shape { epoch: 1, ..Shape::default() }), "Invalid"),
+            ("no nonce", shaped(Shape { nonce: vec![], ..Shape::default() }), "Invalid"),
+            ("a wrong id", shaped(Shape { tx_id: Some("ab".into()), ..Shape::default() }), "Invalid"),
+            ("no creator", shaped(Shape { creator: Some(Bytes::new()), ..Shape::default() }), "Invalid"),
+            ("a bad creator", shaped(Shape { creator: Some(b"x"[..].into()), ..Shape::default() }), "Invalid"),
+            ("a stranger", stranger.proposal("basic", "GetAllAssets", &[]).bytes, "Invalid"),
+            ("one who may not write", orderer.proposal("basic", "GetAllAssets", &[]).bytes, "Invalid"),
+            ("no signature", resigned(&|_| Bytes::new()), "Invalid"),
+            ("a wrong signature", resigned(&|_| client.signer.sign(b"other")), "Invalid"),
+            ("an hour early", shaped(Shape { seconds_off: -3600, ..Shape::default() }), "Expired"),
+            ("an hour late", shaped(Shape { seconds_off: 3600, ..Shape::default() }), "Expired"),
+            ("another channel", shaped(Shape { channel: "elsewhere".into(), ..Shape::default() }), "UnknownChannel"),
+            ("another chaincode", client.proposal("nowhere", "f", &[]).bytes, "UnknownChaincode"),
+            ("no channel", shaped(Shape { channel: String::new(), ..Shape::default() }), "UnknownChaincode"),
+        ];
+        for (what, bytes, expected) in table {
+            let refused = net.peer.process(bytes.clone()).await.expect_err(what);
+            let name = format!("{refused:?}");
+            assert!(name.starts_with(expected), "{what}: {name}");
+            let refused = net.peer.evaluate(bytes).await.expect_err(what);
+            assert_eq!(format!("{refused:?}"), name, "{what}: evaluating differs");
+        }
+        assert!(net.peer.process(good.bytes).await.is_ok());
+        net.peer.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn an_expired_creator_is_refused() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let root = Directory::open(scratch.path()).await.expect("it exists");
+        let consortium = Consortium::found(Terms_ {
+            terms: Terms::valid(KeyKind::P256, 1_000_000_000, 1_100_000_000),
+            ..Terms_::seeded(1, EndorsementRule::Any)
+        });
+        let peer = peer(&consortium, &root, 0).await;
+        let proposal = consortium.client().proposal("basic", "GetAllAssets", &[]);
+        let refused = peer.process(proposal.bytes).await.expect_err("its certificate ended in 2004");
+        assert!(matches!(refused, EndorseError::Expired(_)), "{refused:?}");
+        peer.stop().await.expect("the peer stops");
+    });
+}
+
+fn action(response: &ProposalResponse) -> (ProposalResponsePayload, ChaincodeAction) {
+    let payload = ProposalResponsePayload::decode(response.payload.clone()).expect("the peer encoded it");
+    let action = ChaincodeAction::decode(payload.extension.clone()).expect("the peer encoded it");
+    (payload, action)
+}
+
+#[test]
+fn an_endorsement_covers_what_fabric_covers() {
+    production::run(async {
+        let net = net().await;
+        let args = ["a1", "blue", "5", "Tom", "300"];
+        let proposal = net.client.proposal("basic", "CreateAsset", &args);
+        let response = net.peer.process(proposal.bytes.clone()).await.expect("in order");
+        let endorsement = response.endorsement.clone().expect("a success is signed");
+        assert_eq!(endorsement.endorser, *net.peer.signer().serialized());
+        let members = net.consortium.organizations[0].membership().expect("in order");
+        let endorser = members.identify(&endorsement.endorser).expect("a member");
+        let signed = [response.payload.as_ref(), endorsement.endorser.as_ref()];
+        endorser.verify_parts(&signed, &endorsement.signature).expect("it signed payload and identity");
+
+        let (payload, action) = action(&response);
+        let Signed { header, payload: proposed, .. } = &proposal;
+        let hash = sha256_of(&[&header.channel_header, &header.signature_header, &encode(proposed)]);
+        assert_eq!(payload.proposal_hash[..], hash);
+        let id = action.chaincode_id.expect("it names the chaincode");
+        assert_eq!((id.name.as_str(), id.version.as_str()), ("basic", "1.0"));
+        let event = ChaincodeEvent::decode(action.events).expect("it set an event");
+        assert_eq!((event.event_name.as_str(), event.chaincode_id.as_str()), ("CreateAsset", "basic"));
+        assert_eq!(event.tx_id, proposal.tx_id.as_str());
+        let set = ReadWriteSet::decode(action.results).expect("the peer encoded it");
+        assert_eq!(set.namespaces.len(), 1);
+        let basic = &set.namespaces[0];
+        assert_eq!((set.name(basic), basic.reads.len(), basic.writes.len()), ("basic", 1, 1));
+        assert_eq!(set.read_key(&basic.reads[0]), "a1");
+        assert!(basic.reads[0].version.is_none(), "it did not exist");
+        net.peer.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn the_transient_map_is_not_covered_by_the_hash() {
+    production::run(async {
+        let net = net().await;
+        let mut proposal = net.client.proposal("basic", "GetAllAssets", &[]);
+        let hash = sha256_of(&[
+            &proposal.header.channel_header,
+            &proposal.header.signature_header,
+            &encode(&proposal.payload),
+        ]);
+        proposal.payload.transient_map.insert("secret".to_owned(), Bytes::from_static(b"x"));
+        let bytes = encode(&proto::protos::Proposal {
+            header: encode(&proposal.header),
+            payload: encode(&proposal.payload),
+            ..Default::default()
+        });
+        let signature = net.client.signer.sign(&bytes);
+        let signed = encode(&SignedProposal { proposal_bytes: bytes, signature });
+        let response = net.peer.process(signed).await.expect("in order");
+        assert_eq!(action(&response).0.proposal_hash[..], hash);
+        net.peer.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn a_refusal_is_carried_unsigned() {
+    production::run(async {
+        let net = net().await;
+        let proposal = net.client.proposal("basic", "ReadAsset", &["absent"]);
+        let response = net.peer.process(proposal.bytes.clone()).await.expect("an answer");
+        let answer = response.response.clone().expect("an answer");
+        assert_eq!(answer.status, 500);
+        assert!(answer.message.contains("does not exist"), "{}", answer.message);
+        assert!(response.endorsement.is_none());
+        let (_, action) = action(&response);
+        assert_eq!(action.response.expect("carried").status, 500);
+        let answer = net.peer.evaluate(proposal.bytes).await.expect("an answer");
+        assert_eq!(answer.status, 500);
+        net.peer.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn a_committed_transaction_is_not_run_again() {
+    production::run(async {
+        let net = net().await;
+        let orderer = orderer(&net.consortium, &net.root).await;
+        let proposal = net.client.proposal("basic", "InitLedger", &[]);
+        let response = net.peer.process(proposal.bytes.clone()).await.expect("in order");
+        orderer.broadcast(CHANNEL, net.client.envelope(&proposal, &[response])).await.expect("taken");
+        let channel = net.peer.channel(CHANNEL).expect("joined");
+        channel.wait_committed(&proposal.tx_id).await.expect("the channel runs");
+        let refused = net.peer.process(proposal.bytes).await.expect_err("it is on the ledger");
+        assert!(matches!(refused, EndorseError::Duplicate(id) if id == proposal.tx_id));
+        net.peer.stop().await.expect("the peer stops");
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn system_contracts_answer_from_the_ledger() {
+    production::run(async {
+        let net = net().await;
+        let orderer = orderer(&net.consortium, &net.root).await;
+        let tx_id = submit(&net.client, &[&net.peer], &orderer, "basic", "InitLedger", &[]).await;
+        net.peer.channel(CHANNEL).expect("joined").wait_committed(&tx_id).await.expect("the channel runs");
+        let ask = async |contract: &str, function: &str, args: &[&str]| {
+            let proposal = net.client.proposal(contract, function, args);
+            let response = net.peer.process(proposal.bytes).await.expect("an answer");
+            let answer = response.response.expect("an answer");
+            (answer.status, answer.payload, answer.message)
+        };
+        let (status, payload, _) = ask("qscc", "GetChainInfo", &[CHANNEL]).await;
+        let info = BlockchainInfo::decode(payload).expect("chain info");
+        assert_eq!((status, info.height), (200, 2));
+        let (_, payload, _) = ask("qscc", "GetBlockByNumber", &[CHANNEL, "1"]).await;
+        let block = Block::parse(&payload).expect("a block");
+        assert_eq!((block.number().get(), block.metadata().filter().as_ref()), (1, &[0][..]));
+        assert_eq!(info.current_block_hash[..], block.hash());
+        let (_, payload, _) = ask("qscc", "GetBlockByTxID", &[CHANNEL, tx_id.as_str()]).await;
+        assert_eq!(Block::parse(&payload).expect("a block").hash(), block.hash());
+        let (_, payload, _) = ask("qscc", "GetTransactionByID", &[CHANNEL, tx_id.as_str()]).await;
+        let processed = ProcessedTransaction::decode(payload).expect("a transaction");
+        assert_eq!(encode(&processed.transaction_envelope.expect("it is there")), block.envelope(0));
+        for (function, args) in [
+            ("GetBlockByNumber", vec![CHANNEL, "2"]),
+            ("GetBlockByNumber", vec![CHANNEL, "x"]),
+            ("GetBlockByNumber", vec![CHANNEL]),
+            ("GetBlockByHash", vec![CHANNEL, "short"]),
+            ("GetTransactionByID", vec![CHANNEL, "absent"]),
+            ("GetChainInfo", vec!["elsewhere"]),
+            ("GetChainInfo", vec![]),
+            ("Nonsense", vec![CHANNEL]),
+        ] {
+            assert_eq!(ask("qscc", function, &args).await.0, 500, "{function} {args:?}");
+        }
+        let (_, payload, _) = ask("cscc", "GetConfigBlock", &[CHANNEL]).await;
+        assert_eq!(Block::parse(&payload).expect("a block").hash(), net.consortium.genesis.hash());
+        assert_eq!(ask("cscc", "JoinChain", &[CHANNEL]).await.0, 500);
+        let args = String::from_utf8(QueryChaincodeDefinitionArgs { name: "basic".into() }.encode_to_vec());
+        let (_, payload, _) = ask("_lifecycle", "QueryChaincodeDefinition", &[&args.expect("it is ASCII")]).await;
+        let definition = QueryChaincodeDefinitionResult::decode(payload).expect("a definition");
+        assert_eq!((definition.sequence, definition.version.as_str(), definition.approvals.len()), (1, "1.0", 2));
+        let (_, payload, _) = ask("_lifecycle", "QueryChaincodeDefinitions", &[""]).await;
+        let definitions = QueryChaincodeDefinitionsResult::decode(payload).expect("definitions");
+        assert_eq!(definitions.chaincode_definitions.len(), Registry::native().names().count());
+
+        // Without a channel, for members of the peer's own organisation.
+        let channels = async |client: &Client| {
+            let shape = Shape { channel: String::new(), ..Shape::default() };
+            net.peer.process(client.shaped(shape, "cscc", "GetChannels", &[]).bytes).await
+        };
+        let response = channels(&net.client).await.expect("an answer");
+        assert!(response.endorsement.is_none(), "there is no channel to endorse for");
+        let found = ChannelQueryResponse::decode(response.response.expect("an answer").payload).expect("channels");
+        assert_eq!(found.channels[0].channel_id, CHANNEL);
+        channels(&Client { signer: net.consortium.clients[1].clone() }).await.expect_err("another organisation");
+        net.peer.stop().await.expect("the peer stops");
+        orderer.stop().await;
+    });
+}
+
+/// Calls and scans as its arguments say.
+struct Caller;
+
+#[contract::async_trait]
+impl Contract for Caller {
+    fn name(&self) -> &str {
+        "caller"
+    }
+
+    async fn invoke(&self, tx: &mut dyn Stub, function: &str, args: &[Bytes]) -> Result<Response, ContractError> {
+        match function {
+            "call" => {
+                tx.put_state("mine", Bytes::from_static(b"1"))?;
+                tx.set_event("outer", Bytes::new())?;
+                let name = String::from_utf8_lossy(&args[0]).into_owned();
+                let answer = tx.invoke_contract(&name, args[1..].to_vec(), "").await?;
+                Ok(Response { payload: answer.message.clone().into(), ..Response::success(Bytes::new()) })
+            }
+            "deep" => {
+                let answer = tx.invoke_contract("caller", vec!["deep".into()], "").await?;
+                Ok(answer)
+            }
+            "fill" => {
+                for number in 0..150 {
+                    tx.put_state(&format!("k{number:03}"), Bytes::from_static(b"v"))?;
+                }
+                Ok(Response::empty())
+            }
+            "scan" => {
+                let limit: usize = String::from_utf8_lossy(&args[0]).parse().expect("a number");
+                let mut cursor = Cursor::open(tx, KeyRange::simple("k", "l")?).await?;
+                let mut seen = 0;
+                while seen < limit && cursor.next(tx).await?.is_some() {
+                    seen += 1;
+                }
+                cursor.close(tx);
+                Ok(Response::success(seen.to_string()))
+            }
+            "long-key" => {
+                tx.put_state(&"k".repeat(20_000), Bytes::from_static(b"v"))?;
+                Ok(Response::empty())
+            }
+            "own-writes" => {
+                tx.put_state("fresh", Bytes::from_static(b"v"))?;
+                let seen = tx.get_state("fresh").await?.is_some();
+                Ok(Response::success(seen.to_string()))
+            }
+            "forever" => loop {
+                base::rt::sleep(Duration::from_secs(1)).await;
+            },
+            _ => Err(ContractError::application("no such function")),
+        }
+    }
+}
+
+async fn peer_with_caller(net: &Net) -> Arc<Peer> {
+    let tables = directory(&net.root, "caller tables").await;
+    let engine = ModelEngine::open(tables).await.expect("the engine opens");
+    let mut options = peer_options(&net.consortium, &net.root, 0, engine).await;
+    options.directory = directory(&net.root, "caller").await;
+    options.registry.register("caller", Arc::new(Caller)).expect("the name is free");
+    options.settings.endorse.execution_max = Duration::from_millis(100);
+    options.settings.endorse.concurrency_max = 1;
+    let peer = Peer::open(options).await.expect("the peer opens");
+    peer.join(&net.consortium.genesis).await.expect("the peer joins");
+    peer
+}
+
+#[test]
+fn calls_between_contracts_end_up_in_one_set() {
+    production::run(async {
+        let net = net().await;
+        let peer = peer_with_caller(&net).await;
+        let run = async |args: &[&str]| {
+            let proposal = net.client.proposal("caller", args[0], &args[1..]);
+            let response = peer.process(proposal.bytes).await.expect("an answer");
+            let (_, action) = action(&response);
+            (response.response.expect("an answer"), action)
+        };
+        let (answer, called) = run(&["call", "basic", "CreateAsset", "a1", "blue", "5", "Tom", "300"]).await;
+        assert_eq!(answer.status, 200, "{}", answer.message);
+        let set = ReadWriteSet::decode(called.results).expect("the peer encoded it");
+        let names: Vec<&str> = set.namespaces.iter().map(|namespace| set.name(namespace)).collect();
+        assert_eq!(names, ["basic", "caller"]);
+        let event = ChaincodeEvent::decode(called.events).expect("it set an event");
+        assert_eq!((event.event_name.as_str(), event.chaincode_id.as_str()), ("outer", "caller"), "only the outer one");
+
+        let (answer, _) = run(&["call", "basic", "ReadAsset", "absent"]).await;
+        assert_eq!(answer.status, 200, "the caller decides about a failed call");
+        let (answer, _) = run(&["deep"]).await;
+        assert!(answer.status == 500 && answer.message.contains("call depth"), "{}", answer.message);
+        let (answer, _) = run(&["call", "nowhere", "f"]).await;
+        assert!(answer.status == 500 && answer.message.contains("nowhere"), "{}", answer.message);
+        let (answer, _) = run(&["long-key"]).await;
+        assert!(answer.status == 500 && answer.message.contains("16384"), "{}", answer.message);
+        let (answer, _) = run(&["own-writes"]).await;
+        assert_eq!(answer.payload, "false");
+        peer.stop().await.expect("the peer stops");
+        net.peer.stop().await.expect("the peer stops");
+    });
+}
+
+#[test]
+fn scans_are_recorded_as_far_as_they_went() {
+    production::run(async {
+        let net = net().await;
+        let orderer = orderer(&net.consortium, &net.root).await;
+        let peer = peer_with_caller(&net).await;
+        let fill = submit(&net.client, &[&peer], &orderer, "caller", "fill", &[]).await;
+        peer.channel(CHANNEL).expect("joined").wait_committed(&fill).await.expect("the channel runs");
+        // Results wanted -> results recorded (pages of 100), whether the scan ended.
+        for (wanted, recorded, exhausted) in [("5", 100, false), ("100", 100, false), ("101", 150, true), ("999", 150, true)] {
+            let response = peer.process(net.client.proposal("caller", "scan", &[wanted]).bytes).await.expect("an answer");
+            let set = ReadWriteSet::decode(action(&response).1.results).expect("the peer encoded it");
+            let range = &set.namespaces[0].ranges[0];
+            assert_eq!(range.exhausted, exhausted, "{wanted}");
+            assert_eq!(set.bounds(range), ("k", if exhausted { "l" } else { "k099" }), "{wanted}");
+            // 100 and 150 results are more than 50.
+            let RangeReads::Summary(summary) = &range.reads else { panic!("{recorded} results are summarised") };
+            assert_eq!(summary.hashes.len(), usize::div_ceil(recorded, 51), "{wanted}");
+        }
+        peer.stop().await.expect("the peer stops");
+        net.peer.stop().await.expect("the peer stops");
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn a_contract_that_does_not_end_is_ended_and_others_are_turned_away_meanwhile() {
+    production::run(async {
+        let net = net().await;
+        let peer = peer_with_caller(&net).await;
+        let forever = net.client.proposal("caller", "forever", &[]).bytes;
+        let running = base::rt::spawn({
+            let peer = peer.clone();
+            async move { peer.process(forever).await }
+        });
+        while !running.is_finished() {
+            let turned = peer.process(net.client.proposal("basic", "GetAllAssets", &[]).bytes).await;
+            if matches!(turned, Err(EndorseError::Overloaded)) {
+                break;
+            }
+            base::rt::yield_now().await;
+        }
+        assert!(!running.is_finished(), "somebody was turned away while it ran");
+        let ended = running.await.expect("not aborted").expect_err("it did not end by itself");
+        assert!(matches!(ended, EndorseError::TimedOut(_)), "{ended:?}");
+        peer.stop().await.expect("the peer stops");
+        net.peer.stop().await.expect("the peer stops");
+    });
+}

@@ -163,14 +163,12 @@ impl Chain {
         match self.queue.try_send(Queued { message, acknowledge }) {
             Ok(()) => {}
             Err(TrySendError::Closed(_)) => return Err(BroadcastError::Stopped),
+            Err(TrySendError::Full(_)) if self.settings.queue_wait_max.is_zero() => return Err(overloaded()),
             Err(TrySendError::Full(queued)) => {
                 match rt::timeout(self.settings.queue_wait_max, self.queue.send(queued)).await {
                     Ok(Ok(())) => {}
                     Ok(Err(_)) => return Err(BroadcastError::Stopped),
-                    Err(_) => {
-                        events::MessagesOverloaded.add(1);
-                        return Err(BroadcastError::Overloaded);
-                    }
+                    Err(_) => return Err(overloaded()),
                 }
             }
         }
@@ -208,6 +206,11 @@ impl Chain {
             tracing::warn!(channel = %self.rules.channel(), %error, "closing the orderer's log");
         }
     }
+}
+
+fn overloaded() -> BroadcastError {
+    events::MessagesOverloaded.add(1);
+    BroadcastError::Overloaded
 }
 
 async fn run(chain: Arc<Chain>, stage: impl Future<Output = Result<(), Error>>) {

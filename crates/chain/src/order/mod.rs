@@ -113,7 +113,7 @@ pub enum Acknowledge {
 pub struct Settings {
     /// Envelopes that may wait in a channel's queue.
     pub queue_messages_max: usize,
-    /// How long a caller waits for room in the queue before it is turned away.
+    /// How long a caller waits for room in the queue before it is turned away; zero turns it away at once.
     pub queue_wait_max: Duration,
     /// When an envelope is acknowledged.
     pub acknowledge: Acknowledge,

@@ -1,1 +1,254 @@
-//! Tests of ordering.
+//! Tests of ordering: what is refused and how, what is in the log, and what peers get.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::disk::Directory;
+use base::rt::{self, net, production};
+use base::{Bytes, ErrorKind};
+use identity::issue::{Organization, Terms};
+use identity::{KeyKind, Role};
+use ledger::config::EndorsementRule;
+use ledger::{Block, Transaction};
+use proto::common::{Envelope, HeaderType, Payload, Status};
+
+use super::protocol::{Reply, Request};
+use super::*;
+use crate::support::{
+    CHANNEL, Client, Consortium, Shape, Terms_, batch, encode, orderer, orderer_address, orderer_options,
+};
+
+fn consortium() -> Consortium {
+    Consortium::found(Terms_ { batch: batch(3), ..Terms_::seeded(1, EndorsementRule::Any) })
+}
+
+async fn root(scratch: &tempfile::TempDir) -> Directory {
+    Directory::open(scratch.path()).await.expect("it exists")
+}
+
+/// A signed envelope whose data is this text.
+fn message(client: &Client, shape: Shape, text: &str) -> Bytes {
+    let header = client.shaped(shape, "basic", "none", &[]).header;
+    client.seal(encode(&Payload { header: Some(header), data: Bytes::copy_from_slice(text.as_bytes()) }))
+}
+
+/// The texts of each block from block 1 on.
+fn texts(orderer: &Orderer) -> Vec<Vec<String>> {
+    let chain = orderer.chain(CHANNEL).expect("joined");
+    (1..chain.height())
+        .map(|number| {
+            let block = chain.block(number).expect("the log reads").expect("it is durable");
+            let block = Block::parse(&block).expect("the orderer wrote it");
+            let text = |envelope| {
+                let transaction = Transaction::decode(&envelope).expect("an envelope");
+                String::from_utf8(transaction.data().to_vec()).expect("text")
+            };
+            block.envelopes().map(text).collect()
+        })
+        .collect()
+}
+
+async fn at_height(orderer: &Orderer, height: u64) {
+    let mut durable = orderer.chain(CHANNEL).expect("joined").durable();
+    let wait = durable.wait_for(|durable| *durable >= height);
+    rt::timeout(Duration::from_secs(10), wait).await.expect("blocks are cut").expect("the chain runs");
+}
+
+#[test]
+fn envelopes_are_refused_with_fabrics_status() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let orderer = orderer(&consortium, &root(&scratch).await).await;
+        let client = consortium.client();
+        let stranger = Organization::found("Org1MSP", "org1.example.com", &Terms::seeded([1; 32])).expect("fine names");
+        let stranger = Client { signer: stranger.issue(Role::Client, "User1").expect("fine names") };
+        let good = message(&client, Shape::default(), "good");
+        let mut wrong = <Envelope as prost::Message>::decode(good.clone()).expect("just encoded");
+        wrong.signature = client.signer.sign(b"other");
+        let kind = |kind: HeaderType| message(&client, Shape { kind: kind as i32, ..Shape::default() }, "kind");
+        let elsewhere = message(&client, Shape { channel: "elsewhere".into(), ..Shape::default() }, "elsewhere");
+        let spoofed = Shape { creator: Some(consortium.peers[0].serialized().clone()), ..Shape::default() };
+        for (what, envelope, status) in [
+            ("nothing", Bytes::new(), Status::BadRequest),
+            ("garbage", Bytes::from_static(b"\x0a\xff"), Status::BadRequest),
+            ("no payload", encode(&Envelope::default()), Status::BadRequest),
+            ("a configuration", kind(HeaderType::Config), Status::BadRequest),
+            ("an update", kind(HeaderType::ConfigUpdate), Status::BadRequest),
+            ("an orderer's transaction", kind(HeaderType::OrdererTransaction), Status::BadRequest),
+            ("another channel", elsewhere.clone(), Status::NotFound),
+            ("a large one", message(&client, Shape::default(), &"x".repeat(1 << 20)), Status::BadRequest),
+            ("a stranger's", message(&stranger, Shape::default(), "x"), Status::Forbidden),
+            ("one in another's name", message(&client, spoofed, "x"), Status::Forbidden),
+            ("a wrong signature", encode(&wrong), Status::Forbidden),
+        ] {
+            let refused = orderer.broadcast(CHANNEL, envelope).await.expect_err(what);
+            assert_eq!((refused.status(), refused.kind()), (status, ErrorKind::Rejected), "{what}: {refused}");
+        }
+        let refused = orderer.broadcast("elsewhere", elsewhere).await.expect_err("not held");
+        assert_eq!(refused.status(), Status::NotFound);
+        orderer.broadcast(CHANNEL, good).await.expect("the good one is taken");
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn an_expired_creator_is_refused() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_ {
+            terms: Terms::valid(KeyKind::P256, 1_000_000_000, 1_100_000_000),
+            ..Terms_::seeded(1, EndorsementRule::Any)
+        });
+        let orderer = orderer(&consortium, &root(&scratch).await).await;
+        let refused = orderer.broadcast(CHANNEL, message(&consortium.client(), Shape::default(), "late")).await;
+        let refused = refused.expect_err("its certificate ended in 2004");
+        assert_eq!(refused.status(), Status::BadRequest);
+        assert!(refused.to_string().contains("expired"), "{refused}");
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn blocks_chain_and_carry_the_orderers_signature() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let orderer = orderer(&consortium, &root(&scratch).await).await;
+        let client = consortium.client();
+        for number in 0..7 {
+            orderer.broadcast(CHANNEL, message(&client, Shape::default(), &number.to_string())).await.expect("taken");
+        }
+        at_height(&orderer, 4).await;
+        assert_eq!(texts(&orderer), [vec!["0", "1", "2"], vec!["3", "4", "5"], vec!["6"]]);
+        let chain = orderer.chain(CHANNEL).expect("joined");
+        let mut previous = None;
+        for number in 0..4 {
+            let block = Block::parse(&chain.block(number).expect("reads").expect("durable")).expect("a block");
+            block.check_follows(number, previous.as_ref()).expect("it follows");
+            block.check_data_hash().expect("it holds its envelopes");
+            if number > 0 {
+                block.verify_signatures(chain.rules().config()).expect("the orderer signed it");
+            }
+            previous = Some(block.hash());
+        }
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn a_restarted_orderer_goes_on_where_its_log_ends() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let root = root(&scratch).await;
+        let client = consortium.client();
+        for (round, expected) in [(0, 1), (1, 2), (2, 3)] {
+            let orderer = orderer(&consortium, &root).await;
+            assert_eq!(orderer.chain(CHANNEL).expect("joined").height(), expected);
+            // Queued and not cut: stopping cuts it.
+            let text = format!("round {round}");
+            orderer.broadcast(CHANNEL, message(&client, Shape::default(), &text)).await.expect("taken");
+            orderer.stop().await;
+            let late = orderer.broadcast(CHANNEL, message(&client, Shape::default(), "late")).await;
+            assert_eq!(late.expect_err("it has stopped").kind(), ErrorKind::Closed);
+        }
+        let orderer = orderer(&consortium, &root).await;
+        assert_eq!(texts(&orderer), [["round 0"], ["round 1"], ["round 2"]]);
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn durable_acknowledgements_come_after_the_block() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
+        options.settings.acknowledge = Acknowledge::Durable;
+        let orderer = Orderer::open(options).await.expect("the orderer opens");
+        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let client = consortium.client();
+        orderer.broadcast(CHANNEL, message(&client, Shape::default(), "a")).await.expect("taken");
+        assert_eq!(texts(&orderer), [["a"]]);
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn a_full_queue_is_an_answer() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    // One thread, so that nothing empties the queue while this task does not wait.
+    let runtime = production::Runtime::current_thread().expect("a runtime");
+    runtime.block_on(async {
+        let consortium = consortium();
+        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
+        options.settings.queue_messages_max = 2;
+        options.settings.queue_wait_max = Duration::ZERO;
+        let orderer = Orderer::open(options).await.expect("the orderer opens");
+        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let client = consortium.client();
+        for _ in 0..2 {
+            orderer.broadcast(CHANNEL, message(&client, Shape::default(), "fits")).await.expect("there is room");
+        }
+        let refused = orderer.broadcast(CHANNEL, message(&client, Shape::default(), "one too many")).await;
+        let refused = refused.expect_err("the queue is full");
+        assert_eq!((refused.kind(), refused.status()), (ErrorKind::Retry, Status::ServiceUnavailable));
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn peers_get_blocks_from_where_they_ask_and_follow_the_tip() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let root = root(&scratch).await;
+        let orderer = orderer(&consortium, &root).await;
+        let client = consortium.client();
+        let send = |text: &'static str| {
+            let (orderer, envelope) = (Arc::clone(&orderer), message(&client, Shape::default(), text));
+            async move { orderer.broadcast(CHANNEL, envelope).await.expect("taken") }
+        };
+        send("one").await;
+        at_height(&orderer, 2).await;
+        let address = orderer_address(&root);
+        let mut link = net::connect(&address).await.expect("it listens");
+        let request = Request { channel: CHANNEL.to_owned(), from: 1 };
+        link.send(request.encode()).await.expect("the link holds");
+        for number in 1..4 {
+            let Ok(Reply::Block(bytes)) = Reply::decode(link.receive().await.expect("the link holds")) else {
+                panic!("a block was expected");
+            };
+            assert_eq!(Block::parse(&bytes).expect("a block").number().get(), number);
+            send("more").await;
+        }
+        for bad in [
+            Request { channel: "elsewhere".to_owned(), from: 0 }.encode(),
+            Request { channel: CHANNEL.to_owned(), from: 100 }.encode(),
+            Bytes::from_static(b"nonsense"),
+            Bytes::new(),
+        ] {
+            let mut link = net::connect(&address).await.expect("it listens");
+            link.send(bad).await.expect("the link holds");
+            let reply = Reply::decode(link.receive().await.expect("the link holds"));
+            assert!(matches!(reply, Ok(Reply::Refusal(_))), "{reply:?}");
+            link.receive().await.expect_err("a refused link ends");
+        }
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn a_channel_is_joined_once() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let orderer = orderer(&consortium, &root(&scratch).await).await;
+        orderer.join(&consortium.genesis).await.expect("joining again does nothing");
+        let other = Consortium::found(Terms_::seeded(2, EndorsementRule::Any));
+        let refused = orderer.join(&other.genesis).await.expect_err("another genesis block");
+        assert!(matches!(refused, Error::ChannelExists(_)), "{refused}");
+        orderer.stop().await;
+    });
+}

@@ -29,8 +29,10 @@ use storage::tables::{ModelEngine, TablesEngine};
 
 /// The channel of every network here.
 pub const CHANNEL: &str = "ch";
-/// Where its orderer serves blocks.
-pub const ORDERER: &str = "orderer";
+/// Where the orderer of the network below `root` serves blocks: networks of one process must not meet.
+pub fn orderer_address(root: &Directory) -> String {
+    format!("orderer of {}", root.path().display())
+}
 
 /// The organisations of a network and the genesis block of its channel.
 pub struct Consortium {
@@ -234,16 +236,20 @@ pub async fn directory(root: &Directory, name: &str) -> Directory {
     root.subdirectory(name).await.expect("the directory can be made")
 }
 
-pub async fn orderer(consortium: &Consortium, root: &Directory) -> Arc<Orderer> {
-    let options = OrdererOptions {
+pub async fn orderer_options(consortium: &Consortium, root: &Directory) -> OrdererOptions {
+    OrdererOptions {
         signer: consortium.orderer.clone(),
         directory: directory(root, "orderer").await,
         sync: GroupSync::new(),
         settings: Default::default(),
-    };
+    }
+}
+
+pub async fn orderer(consortium: &Consortium, root: &Directory) -> Arc<Orderer> {
+    let options = orderer_options(consortium, root).await;
     let orderer = Orderer::open(options).await.expect("the orderer opens");
     orderer.join(&consortium.genesis).await.expect("the orderer joins");
-    orderer.serve(ORDERER).await.expect("the address is free");
+    orderer.serve(&orderer_address(root)).await.expect("the address is free");
     orderer
 }
 
@@ -261,7 +267,7 @@ pub async fn peer_options(
         tables,
         registry: Registry::native(),
         definitions: Definitions::new(),
-        orderers: vec![ORDERER.to_owned()],
+        orderers: vec![orderer_address(root)],
         settings: Settings::default(),
     }
 }
