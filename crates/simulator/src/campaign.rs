@@ -1,0 +1,127 @@
+//! Many seeds, over all processors.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use base::rt::simulation::FaultPoint;
+
+use crate::mutant::Mutant;
+use crate::seed::{Broken, Order, Outcome, run, run_once};
+
+/// What the seeds of a campaign came to together.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    pub passed: u64,
+    pub failed: u64,
+    pub blocks: u64,
+    pub steps: u64,
+    /// Seconds of virtual time.
+    pub virtual_seconds: f64,
+    pub operations: BTreeMap<&'static str, u64>,
+    pub codes: BTreeMap<u8, u64>,
+    pub faults: BTreeMap<&'static str, u64>,
+    pub fault_points: BTreeMap<&'static str, FaultPoint>,
+}
+
+impl Totals {
+    /// Adds a seed that passed.
+    pub fn add(&mut self, outcome: &Outcome) {
+        self.passed += 1;
+        self.blocks += outcome.blocks;
+        self.steps += outcome.steps;
+        self.virtual_seconds += outcome.elapsed.as_secs_f64();
+        for (operation, count) in &outcome.operations {
+            *self.operations.entry(operation).or_default() += count;
+        }
+        for (code, count) in &outcome.codes {
+            *self.codes.entry(*code).or_default() += count;
+        }
+        for (fault, count) in &outcome.faults {
+            *self.faults.entry(fault).or_default() += count;
+        }
+        for (name, point) in &outcome.fault_points {
+            let total = self.fault_points.entry(name).or_default();
+            total.reached += point.reached;
+            total.injected += point.injected;
+        }
+    }
+}
+
+/// Runs seeds, each twice, and calls `each` with every result as it comes.
+pub fn run_seeds(seeds: impl Iterator<Item = u64>, mut each: impl FnMut(&Result<Outcome, Box<Broken>>)) -> Totals {
+    let seeds: Vec<u64> = seeds.collect();
+    let next = AtomicU64::new(0);
+    let mut totals = Totals::default();
+    thread::scope(|scope| {
+        let (results, received) = mpsc::sync_channel(64);
+        for _ in 0..threads() {
+            let (results, next, seeds) = (results.clone(), &next, &seeds);
+            scope.spawn(move || {
+                while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    let result = run(&Order { seed: *seed, ..Order::default() });
+                    if results.send(result).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(results);
+        for result in received {
+            match &result {
+                Ok(outcome) => totals.add(outcome),
+                Err(_) => totals.failed += 1,
+            }
+            each(&result);
+        }
+    });
+    totals
+}
+
+/// Seeds within which a planted mistake must be caught.
+pub const MUTANT_SEEDS_MAX: u64 = 40;
+
+/// Runs a planted mistake under one seed after the other until one catches it.
+///
+/// # Errors
+/// When none of [`MUTANT_SEEDS_MAX`] seeds does.
+pub fn catch(mutant: Mutant, first: u64) -> Result<Box<Broken>, String> {
+    let seeds = first..first + MUTANT_SEEDS_MAX;
+    for seed in seeds.clone() {
+        if let Err(broken) = run_once(&Order { seed, mutant: Some(mutant), plan: None }) {
+            return Ok(broken);
+        }
+    }
+    Err(format!("no seed of {seeds:?} catches the planted mistake {}", mutant.name()))
+}
+
+/// Runs all planted mistakes, and calls `each` with every result as it comes.
+pub fn catch_all(first: u64, mut each: impl FnMut(Mutant, &Result<Box<Broken>, String>)) -> bool {
+    let next = AtomicU64::new(0);
+    let caught = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let (results, received) = mpsc::sync_channel(Mutant::ALL.len());
+        for _ in 0..threads() {
+            let (results, next, caught) = (results.clone(), &next, &caught);
+            scope.spawn(move || {
+                while let Some(mutant) = Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    let result = catch(*mutant, first);
+                    caught.fetch_and(result.is_ok(), Ordering::Relaxed);
+                    if results.send((*mutant, result)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(results);
+        for (mutant, result) in received {
+            each(mutant, &result);
+        }
+    });
+    caught.into_inner()
+}
+
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,76 @@
+//! Who takes part: organisations, their nodes' and users' identities, and the channel's first block.
+//!
+//! All keys follow from the seed, so that a seed gives the same bytes on every run.
+
+use base::Bytes;
+use identity::issue::{Organization, Terms};
+use identity::{Role, Signer, sha256};
+use ledger::Block;
+use ledger::config::{BatchLimits, Capabilities, Consensus, GenesisSpec, OrganizationSpec};
+use prost::Message;
+
+use crate::scenario::Scenario;
+
+/// The one channel.
+pub const CHANNEL: &str = "simulated";
+/// How many organisations have a peer.
+pub const ORGANIZATIONS: usize = 3;
+
+/// Everybody's keys.
+pub struct Members {
+    pub genesis: Block,
+    pub orderer: Signer,
+    /// One for each organisation.
+    pub peers: Vec<Signer>,
+    /// One for each client; they take turns belonging to the organisations.
+    pub clients: Vec<Signer>,
+    /// A client of an organisation that is no member of the channel.
+    pub stranger: Signer,
+}
+
+impl Members {
+    /// Founds the organisations and the channel. To be called in the simulation, which has the time and the chance.
+    pub fn found(scenario: &Scenario) -> Result<Members, String> {
+        let failed = |error: identity::Error| format!("founding the organisations: {error}");
+        let terms = Terms::seeded(sha256([&scenario.seed.to_le_bytes()[..]]));
+        let found = |name: &str| {
+            Organization::found(format!("{name}MSP"), &format!("{}.example.com", name.to_lowercase()), &terms)
+        };
+        let organizations: Vec<Organization> =
+            (1..=ORGANIZATIONS).map(|number| found(&format!("Org{number}"))).collect::<Result<_, _>>().map_err(failed)?;
+        let ordering = found("Orderer").map_err(failed)?;
+        let stranger = found("Elsewhere").and_then(|org| org.issue(Role::Client, "User1")).map_err(failed)?;
+        let peers = organizations.iter().map(|org| org.issue(Role::Peer, "peer0"));
+        let clients = (0..scenario.clients).map(|number| {
+            organizations[number % ORGANIZATIONS].issue(Role::Client, &format!("User{number}"))
+        });
+        let spec = |org: &Organization, name: &str| OrganizationSpec {
+            name: name.to_owned(),
+            msp_id: org.msp_id().to_string(),
+            msp: org.definition().encode_to_vec().into(),
+            anchor_peers: Vec::new(),
+            endpoints: Vec::new(),
+        };
+        let application = organizations.iter().enumerate();
+        let genesis = GenesisSpec {
+            channel: CHANNEL.to_owned(),
+            application: application.map(|(place, org)| spec(org, &format!("Org{}", place + 1))).collect(),
+            orderers: vec![spec(&ordering, "Orderer")],
+            endorsement: scenario.endorsement_rule(),
+            batch: BatchLimits {
+                messages_max: scenario.batch_messages,
+                timeout: scenario.batch_timeout,
+                ..BatchLimits::default()
+            },
+            consensus: Consensus { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+            capabilities: Capabilities::newest(),
+        };
+        Ok(Members {
+            genesis: genesis.build().map_err(|error| format!("building the channel: {error}"))?,
+            orderer: ordering.issue(Role::Orderer, "orderer0").map_err(failed)?,
+            peers: peers.collect::<Result<_, _>>().map_err(failed)?,
+            clients: clients.collect::<Result<_, _>>().map_err(failed)?,
+            stranger,
+        })
+    }
+}

@@ -1,0 +1,229 @@
+//! What runs on the nodes: the orderer and the peers, each under a supervisor.
+//!
+//! A supervisor starts its node's role, and starts it again a little later when the role ends by an error of its own: a
+//! full disk, a failed fsync. A crash ends the supervisor too; the node's restart runs it anew on what the disk has left.
+//! What must never happen is that a role finds its data corrupt: no fault of the simulator's plans changes durable bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::sync::Notify;
+use base::rt::{self, AbortOnDrop};
+use base::{Bytes, ErrorKind, TxId};
+use chain::endorse::Endorse;
+use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
+use chain::{Channel, Peer, PeerOptions, commit, order, peer};
+use contract::Registry;
+use ledger::Block;
+use prost::Message;
+use storage::blocks::BlockOptions;
+use storage::tables::{ModelEngine, TablesEngine};
+use storage::{DataDirectory, GroupSync};
+
+use super::Network;
+use super::members::CHANNEL;
+use super::service::{Answer, Commit, Kind, serve};
+use crate::mutant::Mutant;
+use crate::scenario::ORDERER;
+
+/// Where the orderer serves blocks.
+pub const BLOCKS_ADDRESS: &str = "orderer blocks";
+/// Where the orderer takes envelopes.
+pub const ORDER_ADDRESS: &str = "orderer service";
+/// The data directory of every node.
+pub const DATA: &str = "/data";
+/// The directory of an orderer's logs, and of a peer's ledgers.
+pub const BLOCKS: &str = "blocks";
+const TABLES: &str = "tables";
+
+/// How long a role that failed waits before it is started again.
+const RESTART_WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long a peer holds a question for a commit before it says that there is none yet.
+const COMMIT_WAIT: Duration = Duration::from_millis(400);
+
+/// Where a peer endorses and answers.
+pub fn peer_address(name: &str) -> String {
+    format!("{name} service")
+}
+
+/// Why a role ended.
+pub struct Ended {
+    kind: ErrorKind,
+    reason: String,
+}
+
+macro_rules! ended_from {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Ended {
+            fn from(error: $error) -> Ended {
+                Ended { kind: error.kind(), reason: error.to_string() }
+            }
+        })*
+    };
+}
+
+ended_from!(chain::Error, storage::Error);
+
+impl From<std::io::Error> for Ended {
+    fn from(error: std::io::Error) -> Ended {
+        Ended { kind: ErrorKind::of_io(&error), reason: error.to_string() }
+    }
+}
+
+/// Runs a role for as long as the node lives.
+pub async fn supervise<F>(network: Arc<Network>, name: String, role: impl Fn(Arc<Network>, String) -> F)
+where
+    F: Future<Output = Result<(), Ended>>,
+{
+    loop {
+        match role(Arc::clone(&network), name.clone()).await {
+            Ok(()) => return,
+            Err(Ended { kind: ErrorKind::Corrupt, reason }) => {
+                network.witness.accuse(format_args!("{name} finds its data corrupt: {reason}"));
+                return;
+            }
+            Err(Ended { reason, .. }) => network.witness.tell(format_args!("{name} ends: {reason}")),
+        }
+        rt::sleep(Duration::from_nanos(rt::random_below(RESTART_WAIT_MAX.as_nanos() as u64))).await;
+    }
+}
+
+/// The orderer's role.
+pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
+    let data = DataDirectory::open(DATA).await?;
+    let acknowledge = if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
+    let orderer = Orderer::open(OrdererOptions {
+        signer: network.members.orderer.clone(),
+        directory: data.subdirectory(BLOCKS).await?,
+        sync: GroupSync::new(),
+        settings: order::Settings { acknowledge, ..order::Settings::default() },
+    })
+    .await?;
+    orderer.join(&network.members.genesis).await?;
+    let chain = orderer.chain(CHANNEL).expect("the channel was just joined");
+    network.witness.opened(&name, chain.height());
+    let _handle = network.orderer.show(&name, Arc::clone(&orderer));
+    orderer.serve(BLOCKS_ADDRESS).await?;
+    let broken = Arc::new(Notify::new());
+    let handler = {
+        let (orderer, broken) = (Arc::clone(&orderer), Arc::clone(&broken));
+        move |kind, body| take_envelope(Arc::clone(&orderer), Arc::clone(&broken), kind, body)
+    };
+    let service = serve(ORDER_ADDRESS, handler).await?;
+    broken.notified().await;
+    drop(service);
+    orderer.stop().await;
+    Err(Ended { kind: ErrorKind::Closed, reason: "the orderer has stopped ordering".to_owned() })
+}
+
+async fn take_envelope(orderer: Arc<Orderer>, broken: Arc<Notify>, kind: Kind, body: Bytes) -> Answer {
+    if kind != Kind::Order {
+        return Answer::refused("an orderer only orders");
+    }
+    match orderer.broadcast(CHANNEL, body).await {
+        Ok(()) => Answer::done(Bytes::new()),
+        Err(error) if error.kind() == ErrorKind::Rejected => Answer::refused(error),
+        Err(error) => {
+            if error.kind() == ErrorKind::Closed {
+                broken.notify_one();
+            }
+            Answer::later(error)
+        }
+    }
+}
+
+/// A peer's role.
+pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(), Ended> {
+    let scenario = &network.scenario;
+    let data = DataDirectory::open(DATA).await?;
+    let tables: Arc<dyn TablesEngine> = ModelEngine::open(data.subdirectory(TABLES).await?).await?;
+    let place = network.place(&name);
+    let peer = Peer::open(PeerOptions {
+        name: name.clone(),
+        signer: network.members.peers[place].clone(),
+        directory: data.subdirectory(BLOCKS).await?,
+        sync: GroupSync::new(),
+        tables: Mutant::engine(&network, place, tables),
+        registry: Registry::native(),
+        definitions: Default::default(),
+        orderers: vec![BLOCKS_ADDRESS.to_owned()],
+        settings: peer::Settings {
+            commit: commit::pipeline::Settings {
+                persist_interval_blocks: scenario.persist_interval_blocks,
+                replay_blocks_max: scenario.persist_interval_blocks + 8,
+            },
+            state: state::Settings { cache_bytes: scenario.cache_bytes, ..state::Settings::default() },
+            blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
+            ..peer::Settings::default()
+        },
+    })
+    .await?;
+    let channel = match peer.channel(CHANNEL) {
+        Some(channel) => channel,
+        None => peer.join(&network.members.genesis).await?,
+    };
+    network.witness.opened(&name, channel.height());
+    let _handle = network.peers.show(&name, Arc::clone(&peer));
+    let observer = rt::spawn(observe(Arc::clone(&network), name.clone(), Arc::clone(&channel))).abort_on_drop();
+    let handler = {
+        let (peer, channel) = (Arc::clone(&peer), Arc::clone(&channel));
+        move |kind, body| answer(Arc::clone(&peer), Arc::clone(&channel), kind, body)
+    };
+    let service: AbortOnDrop<()> = serve(&peer_address(&name), handler).await?;
+    channel.stopped().await;
+    drop((service, observer));
+    let stopped = peer.stop().await;
+    let reason = match (channel.failure(), &stopped) {
+        (Some(failure), _) => failure.to_string(),
+        (None, Err(error)) => error.to_string(),
+        (None, Ok(())) => return Ok(()),
+    };
+    let kind = channel.failure().map_or(ErrorKind::Closed, |failure| failure.kind());
+    Err(Ended { kind, reason })
+}
+
+/// Shows the witness every block that the peer shows, from the first one on each time that the peer starts.
+async fn observe(network: Arc<Network>, name: String, channel: Arc<Channel>) {
+    let mut committed = channel.committed();
+    let mut next = 0;
+    loop {
+        while next < channel.height() {
+            let block = match channel.read_block(next) {
+                Ok(Some(bytes)) => Block::parse(&bytes).map_err(|error| error.to_string()),
+                Ok(None) => Err("it is not there".to_owned()),
+                // The disk may fail; a later start looks again.
+                Err(error) if error.kind() != ErrorKind::Corrupt => return,
+                Err(error) => Err(error.to_string()),
+            };
+            match block {
+                Ok(block) => network.witness.committed(&name, &block),
+                Err(reason) => {
+                    return network.witness.accuse(format_args!("{name} has committed block {next}, but {reason}"));
+                }
+            }
+            next += 1;
+        }
+        if committed.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn answer(peer: Arc<Peer>, channel: Arc<Channel>, kind: Kind, body: Bytes) -> Answer {
+    match kind {
+        Kind::Endorse => match peer.process(body).await {
+            Ok(response) => Answer::done(response.encode_to_vec()),
+            Err(error) if error.kind() == ErrorKind::Rejected => Answer::refused(error),
+            Err(error) => Answer::later(error),
+        },
+        Kind::Commit => {
+            let tx_id = TxId::from(String::from_utf8_lossy(&body).into_owned());
+            match rt::timeout(COMMIT_WAIT, channel.wait_committed(&tx_id)).await {
+                Ok(Ok(status)) => Answer::done(Commit { code: status.code.0, block: status.block }.encode()),
+                Ok(Err(error)) => Answer::later(error),
+                Err(_) => Answer::later("not committed yet"),
+            }
+        }
+        Kind::Order => Answer::refused(format_args!("a peer does not order; ask {ORDERER}")),
+    }
+}

@@ -1,0 +1,344 @@
+//! The oracle: what a ledger must come to, worked out one transaction after the other on plain maps.
+//!
+//! It is given the blocks as the orderer stored them, and says for each which transactions are valid, what the commit
+//! hash is, and what the state is afterwards. It shares nothing with the code under test but the signature check, the
+//! hash function and the generated wire types: messages are decoded with a protobuf library, nothing is cached, nothing
+//! runs in parallel, and every rule stands where Fabric's order of checks has it ([`Oracle::judge`]).
+//!
+//! Left out, and an error where it occurs: range summaries of more than one level. No client of the simulator makes
+//! private data or channel configurations.
+
+mod ranges;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::Bytes;
+use identity::{Hash, Identity, MspManager, Role, hex, sha256};
+use prost::Message;
+use proto::common::{self, ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
+use proto::kvrwset::KvrwSet;
+use proto::protos::{
+    self, ChaincodeAction, ChaincodeActionPayload, ChaincodeEndorsedAction, ChaincodeEvent, ChaincodeHeaderExtension,
+    ProposalResponsePayload, TxValidationCode as Code,
+};
+use proto::rwset::TxReadWriteSet;
+
+/// Block and transaction.
+pub type Version = (u64, u64);
+/// Namespace and key.
+pub type Key = (String, String);
+
+/// A key's value and the transaction that wrote it. No bytes are no value: the key is deleted, and in no state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub value: Bytes,
+    pub version: Version,
+}
+
+/// What the oracle says about a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// Each transaction's claimed id and its code.
+    pub transactions: Vec<(String, Code)>,
+    /// Nothing for block 0.
+    pub commit_hash: Option<Hash>,
+}
+
+impl Judged {
+    /// The block's transactions filter.
+    pub fn filter(&self) -> Vec<u8> {
+        self.transactions.iter().map(|(_, code)| *code as u8).collect()
+    }
+}
+
+/// The rules of a channel, as far as they decide about transactions.
+#[derive(Clone)]
+pub struct Rules {
+    pub channel: String,
+    pub members: Arc<MspManager>,
+    /// How many organisations must endorse, by a peer each.
+    pub endorsements_min: usize,
+    pub contracts: BTreeSet<String>,
+}
+
+/// A ledger in the making.
+pub struct Oracle {
+    rules: Rules,
+    state: BTreeMap<Key, Row>,
+    /// Ids of all transactions of earlier blocks, valid or not.
+    known: BTreeSet<String>,
+    tip: Option<common::BlockHeader>,
+    commit_hash: Option<Hash>,
+}
+
+/// A transaction that a valid read-write set is left of.
+struct Endorsed {
+    tx_id: String,
+    sets: Vec<(String, KvrwSet)>,
+}
+
+impl Oracle {
+    /// A ledger without blocks.
+    pub fn new(rules: Rules) -> Oracle {
+        Oracle { rules, state: BTreeMap::new(), known: BTreeSet::new(), tip: None, commit_hash: None }
+    }
+
+    /// All live keys.
+    pub fn state(&self) -> &BTreeMap<Key, Row> {
+        &self.state
+    }
+
+    /// Adds the next block.
+    ///
+    /// # Errors
+    /// If it does not follow the one before, or holds what the oracle has no rules for.
+    pub fn add(&mut self, block: &[u8]) -> Result<Judged, String> {
+        let block = common::Block::decode(block).map_err(|error| format!("a block that is no block: {error}"))?;
+        let header = block.header.ok_or("a block without a header")?;
+        let envelopes = block.data.unwrap_or_default().data;
+        let number = self.tip.as_ref().map_or(0, |tip| tip.number + 1);
+        if header.number != number {
+            return Err(format!("block {} where block {number} must be", header.number));
+        }
+        let previous = self.tip.as_ref().map(header_hash);
+        if header.previous_hash[..] != *previous.as_ref().map(|hash| &hash[..]).unwrap_or_default() {
+            return Err(format!("block {number} does not continue the chain"));
+        }
+        if header.data_hash[..] != sha256(envelopes.iter().map(|envelope| &envelope[..]))[..] {
+            return Err(format!("block {number} does not hash to its header"));
+        }
+        self.tip = Some(header);
+        if number == 0 {
+            // The configuration is in the empty namespace, which neither the commit hash nor contracts see.
+            return Ok(Judged { transactions: vec![(String::new(), Code::Valid)], commit_hash: None });
+        }
+
+        // Everything but conflicts, then duplicates within the block, then conflicts: as Fabric's two stages have it.
+        let mut transactions = Vec::new();
+        let mut endorsed = Vec::new();
+        let mut ids_of_block = BTreeSet::new();
+        for envelope in &envelopes {
+            let tx_id = claimed_id(envelope);
+            let mut verdict = self.judge(envelope);
+            if let Ok(Endorsed { tx_id, .. }) = &verdict
+                && !ids_of_block.insert(tx_id.clone())
+            {
+                verdict = Err(Code::DuplicateTxid);
+            }
+            transactions.push((tx_id, verdict.as_ref().err().copied().unwrap_or(Code::Valid)));
+            endorsed.push(verdict.ok());
+        }
+        let mut written = BTreeMap::new();
+        for (place, endorsed) in endorsed.into_iter().enumerate() {
+            let Some(endorsed) = endorsed else { continue };
+            match self.conflict(&endorsed, &written)? {
+                Some(code) => transactions[place].1 = code,
+                None => self.apply(endorsed, (number, place as u64), &mut written),
+            }
+        }
+        self.known.extend(transactions.iter().map(|(tx_id, _)| tx_id.clone()).filter(|tx_id| !tx_id.is_empty()));
+        let filter: Vec<u8> = transactions.iter().map(|(_, code)| *code as u8).collect();
+        self.commit_hash = Some(commit_hash(&filter, &written, self.commit_hash.as_ref()));
+        Ok(Judged { transactions, commit_hash: self.commit_hash })
+    }
+
+    /// The checks of one transaction that do not depend on its neighbours, in Fabric's order.
+    fn judge(&self, envelope: &[u8]) -> Result<Endorsed, Code> {
+        // 1. Form.
+        let envelope = Envelope::decode(envelope).map_err(|_| Code::InvalidOtherReason)?;
+        let payload = Payload::decode(envelope.payload.clone()).map_err(|_| Code::BadPayload)?;
+        let header = payload.header.ok_or(Code::BadCommonHeader)?;
+        let channel = ChannelHeader::decode(header.channel_header.clone()).map_err(|_| Code::BadCommonHeader)?;
+        let signed = SignatureHeader::decode(header.signature_header.clone()).map_err(|_| Code::BadCommonHeader)?;
+        const TYPES: [HeaderType; 3] = [HeaderType::EndorserTransaction, HeaderType::Config, HeaderType::ConfigUpdate];
+        let kind = TYPES.into_iter().find(|kind| *kind as i32 == channel.r#type).ok_or(Code::BadCommonHeader)?;
+        if channel.epoch != 0 || signed.nonce.is_empty() || signed.creator.is_empty() {
+            return Err(Code::BadCommonHeader);
+        }
+        // 2. The creator and its signature.
+        let creator = self.rules.members.identify(&signed.creator).map_err(|_| Code::BadCreatorSignature)?;
+        creator.verify(&envelope.payload, &envelope.signature).map_err(|_| Code::BadCreatorSignature)?;
+        // 3. The type. A channel is not reconfigured here.
+        match kind {
+            HeaderType::EndorserTransaction => {}
+            HeaderType::Config => return Err(Code::InvalidConfigTransaction),
+            _ => return Err(Code::UnsupportedTxPayload),
+        }
+        // 4. The id.
+        if channel.tx_id != hex::encode(sha256([&signed.nonce[..], &signed.creator[..]])) {
+            return Err(Code::BadProposalTxid);
+        }
+        // 5. One action, and it answers the proposal in the header.
+        let form = Code::InvalidEndorserTransaction;
+        let transaction = protos::Transaction::decode(payload.data).map_err(|_| form)?;
+        let [action] = &transaction.actions[..] else { return Err(form) };
+        let signed = SignatureHeader::decode(action.header.clone()).map_err(|_| form)?;
+        if signed.creator.is_empty() || signed.nonce.is_empty() {
+            return Err(form);
+        }
+        let asked = ChaincodeActionPayload::decode(action.payload.clone()).map_err(|_| form)?;
+        let ChaincodeEndorsedAction { proposal_response_payload, endorsements } = asked.action.ok_or(form)?;
+        let answer = ProposalResponsePayload::decode(proposal_response_payload.clone()).map_err(|_| form)?;
+        let proposal = [&header.channel_header[..], &action.header[..], &asked.chaincode_proposal_payload[..]];
+        if answer.proposal_hash[..] != sha256(proposal)[..] {
+            return Err(form);
+        }
+        // 6. The channel, and that the transaction is new.
+        if channel.channel_id != self.rules.channel {
+            return Err(Code::TargetChainNotFound);
+        }
+        if self.known.contains(&channel.tx_id) {
+            return Err(Code::DuplicateTxid);
+        }
+        // 7. The read-write set.
+        let extension =
+            ChaincodeHeaderExtension::decode(channel.extension).map_err(|_| Code::BadHeaderExtension)?;
+        let result = ChaincodeAction::decode(answer.extension).map_err(|_| Code::BadResponsePayload)?;
+        let set = TxReadWriteSet::decode(result.results).map_err(|_| Code::BadRwset)?;
+        let mut sets = Vec::new();
+        for namespace in set.ns_rwset {
+            sets.push((namespace.namespace, KvrwSet::decode(namespace.rwset).map_err(|_| Code::BadRwset)?));
+        }
+        // 8. The contract.
+        let asked = extension.chaincode_id.ok_or(Code::InvalidOtherReason)?;
+        let ran = result.chaincode_id.ok_or(Code::InvalidOtherReason)?;
+        if asked.name.is_empty() || asked.name != ran.name || ran.version.is_empty() {
+            return Err(Code::InvalidChaincode);
+        }
+        let event = ChaincodeEvent::decode(result.events).map_err(|_| Code::InvalidOtherReason)?;
+        if event != ChaincodeEvent::default() && event.chaincode_id != ran.name {
+            return Err(Code::InvalidOtherReason);
+        }
+        // 9. Where it writes.
+        let names: Vec<&str> = sets.iter().map(|(name, _)| name.as_str()).collect();
+        for (place, (name, set)) in sets.iter().enumerate() {
+            let is_system = ["", "_lifecycle", "cscc", "lscc", "qscc"].contains(&name.as_str());
+            if names[..place].contains(&name.as_str()) || (is_system && !set.writes.is_empty()) {
+                return Err(Code::IllegalWriteset);
+            }
+        }
+        // 10. Endorsements of the contract and of every contract it writes to; all have the same policy here.
+        let written = sets.iter().filter(|(_, set)| !set.writes.is_empty()).map(|(name, _)| name);
+        let is_endorsed = self.is_endorsed(&proposal_response_payload, &endorsements);
+        for contract in std::iter::once(&ran.name).chain(written) {
+            if !self.rules.contracts.contains(contract) {
+                return Err(Code::InvalidChaincode);
+            }
+            if !is_endorsed {
+                return Err(Code::EndorsementPolicyFailure);
+            }
+        }
+        Ok(Endorsed { tx_id: channel.tx_id, sets })
+    }
+
+    fn is_endorsed(&self, response: &[u8], endorsements: &[protos::Endorsement]) -> bool {
+        let organization = |endorsement: &protos::Endorsement| {
+            let peer: Arc<Identity> = self.rules.members.identify(&endorsement.endorser).ok()?;
+            peer.verify(&[response, &endorsement.endorser[..]].concat(), &endorsement.signature).ok()?;
+            peer.has_role(Role::Peer).then(|| peer.msp_id().to_string())
+        };
+        let organizations: BTreeSet<String> = endorsements.iter().filter_map(organization).collect();
+        organizations.len() >= self.rules.endorsements_min
+    }
+
+    /// Whether something that the transaction read has changed.
+    fn conflict(&self, transaction: &Endorsed, written: &BTreeMap<Key, Row>) -> Result<Option<Code>, String> {
+        for (namespace, set) in &transaction.sets {
+            for read in &set.reads {
+                let key = (namespace.clone(), read.key.clone());
+                let now = self.state.get(&key).map(|row| row.version);
+                let then = read.version.as_ref().map(|version| (version.block_num, version.tx_num));
+                // Whatever an earlier transaction of the block wrote has changed, even where nothing is different.
+                if written.contains_key(&key) || now != then {
+                    return Ok(Some(Code::MvccReadConflict));
+                }
+            }
+            for range in &set.range_queries_info {
+                if ranges::read(&self.state, namespace, range)? != ranges::recorded(range)? {
+                    return Ok(Some(Code::PhantomReadConflict));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn apply(&mut self, transaction: Endorsed, version: Version, written: &mut BTreeMap<Key, Row>) {
+        for (namespace, set) in transaction.sets {
+            for write in set.writes {
+                let key = (namespace.clone(), write.key);
+                let value = if write.is_delete { Bytes::new() } else { write.value };
+                let row = Row { value, version };
+                match row.value.is_empty() {
+                    true => self.state.remove(&key),
+                    false => self.state.insert(key.clone(), row.clone()),
+                };
+                written.insert(key, row);
+            }
+        }
+    }
+
+    /// A hash over all live rows, as [`state::WorldState::digest`] has it.
+    pub fn digest(&self) -> Hash {
+        let mut bytes = Vec::new();
+        for ((namespace, key), Row { value, version: (block, transaction) }) in &self.state {
+            for field in [namespace.as_bytes(), key.as_bytes(), value] {
+                bytes.extend((field.len() as u64).to_le_bytes());
+                bytes.extend(field);
+            }
+            let transaction = u32::try_from(*transaction).expect("a block has fewer transactions");
+            for field in [&block.to_le_bytes()[..], &transaction.to_le_bytes()[..]] {
+                bytes.extend((field.len() as u64).to_le_bytes());
+                bytes.extend(field);
+            }
+        }
+        sha256([&bytes[..]])
+    }
+}
+
+/// The id that an envelope claims, however wrong the rest of it is.
+fn claimed_id(envelope: &[u8]) -> String {
+    let channel_header = |envelope| {
+        let payload = Payload::decode(Envelope::decode(envelope).ok()?.payload).ok()?;
+        ChannelHeader::decode(payload.header?.channel_header).ok()
+    };
+    channel_header(envelope).map(|header: ChannelHeader| header.tx_id).unwrap_or_default()
+}
+
+/// SHA-256 over the DER encoding of SEQUENCE { INTEGER number, OCTET STRING previous, OCTET STRING data }.
+fn header_hash(header: &common::BlockHeader) -> Hash {
+    let mut number: Vec<u8> = header.number.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
+    if number.first().is_none_or(|byte| *byte >= 0x80) {
+        number.insert(0, 0);
+    }
+    let element = |tag: u8, content: &[u8]| [&[tag, u8::try_from(content.len()).expect("short")], content].concat();
+    let fields = [element(2, &number), element(4, &header.previous_hash), element(4, &header.data_hash)].concat();
+    sha256([&element(0x30, &fields)[..]])
+}
+
+/// Fabric's commit hash: over the filter, what the block wrote in the order of keys, and the commit hash before.
+fn commit_hash(filter: &[u8], written: &BTreeMap<Key, Row>, previous: Option<&Hash>) -> Hash {
+    let number = |number: u64| {
+        let bytes: Vec<u8> = number.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
+        // Zero is a zero byte long, by its length byte alone.
+        [&[bytes.len() as u8], &bytes[..]].concat()
+    };
+    let mut last_namespace = "";
+    let mut updates = proto::commit_hash::Updates::default();
+    for ((namespace, key), Row { value, version }) in written {
+        updates.writes.push(proto::commit_hash::KvWrite {
+            namespace: if namespace == last_namespace { String::new() } else { namespace.clone() },
+            key: key.clone().into(),
+            is_delete: value.is_empty(),
+            value: value.clone(),
+            version: [number(version.0), number(version.1)].concat().into(),
+            ..Default::default()
+        });
+        last_namespace = namespace;
+    }
+    let mut length = Vec::new();
+    prost::encoding::encode_varint(filter.len() as u64, &mut length);
+    sha256([&length[..], filter, &updates.encode_to_vec()[..], previous.map(|hash| &hash[..]).unwrap_or_default()])
+}

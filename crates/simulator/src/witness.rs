@@ -1,0 +1,187 @@
+//! What outsiders saw, held against what is seen later.
+//!
+//! The witness stands outside of the simulated world: it is on no node, and survives every crash. It holds three rules
+//! at every moment of a run:
+//! 1. At every number there is one block, with one filter and one commit hash, at whatever peer and whenever it is seen.
+//! 2. What a node has shown it still has after a crash. A peer shows a block when its height moves, when it tells a client
+//!    of a commit, or when it endorses on what the block wrote; an orderer when a peer has the block.
+//! 3. A client that asks twice about a transaction is told the same.
+//!
+//! The first breach is an accusation, and the run ends with it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::rt::{self, Instant, Stop, simulation::Sim};
+use identity::{Hash, hex};
+use ledger::Block;
+
+use crate::network::service::Commit;
+
+/// Lines of the story that are kept.
+const LINES_MAX: usize = 2_000;
+
+/// What a witness wrote down, for when its world is gone.
+#[derive(Clone, Default)]
+pub struct Notes(Arc<Mutex<Seen>>);
+
+impl Notes {
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What happened, line by line, with the seconds of virtual time.
+    pub fn story(&self) -> Vec<String> {
+        self.lock().story.clone()
+    }
+
+    /// The first thing that was wrong.
+    pub fn accusation(&self) -> Option<String> {
+        self.lock().accusation.clone()
+    }
+}
+
+/// Sees everything. Clones share what they saw.
+#[derive(Clone)]
+pub struct Witness {
+    sim: Sim,
+    notes: Notes,
+    accused: Stop,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// By number: what peers showed.
+    blocks: Vec<ShownBlock>,
+    /// By node: blocks that somebody else has seen of it.
+    shown: BTreeMap<String, u64>,
+    /// By transaction: what clients were told.
+    commits: BTreeMap<String, Commit>,
+    accusation: Option<String>,
+    story: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct ShownBlock {
+    hash: Hash,
+    filter: Vec<u8>,
+    commit_hash: Option<Hash>,
+}
+
+impl fmt::Display for ShownBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let short = |hash: &Hash| hex::encode(&hash[..4]);
+        let commit_hash = self.commit_hash.as_ref().map_or("none".to_owned(), short);
+        write!(f, "block hash {}, filter {:?}, commit hash {commit_hash}", short(&self.hash), self.filter)
+    }
+}
+
+impl Witness {
+    pub fn new(sim: Sim, notes: Notes) -> Witness {
+        Witness { sim, notes, accused: Stop::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.notes.lock()
+    }
+
+    /// Adds a line to the story of the run, and to its trace.
+    pub fn tell(&self, line: impl fmt::Display) {
+        let line = line.to_string();
+        let mut seen = self.lock();
+        if seen.story.len() < LINES_MAX {
+            let seconds = (rt::now() - Instant::from_nanos(0)).as_secs_f64();
+            seen.story.push(format!("{seconds:>10.6}  {line}"));
+        }
+        drop(seen);
+        self.sim.note(line);
+    }
+
+    /// Says that something is wrong. Only the first accusation counts.
+    pub fn accuse(&self, text: impl fmt::Display) {
+        let text = text.to_string();
+        self.tell(format_args!("WRONG: {text}"));
+        self.lock().accusation.get_or_insert(text);
+        self.accused.stop();
+    }
+
+    /// Runs a future; panics with the accusation as soon as there is one.
+    pub async fn watch<F: Future>(&self, future: F) -> F::Output {
+        let output = self.accused.or_stopped(future).await;
+        match (output, self.notes.accusation()) {
+            (Some(output), None) => output,
+            (_, accusation) => panic!("{}", accusation.unwrap_or_default()),
+        }
+    }
+
+    /// What clients were told, by transaction.
+    pub fn commits(&self) -> BTreeMap<String, Commit> {
+        self.lock().commits.clone()
+    }
+
+    /// The filter of a block that a peer has shown.
+    pub fn filter(&self, number: u64) -> Option<Vec<u8>> {
+        let seen = self.lock();
+        seen.blocks.get(usize::try_from(number).ok()?).map(|block| block.filter.clone())
+    }
+
+    /// A peer has a block as committed.
+    pub fn committed(&self, peer: &str, block: &Block) {
+        let number = block.number().get();
+        let commit_hash = match block.metadata().commit_hash() {
+            Ok(commit_hash) => commit_hash,
+            Err(error) => return self.accuse(format_args!("{peer} has block {number} with metadata of its own: {error}")),
+        };
+        let shown = ShownBlock { hash: block.hash(), filter: block.metadata().filter().to_vec(), commit_hash };
+        let mut seen = self.lock();
+        let height = seen.blocks.len() as u64;
+        let known = usize::try_from(number).ok().and_then(|number| seen.blocks.get(number)).cloned();
+        match known {
+            None if number == height => seen.blocks.push(shown),
+            Some(known) if known == shown => {}
+            None => {
+                drop(seen);
+                return self.accuse(format_args!("{peer} has block {number} while nobody had more than {height}"));
+            }
+            Some(known) => {
+                drop(seen);
+                return self.accuse(format_args!(
+                    "two blocks with the number {number}: {peer} has {shown}, and there was {known}"
+                ));
+            }
+        }
+        // The orderer's as well: this peer has the block from it.
+        for node in [peer, crate::scenario::ORDERER] {
+            let most = seen.shown.entry(node.to_owned()).or_default();
+            *most = (*most).max(number + 1);
+        }
+    }
+
+    /// A peer has let somebody see what this block wrote.
+    pub fn shown(&self, peer: &str, block: u64) {
+        let mut seen = self.lock();
+        let most = seen.shown.entry(peer.to_owned()).or_default();
+        *most = (*most).max(block + 1);
+    }
+
+    /// A node has started, with this many blocks.
+    pub fn opened(&self, node: &str, height: u64) {
+        let shown = self.lock().shown.get(node).copied().unwrap_or_default();
+        self.tell(format_args!("{node} starts with {height} blocks"));
+        if height < shown {
+            self.accuse(format_args!(
+                "{node} has shown {shown} blocks and starts with {height}: a block was visible before it was durable"
+            ));
+        }
+    }
+
+    /// A client was told what became of its transaction.
+    pub fn told(&self, peer: &str, tx_id: &str, commit: Commit) {
+        self.shown(peer, commit.block);
+        let before = self.lock().commits.insert(tx_id.to_owned(), commit);
+        if before.is_some_and(|before| before != commit) {
+            self.accuse(format_args!("{peer} says {commit:?} of transaction {tx_id}, and it was {before:?}"));
+        }
+    }
+}
