@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import { join } from 'node:path';
 import { checkpointers } from '@hyperledger/fabric-gateway';
+import { common, msp, peer } from '@hyperledger/fabric-protos';
 import { Network, channel, newAsset, take, text } from '../src/network.js';
 
 let network;
@@ -79,8 +80,26 @@ test('a block checkpoint resumes with the next block', async () => {
   assert.equal(Number(second.getNumber()), Number(first.getNumber()) + 1);
 });
 
-test('a transaction under the majority policy carries two endorsements', async () => {
+test('a transaction under the majority policy carries endorsements of two organisations', async () => {
   const contract = network.contract();
   const submitted = await contract.submitAsync('CreateAsset', { arguments: [newAsset(), 'b', '1', 'o', '1'] });
-  assert.equal((await submitted.getStatus()).code, 0);
+  const { code, blockNumber } = await submitted.getStatus();
+  assert.equal(code, 0);
+  const source = network.gateway(1).getNetwork(channel);
+  const [block] = await take(await source.getBlockEvents({ startBlock: blockNumber }), 1);
+  const signers = block
+    .getData()
+    .getDataList_asU8()
+    .map((bytes) => common.Payload.deserializeBinary(common.Envelope.deserializeBinary(bytes).getPayload_asU8()))
+    .filter((payload) => {
+      const header = common.ChannelHeader.deserializeBinary(payload.getHeader().getChannelHeader_asU8());
+      return header.getTxId() === submitted.getTransactionId();
+    })
+    .flatMap((payload) => peer.Transaction.deserializeBinary(payload.getData_asU8()).getActionsList())
+    .flatMap((action) =>
+      peer.ChaincodeActionPayload.deserializeBinary(action.getPayload_asU8()).getAction().getEndorsementsList(),
+    )
+    .map((endorsement) => msp.SerializedIdentity.deserializeBinary(endorsement.getEndorser_asU8()).getMspid());
+  assert.equal(new Set(signers).size, 2);
+  assert.ok(signers.includes('Org1MSP'));
 });

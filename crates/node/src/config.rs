@@ -162,7 +162,7 @@ impl Default for Ports {
 
 impl Default for Batch {
     fn default() -> Batch {
-        Batch { messages: 500, preferred_bytes: 2 << 20, timeout_ms: 100, absolute_bytes: 10 << 20 }
+        Batch { messages: 500, preferred_bytes: 16 << 20, timeout_ms: 100, absolute_bytes: 90 << 20 }
     }
 }
 
