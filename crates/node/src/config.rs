@@ -511,7 +511,7 @@ mod tests {
             ("[network]\npolicy = \"most\"", "network.policy"),
             ("[ports]\ngateway = 64000", "ports.gateway"),
             ("[contracts]\nbasic = { policy = \"AND(\" }", "contracts gives basic a policy"),
-            ("[batch]\npreferred_bytes = 20000000", "batch.preferred_bytes"),
+            ("[batch]\npreferred_bytes = 100000000", "batch.preferred_bytes"),
         ] {
             let error = Config::parse(text, "heddle.toml").expect_err(text).to_string();
             assert!(error.contains("heddle.toml") && error.contains(expected), "{text}: {error}");

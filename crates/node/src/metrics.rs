@@ -133,4 +133,29 @@ mod tests {
         assert!(ask(b"POST /metrics HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         assert!(!ask(b"HEAD /healthz HTTP/1.1\r\n\r\n").await.contains("\r\n\r\nok"));
     }
+
+    /// `HEDDLE_WRITE_DOCS=1` writes the page anew instead of comparing.
+    #[test]
+    fn the_document_lists_every_metric() {
+        register();
+        let mut page = String::from(
+            "# Metrics\n\nWhat `http://127.0.0.1:9443/metrics` shows, made from the declarations in the code.\n\n\
+             | metric | kind | meaning |\n|---|---|---|\n",
+        );
+        let own = event::catalogue().into_iter().filter(|event| !event.name.starts_with("heddle_example"));
+        for event::Description { name, documentation, sort } in own {
+            let kind = match sort {
+                event::Sort::Counter => "counter",
+                event::Sort::Gauge => "gauge",
+                event::Sort::Histogram(_) => "histogram",
+            };
+            page += &format!("| `{name}` | {kind} | {} |\n", documentation.trim().replace(['\n', '|'], " "));
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        if std::env::var_os("HEDDLE_WRITE_DOCS").is_some() {
+            std::fs::write(path, &page).expect("the docs folder is writable");
+        }
+        let kept = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(kept == page, "docs/metrics.md is out of date; run `HEDDLE_WRITE_DOCS=1 cargo test -p heddle-node`");
+    }
 }
