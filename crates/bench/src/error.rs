@@ -39,6 +39,12 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// No transaction could be endorsed, so that nobody knows how many endorsements one has.
+    #[error("no transaction is endorsed any more: {reason}")]
+    NotEndorsed {
+        /// What the gateway said last.
+        reason: String,
+    },
     /// Somebody stopped the run.
     #[error("interrupted")]
     Interrupted,
@@ -59,7 +65,7 @@ impl Error {
             Error::Load { .. } | Error::Write { .. } => ErrorKind::Rejected,
             Error::ServerGone(_) | Error::Interrupted => ErrorKind::Closed,
             Error::Proc(source) => ErrorKind::of_io(source),
-            Error::Stalled { .. } | Error::Connect { .. } => ErrorKind::Retry,
+            Error::Stalled { .. } | Error::Connect { .. } | Error::NotEndorsed { .. } => ErrorKind::Retry,
         }
     }
 }

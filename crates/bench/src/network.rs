@@ -12,14 +12,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use base::Bytes;
 use gateway::client::{Client, Connection, Form, Start, Status, Target};
 use identity::Signer;
-use proto::protos::deliver_response;
+use prost::Message as _;
+use proto::common::Payload;
+use proto::protos::{ChaincodeActionPayload, Transaction, deliver_response};
 use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::outcome::{BY_CONTRACT, Committed, Refused, Stage, Submit};
-use crate::workload::Call;
+use crate::workload::{Call, Workload, client_random};
 
 /// How a client learns that its transaction is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +95,35 @@ impl Network {
         }
         Ok(Network { channel: channel.to_owned(), lanes })
     }
+
+    /// How many endorsements a transaction of this workload carries: one is endorsed and not submitted.
+    ///
+    /// # Errors
+    /// None of [`ENDORSEMENT_ATTEMPTS_MAX`] transactions is endorsed.
+    pub async fn endorsements(&self, workload: &dyn Workload) -> Result<usize, Error> {
+        let client = &self.lanes[0].client;
+        let mut generator = workload.generator(0, client_random(u64::MAX, 0));
+        let mut reason = String::new();
+        for _ in 0..ENDORSEMENT_ATTEMPTS_MAX {
+            let call = generator.next();
+            let proposal = client.proposal(&self.channel, workload.contract(), call.function, &call.args).sign();
+            match client.endorse(&proposal).await {
+                Ok(transaction) => return Ok(count_endorsements(transaction.payload()).unwrap_or(0)),
+                Err(status) => reason = status.to_string(),
+            }
+        }
+        Err(Error::NotEndorsed { reason })
+    }
+}
+
+/// The contract may refuse some transactions.
+const ENDORSEMENT_ATTEMPTS_MAX: usize = 100;
+
+fn count_endorsements(payload: &Bytes) -> Option<usize> {
+    let payload = Payload::decode(payload.clone()).ok()?;
+    let transaction = Transaction::decode(payload.data).ok()?;
+    let action = ChaincodeActionPayload::decode(transaction.actions.first()?.payload.clone()).ok()?;
+    Some(action.action?.endorsements.len())
 }
 
 #[async_trait]

@@ -1,1 +1,56 @@
-fn main() {}
+//! The program `heddle`: networks, their ledgers, and measurements, from the command line.
+//!
+//! 1. [`cli`] says what can be asked. 2. [`command`] has a module for each command, which composes what the layers below
+//!    offer. 3. [`failure`] is what every command ends with when it cannot do what was asked: one line that says what
+//!    is wrong and what to do about it, and an exit code.
+//!
+//! No logic of networks or ledgers is here.
+
+mod block_view;
+mod cli;
+mod command;
+mod failure;
+mod instance;
+mod output;
+mod page;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(message) = failure.message() {
+                eprintln!("heddle: {message}");
+            }
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("heddle")
+        .build()
+        .map_err(|error| Failure::new(format!("no threads can be started: {error}")))?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Up(up) => command::up::run(up).await,
+            Command::Down(down) => command::down::run(&down).await,
+            Command::Status(status) => command::status::run(&status).await,
+            Command::Config => output::print(node::Config::default_text()),
+            Command::Ledger(cli::ledger::Ledger::Verify(verify)) => command::verify::run(&verify).await,
+            Command::Ledger(cli::ledger::Ledger::Show(show)) => command::show::run(&show).await,
+            Command::Bench(bench) => command::measure::run(&bench).await,
+        }
+    });
+    // What still blocks a thread after a command has ended (a signal's handler, a name look-up) is not waited for.
+    runtime.shutdown_background();
+    result
+}

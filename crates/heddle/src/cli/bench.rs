@@ -1,0 +1,213 @@
+//! `heddle bench`.
+
+use std::path::PathBuf;
+
+use bench::driver::CLIENTS_MAX;
+use bench::workload::ycsb::Mix;
+use bench::workload::{Choice, ZIPF_EXPONENTS};
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::network::Policy;
+
+const AFTER: &str = "\
+Unless --connect names a running network, the measurement starts one of its own in a temporary directory and removes it
+in the end, also after Ctrl-C. Processor times come from the kernel, for all of the network's servers together.
+docs/formats/bench.md explains the JSON.";
+
+#[derive(Subcommand, Debug)]
+pub enum Bench {
+    /// SmallBank: money moved between accounts, six kinds of transactions
+    #[command(after_help = format!("\
+Examples:
+  heddle bench smallbank
+  heddle bench smallbank --policy all --seconds 60 --json smallbank.json --plot smallbank.svg
+  heddle bench smallbank --zipf 0.9      contention on few accounts
+
+{AFTER}"))]
+    Smallbank(SmallBank),
+    /// YCSB: reads and updates of records of some size
+    #[command(after_help = format!("\
+Examples:
+  heddle bench ycsb                      half reads, half updates, 1 KB
+  heddle bench ycsb --value-bytes 10240
+  heddle bench ycsb --mix f --zipf 0.99  half reads, half read-modify-writes, skewed
+  heddle bench ycsb --mix read=80,update=10,scan=10
+
+{AFTER}"))]
+    Ycsb(Ycsb),
+    /// Food distribution: profiles clustered by k-means, heavy on the processor
+    #[command(after_help = format!("\
+Example:
+  heddle bench kmeans --clients 50
+
+{AFTER}"))]
+    Kmeans(KMeans),
+}
+
+impl Bench {
+    pub fn run(&self) -> &Run {
+        match self {
+            Bench::Smallbank(bench) => &bench.run,
+            Bench::Ycsb(bench) => &bench.run,
+            Bench::Kmeans(bench) => &bench.run,
+        }
+    }
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct SmallBank {
+    /// Number of accounts' owners
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
+    pub accounts: u64,
+    /// How many of a hundred transactions modify; the others read a balance
+    #[arg(long, value_name = "PERCENT", default_value_t = 95, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub writes: u64,
+    #[command(flatten)]
+    pub keys: Keys,
+    /// Bytes of each account's record
+    #[arg(long, value_name = "BYTES", default_value_t = 8, value_parser = clap::value_parser!(u64).range(8..=65_536))]
+    pub record_bytes: u64,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct Ycsb {
+    /// Number of records
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub records: u64,
+    /// Bytes of each value
+    #[arg(long, value_name = "BYTES", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub value_bytes: u64,
+    /// A letter from a to f, or parts that add up to 100: read, update, rmw, scan, insert
+    #[arg(long, value_name = "MIX", default_value = "a")]
+    pub mix: Mix,
+    #[command(flatten)]
+    pub keys: Keys,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct KMeans {
+    /// Number of profiles
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub profiles: u64,
+    /// Profiles that one clustering reads
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub points: u64,
+    /// Clusters
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub k: u64,
+    /// Most epochs of one clustering
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub epochs: u64,
+    /// Coordinates of a profile
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub dimensions: u64,
+    /// How little the clusters must move for a clustering to end
+    #[arg(long, value_name = "DISTANCE", default_value_t = 0.01)]
+    pub threshold: f64,
+    /// How many of a hundred transactions update a profile
+    #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub updates: u64,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+/// How keys are chosen.
+#[derive(Args, Debug, Clone)]
+pub struct Keys {
+    /// Choose keys by Zipf's law with this exponent, 0.01 to 0.99; without it uniformly
+    #[arg(long, value_name = "EXPONENT", value_parser = zipf_exponent)]
+    pub zipf: Option<f64>,
+}
+
+impl Keys {
+    pub fn choice(&self) -> Choice {
+        self.zipf.map_or(Choice::Uniform, Choice::Zipf)
+    }
+}
+
+fn zipf_exponent(text: &str) -> Result<f64, String> {
+    let exponent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let range = ZIPF_EXPONENTS;
+    if range.contains(&exponent) {
+        return Ok(exponent);
+    }
+    Err(format!("not at least {} and below {}", range.start, range.end))
+}
+
+/// What all workloads have in common.
+#[derive(Args, Debug, Clone)]
+pub struct Run {
+    /// How long to measure, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds, help_heading = "Run")]
+    pub seconds: f64,
+    /// How long to run before measuring, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds_or_none, help_heading = "Run")]
+    pub warm_up: f64,
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 400, help_heading = "Run",
+          value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
+    pub clients: u64,
+    /// Connections that the clients share, spread over all gateways [default: one a gateway]
+    #[arg(long, value_name = "N", help_heading = "Run", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub connections: Option<u64>,
+    /// How clients learn of a commit
+    #[arg(long, value_enum, value_name = "HOW", default_value = "status", help_heading = "Run")]
+    pub wait: WaitFor,
+    /// Fixes what each client does
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, help_heading = "Run")]
+    pub seed: u64,
+    /// Number of organisations, 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Network", conflicts_with = "connect",
+          value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub orgs: u8,
+    /// Who has to endorse a transaction
+    #[arg(long, value_enum, value_name = "WHO", default_value = "any", help_heading = "Network", conflicts_with = "connect")]
+    pub policy: Policy,
+    /// Settings of the network, as for `heddle up`
+    #[arg(long, value_name = "FILE", help_heading = "Network", conflicts_with = "connect")]
+    pub config: Option<PathBuf>,
+    /// Run the network without TLS
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub no_tls: bool,
+    /// Measure the running network of this directory instead
+    #[arg(long, value_name = "DIR", help_heading = "Network")]
+    pub connect: Option<PathBuf>,
+    /// The data is there already: do not load it
+    #[arg(long, help_heading = "Network", requires = "connect")]
+    pub no_load: bool,
+    /// Keep the temporary network's directory and say where it is
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub keep: bool,
+    /// Write the result as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Draw throughput and latency as SVG
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub plot: Option<PathBuf>,
+}
+
+/// How clients learn of a commit.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitFor {
+    /// They ask their gateway for the transaction's commit status
+    Status,
+    /// They follow the block events of their gateway's peer
+    Events,
+}
+
+const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;
+
+fn seconds(text: &str) -> Result<f64, String> {
+    seconds_or_none(text).and_then(|number| if number > 0.0 { Ok(number) } else { Err("not above 0".to_owned()) })
+}
+
+fn seconds_or_none(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.0..=SECONDS_MAX).contains(&number) => Ok(number),
+        _ => Err("not a number of seconds up to a week".to_owned()),
+    }
+}

@@ -1,0 +1,134 @@
+//! `heddle up`, `down` and `status`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::Directory;
+
+/// Start a network on this machine: organisations, their peers and gateways, and an orderer
+///
+/// The first start makes the network: certificates, keys, the channel and a connection profile for clients. Later starts
+/// open what is there. All organisations run in this one process and share nothing but the blocks.
+#[derive(Args, Debug, Clone, Default)]
+#[command(verbatim_doc_comment, after_help = "\
+Examples:
+  heddle up                          three organisations, any one of them endorses
+  heddle up --orgs 1                 the smallest network
+  heddle up --policy majority        most organisations must endorse each transaction
+  heddle up --dir ./other --any-ports   a second network beside the first
+  heddle up --detach                 in the background; `heddle status` and `heddle down` find it
+
+A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger
+and cannot change; everything else can, at each start.")]
+pub struct Up {
+    #[command(flatten)]
+    pub directory: DirectoryOrDefault,
+    /// Number of organisations, 1 to 16, each with a peer and a gateway [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub orgs: Option<u8>,
+    /// Who has to endorse a transaction [default: any]
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub policy: Option<Policy>,
+    /// The channel's name [default: mychannel]
+    #[arg(long, value_name = "NAME")]
+    pub channel: Option<String>,
+    /// Take settings from this file; `heddle config` prints one. Flags go before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub ports: Ports,
+    /// Serve without TLS: for experiments on one machine only
+    #[arg(long)]
+    pub no_tls: bool,
+    /// Run in the background: return once the network is ready, log to DIR/heddle.log
+    #[arg(long)]
+    pub detach: bool,
+    /// End when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub bound: bool,
+    /// Be a session of its own, as a detached network is
+    #[arg(long, hide = true)]
+    pub session: bool,
+}
+
+/// As [`Directory`], with a `Default`.
+#[derive(Args, Debug, Clone)]
+pub struct DirectoryOrDefault {
+    /// The network's directory; made when it is not there
+    #[arg(long = "dir", value_name = "DIR", default_value = super::DIRECTORY)]
+    pub dir: PathBuf,
+}
+
+impl Default for DirectoryOrDefault {
+    fn default() -> DirectoryOrDefault {
+        DirectoryOrDefault { dir: super::DIRECTORY.into() }
+    }
+}
+
+/// Where the network listens.
+#[derive(Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Ports")]
+pub struct Ports {
+    /// Address to listen on [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub address: Option<IpAddr>,
+    /// Port of the first organisation's gateway; each further one is 1000 higher [default: 7051]
+    #[arg(long, value_name = "PORT")]
+    pub gateway_port: Option<u16>,
+    /// Port of the orderer [default: 7050]
+    #[arg(long, value_name = "PORT")]
+    pub orderer_port: Option<u16>,
+    /// Port of metrics and health [default: 9443]
+    #[arg(long, value_name = "PORT")]
+    pub metrics_port: Option<u16>,
+    /// Take any free ports; what they are is printed and stands in the connection profile
+    #[arg(long, conflicts_with_all = ["gateway_port", "orderer_port", "metrics_port"])]
+    pub any_ports: bool,
+}
+
+/// Who has to endorse.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// One organisation, whichever it is
+    Any,
+    /// More than half of the organisations
+    Majority,
+    /// Every organisation
+    All,
+}
+
+impl Policy {
+    /// Its word in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Any => "any",
+            Policy::Majority => "majority",
+            Policy::All => "all",
+        }
+    }
+}
+
+/// Stop a network that runs in the background, or in another terminal
+///
+/// The network finishes what it has begun, makes everything durable and ends.
+#[derive(Args, Debug, Clone)]
+#[command(verbatim_doc_comment)]
+pub struct Down {
+    #[command(flatten)]
+    pub directory: Directory,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub timeout: u64,
+}
+
+/// Show what runs, how high each ledger is and how busy the network is
+#[derive(Args, Debug, Clone)]
+pub struct Status {
+    #[command(flatten)]
+    pub directory: Directory,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,95 @@
+use clap::CommandFactory as _;
+
+use super::*;
+
+/// The whole of `docs/cli.md`.
+fn document() -> String {
+    let mut text = String::from(
+        "# Command line\n\nMade from `crates/heddle/src/cli` by `UPDATE_DOCS=1 cargo test --package heddle cli`. Do not edit.\n",
+    );
+    let mut root = Cli::command();
+    root.build();
+    describe(&mut root, "heddle", &mut text);
+    text
+}
+
+fn describe(command: &mut clap::Command, path: &str, text: &mut String) {
+    let help = command.render_long_help().to_string();
+    // Values like the version differ between releases, and trailing blanks between versions of clap.
+    let help: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
+    text.push_str(&format!("\n## `{path}`\n\n```text\n{}\n```\n", help.join("\n")));
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    for name in names {
+        let sub = command.find_subcommand_mut(&name).expect("it was just listed");
+        describe(sub, &format!("{path} {name}"), text);
+    }
+}
+
+#[test]
+fn declarations_are_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn the_command_line_document_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
+    let document = document();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, &document).expect("the document can be written");
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(written == document, "docs/cli.md is out of date: UPDATE_DOCS=1 cargo test --package heddle cli");
+}
+
+#[test]
+fn no_line_of_help_is_too_wide_for_a_terminal() {
+    for line in document().lines() {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
+}
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn everyday_command_lines_are_understood() {
+    for line in [
+        "heddle up",
+        "heddle up --orgs 5 --policy majority --dir x --any-ports --detach",
+        "heddle up --config heddle.toml --gateway-port 8051",
+        "heddle down",
+        "heddle status --json",
+        "heddle config",
+        "heddle ledger verify --peer org2",
+        "heddle ledger show --block 3 --json",
+        "heddle bench smallbank --seconds 2.5 --clients 10 --json r.json",
+        "heddle bench smallbank --connect ./heddle-data --no-load",
+        "heddle bench ycsb --mix read=90,scan=10 --zipf 0.99 --wait events",
+        "heddle bench kmeans --k 5 --threshold 0.5",
+    ] {
+        assert!(parse(line).is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn nonsense_is_refused_before_anything_starts() {
+    for line in [
+        "heddle",
+        "heddle up --orgs 0",
+        "heddle up --orgs 17",
+        "heddle up --policy some",
+        "heddle up --any-ports --orderer-port 7050",
+        "heddle ledger show --block 1 --tx a",
+        "heddle bench smallbank --clients 0",
+        "heddle bench smallbank --seconds 0",
+        "heddle bench smallbank --seconds nan",
+        "heddle bench smallbank --zipf 1",
+        "heddle bench smallbank --accounts 1",
+        "heddle bench smallbank --connect d --orgs 3",
+        "heddle bench smallbank --no-load",
+        "heddle bench ycsb --mix read=90",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}

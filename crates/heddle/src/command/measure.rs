@@ -1,0 +1,252 @@
+//! `heddle bench`.
+//!
+//! 1. Start a network of its own in a temporary directory: this program again, as a child, so that the servers' processor
+//!    time is told from the clients'. Or take the running one that `--connect` names.
+//! 2. Price a signature on the quiet machine, run the workload, price it again.
+//! 3. Print the table, write JSON and plot.
+//! 4. End the child and remove its directory, however the run ended.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::rt::Stop;
+use bench::driver::{self, Plan, Servers};
+use bench::floor::Prices;
+use bench::network::{Gateway, Network, Wait};
+use bench::process::{self, Usage};
+use bench::progress::Terminal;
+use bench::report::{Report, Settings};
+use bench::workload::Workload;
+use bench::workload::kmeans::KMeans;
+use bench::workload::smallbank::SmallBank;
+use bench::workload::ycsb::Ycsb;
+use bench::plot;
+use node::Endpoints;
+
+use crate::cli::bench::{Bench, Run, WaitFor};
+use crate::cli::exit;
+use crate::failure::Failure;
+use crate::{instance, output};
+
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// A transaction that takes longer counts as an error.
+const CALL_DEADLINE: Duration = Duration::from_secs(30);
+
+pub async fn run(bench: &Bench) -> Result<(), Failure> {
+    let workload = workload(bench)?;
+    let run = bench.run();
+    let stop = Stop::new();
+    let interrupted = stop.clone();
+    tokio::spawn(async move {
+        let _ = tokio::signal::ctrl_c().await;
+        interrupted.stop();
+    });
+    match &run.connect {
+        Some(dir) => {
+            let endpoints = instance::expect_running(dir)?;
+            measure(run, workload, dir, &endpoints, &stop).await
+        }
+        None => {
+            let own = OwnNetwork::start(run, &stop).await?;
+            let result = measure(run, workload, &own.dir(), own.endpoints(), &stop).await;
+            if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
+                eprintln!("the network's log ends with:\n{}", own.log());
+            }
+            if run.keep {
+                output::print(&format!("the network stays in {}\n", own.dir().display()))?;
+            }
+            own.end().await;
+            result
+        }
+    }
+}
+
+fn workload(bench: &Bench) -> Result<Arc<dyn Workload>, Failure> {
+    Ok(match bench {
+        Bench::Smallbank(bench) => Arc::new(SmallBank {
+            accounts: bench.accounts,
+            writes_percent: bench.writes,
+            choice: bench.keys.choice(),
+            record_bytes: bench.record_bytes,
+        }),
+        Bench::Ycsb(bench) => Arc::new(Ycsb {
+            records: bench.records,
+            value_bytes: usize::try_from(bench.value_bytes).expect("at most 1 MiB, says the command line"),
+            mix: bench.mix,
+            choice: bench.keys.choice(),
+            seed: bench.run.seed,
+        }),
+        Bench::Kmeans(bench) => {
+            if bench.points > bench.profiles {
+                let message = format!("--points {} asks for more than the {} profiles", bench.points, bench.profiles);
+                return Err(Failure::new(message));
+            }
+            Arc::new(KMeans {
+                profiles: bench.profiles,
+                points: bench.points,
+                clusters: bench.k,
+                epochs: bench.epochs,
+                dimensions: bench.dimensions,
+                threshold: bench.threshold,
+                updates_percent: bench.updates,
+                seed: bench.run.seed,
+            })
+        }
+    })
+}
+
+async fn measure(
+    run: &Run,
+    workload: Arc<dyn Workload>,
+    dir: &Path,
+    endpoints: &Endpoints,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let organizations = endpoints.gateways.len();
+    let gateways = (1..=organizations)
+        .map(|number| Ok(Gateway { target: endpoints.target(dir, number)?, user: endpoints.user(dir, number)? }))
+        .collect::<Result<Vec<Gateway>, node::NodeError>>()?;
+    let wait = match run.wait {
+        WaitFor::Status => Wait::Status,
+        WaitFor::Events => Wait::Events,
+    };
+    let connections = run.connections.map_or(organizations, |number| number as usize);
+    let network = Network::connect(&endpoints.channel, &gateways, connections, wait, CALL_DEADLINE).await?;
+    let network = Arc::new(network);
+    let plan = Plan {
+        clients: run.clients as usize,
+        seed: run.seed,
+        load: !run.no_load,
+        warm_up: Duration::from_secs_f64(run.warm_up),
+        window: Duration::from_secs_f64(run.seconds),
+    };
+    let mut settings = Settings {
+        figure: workload.name().to_owned(),
+        organizations,
+        policy: endpoints.policy.clone(),
+        endorsers: 0,
+        clients: plan.clients,
+        connections,
+        wait: wait.name().to_owned(),
+        tls: endpoints.tls,
+        seed: run.seed,
+        warm_up_seconds: run.warm_up,
+        workload: workload.parameters(),
+    };
+    let servers = Process { id: endpoints.process, dir: dir.to_path_buf() };
+    let mut terminal = Terminal::new();
+    let before = Prices::measure();
+    let measured = driver::run(&plan, workload.clone(), network.clone(), &servers, &mut terminal, stop).await;
+    drop(terminal);
+    let measurement = measured?;
+    settings.endorsers = network.endorsements(workload.as_ref()).await?;
+    let report = Report::new(settings, measurement, before.mean(Prices::measure()));
+    output::print(&report.to_table())?;
+    if let Some(path) = &run.json {
+        report.write_json(path)?;
+    }
+    if let Some(path) = &run.plot {
+        plot::write_svg(&report, path)?;
+    }
+    Ok(())
+}
+
+/// The one process that runs all servers.
+struct Process {
+    id: u32,
+    dir: PathBuf,
+}
+
+impl Servers for Process {
+    fn usage(&self) -> std::io::Result<Usage> {
+        process::usage(Some(self.id))
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        process::disk_bytes(&self.dir)
+    }
+}
+
+/// A network in a temporary directory, which goes when this is dropped.
+struct OwnNetwork {
+    child: Child,
+    folder: tempfile::TempDir,
+    endpoints: Option<Endpoints>,
+}
+
+impl OwnNetwork {
+    async fn start(run: &Run, stop: &Stop) -> Result<OwnNetwork, Failure> {
+        let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
+        let mut folder = tempfile::Builder::new()
+            .prefix("heddle-bench-")
+            .tempdir()
+            .map_err(|error| failed("no temporary directory", error))?;
+        folder.disable_cleanup(run.keep);
+        let log = std::fs::File::create(folder.path().join("heddle.log"));
+        let log = log.map_err(|error| failed("the network's log", error))?;
+        let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
+        let mut command = Command::new(program);
+        command.args(["up", "--bound", "--any-ports", "--dir"]).arg(folder.path().join("network"));
+        command.args(["--orgs", &run.orgs.to_string(), "--policy", run.policy.name()]);
+        if let Some(config) = &run.config {
+            command.arg("--config").arg(config);
+        }
+        if run.no_tls {
+            command.arg("--no-tls");
+        }
+        // In a group of its own, so that Ctrl-C reaches the clients alone and they end the network in order.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|error| failed("the network cannot be started", error))?;
+        let mut network = OwnNetwork { child, folder, endpoints: None };
+        network.wait_until_ready(stop).await?;
+        Ok(network)
+    }
+
+    async fn wait_until_ready(&mut self, stop: &Stop) -> Result<(), Failure> {
+        let (dir, process) = (self.dir(), self.child.id());
+        let ended = || {
+            let ended = self.child.try_wait();
+            let ended = ended.map_err(|error| Failure::new(format!("the network's process: {error}")))?;
+            Ok(ended.is_some() || stop.is_stopped())
+        };
+        self.endpoints = instance::ready(&dir, process, READY_PATIENCE, ended).await?;
+        match &self.endpoints {
+            Some(_) => Ok(()),
+            None if stop.is_stopped() => Err(Failure::interrupted()),
+            None => Err(Failure::new(format!("the network did not start:\n{}", self.log()))),
+        }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.folder.path().join("network")
+    }
+
+    fn endpoints(&self) -> &Endpoints {
+        self.endpoints.as_ref().expect("it was ready when it was started")
+    }
+
+    fn log(&self) -> String {
+        super::tail(&self.folder.path().join("heddle.log"))
+    }
+
+    /// Ends the network in order.
+    async fn end(mut self) {
+        let asked = Instant::now();
+        let _ = instance::terminate(self.child.id());
+        while asked.elapsed() < STOP_PATIENCE && matches!(self.child.try_wait(), Ok(None)) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for OwnNetwork {
+    fn drop(&mut self) {
+        // It has ended already, unless something went wrong.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

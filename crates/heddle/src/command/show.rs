@@ -1,0 +1,149 @@
+//! `heddle ledger show`.
+//!
+//! A running network is asked through its gateway (the system contract `qscc`), a stopped one is read from its directory,
+//! under its lock so that it does not start meanwhile.
+
+use std::path::Path;
+
+use base::{BlockNumber, Bytes, TxId};
+use gateway::client::{Client, Connection, Status};
+use ledger::Block;
+use prost::Message as _;
+use proto::common::BlockchainInfo;
+use serde_json::{Value, json};
+use storage::DataDirectory;
+use storage::blocks::BlockStore;
+
+use crate::cli::ledger::Show;
+use crate::failure::Failure;
+use crate::{block_view, instance, output};
+
+/// Blocks that are listed when none is named.
+const BLOCKS_LISTED: u64 = 10;
+/// Whom to ask for blocks.
+const BLOCK_CONTRACT: &str = "qscc";
+
+pub async fn run(arguments: &Show) -> Result<(), Failure> {
+    let source = Source::open(&arguments.directory.dir, &arguments.peer).await?;
+    let view = match (arguments.block, &arguments.tx) {
+        (Some(number), _) => {
+            let height = source.height().await?;
+            if number >= height {
+                return Err(Failure::new(format!("there is no block {number}; the newest is {}", height.max(1) - 1)));
+            }
+            block_view::block(&source.block(number).await?)
+        }
+        (None, Some(id)) => {
+            let block = source.block_with(id).await?;
+            let index = block.envelopes().position(|envelope| {
+                ledger::Transaction::decode(&envelope).is_ok_and(|transaction| transaction.header().tx_id() == id)
+            });
+            let index = index.ok_or_else(|| Failure::new(format!("block {} does not hold {id}", block.number())))?;
+            block_view::transaction(&block, index)
+        }
+        (None, None) => newest(&source).await?,
+    };
+    if arguments.json {
+        return output::print_json(&view);
+    }
+    output::print(&match view["blocks"].as_array() {
+        Some(blocks) => list(&view, blocks),
+        None => block_view::outline(&view),
+    })
+}
+
+async fn newest(source: &Source) -> Result<Value, Failure> {
+    let height = source.height().await?;
+    let mut blocks = Vec::new();
+    for number in (height.saturating_sub(BLOCKS_LISTED)..height).rev() {
+        blocks.push(block_view::summary(&source.block(number).await?));
+    }
+    Ok(json!({ "channel": source.channel, "height": height, "blocks": blocks }))
+}
+
+fn list(view: &Value, blocks: &[Value]) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut lines = vec![format!("channel {}, {} blocks", text(&view["channel"]), view["height"])];
+    lines.push(format!("{:>8}  {:>12}  {:>8}  {:>12}  hash", "block", "transactions", "valid", "bytes"));
+    for block in blocks {
+        lines.push(format!(
+            "{:>8}  {:>12}  {:>8}  {:>12}  {}",
+            block["number"].to_string(),
+            block["transactions"].to_string(),
+            block["valid"].to_string(),
+            block["bytes"].to_string(),
+            text(&block["hash"])
+        ));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Where blocks come from.
+struct Source {
+    channel: String,
+    kind: Kind,
+}
+
+enum Kind {
+    Running(Box<Client>),
+    /// The directory's lock is held for as long as it is read.
+    Stopped(BlockStore, #[allow(dead_code)] DataDirectory),
+}
+
+impl Source {
+    async fn open(dir: &Path, peer: &str) -> Result<Source, Failure> {
+        if let Some(endpoints) = instance::running(dir)? {
+            let number = super::organization(endpoints.gateways.iter().map(|gateway| &gateway.name), peer)? + 1;
+            let connection = Connection::connect(&endpoints.target(dir, number)?).await.map_err(Failure::new)?;
+            let client = Client::new(connection, endpoints.user(dir, number)?);
+            return Ok(Source { channel: endpoints.channel, kind: Kind::Running(Box::new(client)) });
+        }
+        let network = super::config(dir)?.network;
+        let peer = &network.organizations[super::organization(network.organizations.iter(), peer)?];
+        let lock = DataDirectory::open(dir).await.map_err(Failure::new)?;
+        let store = super::block_store(&lock, peer, &network.channel).await?;
+        Ok(Source { channel: network.channel, kind: Kind::Stopped(store, lock) })
+    }
+
+    async fn height(&self) -> Result<u64, Failure> {
+        match &self.kind {
+            Kind::Stopped(store, _) => Ok(store.height()),
+            Kind::Running(client) => {
+                let info = self.ask(client, "GetChainInfo", None).await?;
+                let info = BlockchainInfo::decode(info).map_err(|error| Failure::new(format!("GetChainInfo: {error}")))?;
+                Ok(info.height)
+            }
+        }
+    }
+
+    async fn block(&self, number: u64) -> Result<Block, Failure> {
+        let bytes = match &self.kind {
+            Kind::Stopped(store, _) => {
+                let stored = store.read(BlockNumber(number)).map_err(Failure::new)?;
+                stored.ok_or_else(|| Failure::new(format!("there is no block {number}")))?
+            }
+            Kind::Running(client) => self.ask(client, "GetBlockByNumber", Some(number.to_string())).await?,
+        };
+        Block::parse(&bytes).map_err(|error| Failure::new(format!("block {number} cannot be read: {error}")))
+    }
+
+    async fn block_with(&self, id: &str) -> Result<Block, Failure> {
+        match &self.kind {
+            Kind::Stopped(store, _) => {
+                let place = store.find_transaction(&TxId::from(id)).map_err(Failure::new)?;
+                let place = place.ok_or_else(|| Failure::new(format!("there is no transaction {id}")))?;
+                self.block(place.block.get()).await
+            }
+            Kind::Running(client) => {
+                let bytes = self.ask(client, "GetBlockByTxID", Some(id.to_owned())).await?;
+                Block::parse(&bytes).map_err(|error| Failure::new(format!("the block of {id} cannot be read: {error}")))
+            }
+        }
+    }
+
+    async fn ask(&self, client: &Client, function: &str, argument: Option<String>) -> Result<Bytes, Failure> {
+        let args: Vec<Bytes> = std::iter::once(self.channel.clone()).chain(argument).map(Bytes::from).collect();
+        let proposal = client.proposal(&self.channel, BLOCK_CONTRACT, function, &args).sign();
+        client.evaluate(&proposal).await.map_err(|status: Status| Failure::new(format!("{function}: {status}")))
+    }
+}

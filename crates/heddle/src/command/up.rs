@@ -1,0 +1,253 @@
+//! `heddle up`.
+//!
+//! 1. The settings: what the network was made with, or the file of `--config`, or the defaults; flags go before them.
+//! 2. With `--detach`: make or check the network here, where an error can be shown, then start this program again in the
+//!    background and wait until it is ready.
+//! 3. Otherwise: run the network, say what is where, and wait for a signal or a failure.
+//!
+//! The first signal stops in order; a second one ends at once, which loses nothing that was acknowledged.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use node::config::organization_names;
+use node::{Config, Endpoints, Network};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::cli::network::Up;
+use crate::failure::Failure;
+use crate::{instance, output};
+
+/// How long a detached network may take: it may have blocks to replay.
+const READY_PATIENCE: Duration = Duration::from_secs(120);
+
+pub async fn run(arguments: Up) -> Result<(), Failure> {
+    let start = Instant::now();
+    let dir = arguments.directory.dir.clone();
+    let is_new = !super::exists(&dir);
+    let config = settings(&arguments)?;
+    if arguments.session {
+        // The terminal that started this network may be closed.
+        rustix::process::setsid().map_err(|error| Failure::new(format!("no session of its own: {error}")))?;
+    }
+    if arguments.bound {
+        let name = rustix::process::Signal::TERM;
+        rustix::process::set_parent_process_death_signal(Some(name))
+            .map_err(|error| Failure::new(format!("the parent's end cannot be watched: {error}")))?;
+    }
+    let mut stop = StopSignals::listen()?;
+    node::logging::start(&config.log).map_err(Failure::new)?;
+    let network = Network::open_or_create(&dir, Some(&config)).await?;
+    if arguments.detach {
+        drop(network);
+        return detach(&dir, is_new, start).await;
+    }
+    let running = network.run().await?;
+    output::print(&banner(&dir, &Endpoints::load(&dir)?, is_new, start.elapsed()))?;
+    let failed = tokio::select! {
+        () = stop.received() => None,
+        reason = running.failed() => Some(reason),
+    };
+    let stopping = async {
+        tokio::select! {
+            stopped = running.stop() => stopped.map_err(Failure::from),
+            () = stop.received() => Err(Failure::interrupted()),
+        }
+    };
+    stopping.await?;
+    match failed {
+        None => Ok(()),
+        Some(reason) => Err(Failure::new(format!("the network has ended: {reason}"))),
+    }
+}
+
+/// SIGINT and SIGTERM.
+struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    fn listen() -> Result<StopSignals, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(format!("signals cannot be received: {error}")));
+        Ok(StopSignals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// What the network is to be run with.
+fn settings(arguments: &Up) -> Result<Config, Failure> {
+    let dir = &arguments.directory.dir;
+    let mut config = match &arguments.config {
+        Some(path) => Config::load(path).map_err(Failure::new)?,
+        None if super::exists(dir) => super::config(dir)?,
+        None => Config::default(),
+    };
+    apply(arguments, &mut config);
+    // Flags are checked like a file, which is what they would become.
+    Config::parse(&config.to_text(), "the command line").map_err(Failure::new)
+}
+
+fn apply(arguments: &Up, config: &mut Config) {
+    if let Some(organizations) = arguments.orgs {
+        config.network.organizations = organization_names(usize::from(organizations));
+    }
+    if let Some(policy) = arguments.policy {
+        config.network.policy = policy.name().to_owned();
+    }
+    if let Some(channel) = &arguments.channel {
+        config.network.channel.clone_from(channel);
+    }
+    let ports = &arguments.ports;
+    if let Some(address) = ports.address {
+        config.ports.host = address;
+    }
+    let any = ports.any_ports.then_some(0);
+    for (asked, port) in [
+        (ports.gateway_port, &mut config.ports.gateway),
+        (ports.orderer_port, &mut config.ports.orderer),
+        (ports.metrics_port, &mut config.ports.metrics),
+    ] {
+        if let Some(asked) = asked.or(any) {
+            *port = asked;
+        }
+    }
+    if arguments.no_tls {
+        config.tls = false;
+    }
+}
+
+async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), Failure> {
+    let log = dir.join("heddle.log");
+    let mut child = spawn_detached(&log)?;
+    let process = child.id();
+    let ready = instance::ready(dir, process, READY_PATIENCE, || {
+        let ended = child.try_wait().map_err(|error| Failure::new(format!("process {process}: {error}")))?;
+        Ok(ended.is_some())
+    });
+    match ready.await? {
+        Some(endpoints) => {
+            let text = banner(dir, &endpoints, is_new, start.elapsed());
+            output::print(&format!(
+                "{text}\nIt runs in the background as process {process} and logs to {}. `heddle down --dir {}` ends it.\n",
+                log.display(),
+                dir.display()
+            ))
+        }
+        None => {
+            // It may be alive and slow; nobody would find it again.
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(Failure::new(format!("the network did not start; {} ends with:\n{}", log.display(), super::tail(&log))))
+        }
+    }
+}
+
+fn spawn_detached(log: &Path) -> Result<Child, Failure> {
+    let open = || OpenOptions::new().create(true).append(true).open(log);
+    let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
+    let (out, error_out): (File, File) = open()
+        .and_then(|out| Ok((out, open()?)))
+        .map_err(|error| failed(&log.display().to_string(), error))?;
+    let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
+    // The same command line again, but for one flag.
+    let arguments = std::env::args_os().skip(1).map(|argument| match argument.to_str() {
+        Some("--detach") => "--session".into(),
+        _ => argument,
+    });
+    Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(error_out)
+        .spawn()
+        .map_err(|error| failed("the network cannot be started in the background", error))
+}
+
+/// What is where, and what to do next.
+fn banner(dir: &Path, endpoints: &Endpoints, is_new: bool, took: Duration) -> String {
+    let made = if is_new { "made in" } else { "opened in" };
+    let policy = match endpoints.policy.as_str() {
+        "any" => "any one organisation endorses",
+        "majority" => "a majority of the organisations endorses",
+        "all" => "all organisations endorse",
+        other => other,
+    };
+    let mut lines = vec![
+        format!("Heddle {}: the network is ready after {:.1} s.", env!("CARGO_PKG_VERSION"), took.as_secs_f64()),
+        format!("  {made:<14} {}", dir.display()),
+        format!("  {:<14} {}, {policy}", "channel", endpoints.channel),
+    ];
+    let scheme = if endpoints.tls { "grpcs" } else { "grpc" };
+    for gateway in &endpoints.gateways {
+        lines.push(format!("  {:<14} {scheme}://{}", gateway.msp_id, gateway.address));
+    }
+    lines.push(format!("  {:<14} {scheme}://{}", "orderer", endpoints.orderer));
+    lines.push(format!("  {:<14} http://{}/metrics", "metrics", endpoints.metrics));
+    let shown = |path: PathBuf| path.display().to_string();
+    lines.push(format!("  {:<14} {}", "certificates", shown(dir.join("organizations"))));
+    if let Some(first) = endpoints.gateways.first() {
+        let profile = format!("profiles/connection-{}.json", first.name.to_ascii_lowercase());
+        lines.push(format!("  {:<14} {}", "profile", shown(dir.join(profile))));
+    }
+    let client = dir.join("client");
+    lines.push(format!("  {:<14} {}", "client", shown(client.clone())));
+    lines.push(String::new());
+    lines.push("Next, in another terminal:".to_owned());
+    lines.push(format!("  cd {} && npm install && node app.js", client.display()));
+    lines.push(format!("  heddle status --dir {}", dir.display()));
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn settings_of(line: &str) -> Result<Config, Failure> {
+        match Cli::try_parse_from(line.split_whitespace()).expect("a command line").command {
+            Command::Up(up) => settings(&up),
+            other => panic!("not up: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_go_before_the_file_and_the_file_before_what_is_remembered() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = folder.path().display();
+        let defaults = settings_of(&format!("heddle up --dir {dir}")).expect("the defaults");
+        assert_eq!(defaults, Config::default());
+
+        let mut remembered = Config::default();
+        remembered.network.organizations = organization_names(2);
+        remembered.batch.messages = 77;
+        std::fs::write(folder.path().join("heddle.toml"), remembered.to_text()).expect("it can be written");
+        std::fs::write(folder.path().join("genesis.block"), "").expect("it can be written");
+        let opened = settings_of(&format!("heddle up --dir {dir} --any-ports")).expect("what is remembered");
+        assert_eq!((opened.network.organizations.len(), opened.batch.messages, opened.ports.gateway), (2, 77, 0));
+
+        let file = folder.path().join("other.toml");
+        std::fs::write(&file, "[batch]\nmessages = 9\n").expect("it can be written");
+        let line = format!("heddle up --dir {dir} --config {} --orgs 4 --policy all --no-tls", file.display());
+        let config = settings_of(&line).expect("file and flags");
+        assert_eq!((config.network.organizations.len(), config.batch.messages), (4, 9));
+        assert_eq!(config.network.policy, "all");
+        assert!(!config.tls);
+    }
+
+    #[test]
+    fn flags_are_checked_like_a_file() {
+        let failure = settings_of("heddle up --dir /nonexistent --channel Not_A_Channel").expect_err("refused");
+        assert!(failure.message().is_some_and(|message| message.contains("channel")), "{failure:?}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Whether a network's directory is in use, and by which process.
+//!
+//! The truth is the lock that the running process holds on `LOCK`; `endpoints.json` says which process that is and where
+//! it listens, but stays behind when the process ends.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use node::Endpoints;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cli::exit;
+use crate::command;
+use crate::failure::Failure;
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// The endpoints of the network that runs in a directory; `None` when none runs there.
+///
+/// # Errors
+/// There is no network in the directory, or its files cannot be read.
+pub fn running(dir: &Path) -> Result<Option<Endpoints>, Failure> {
+    command::expect_network(dir)?;
+    if !dir.join("endpoints.json").exists() || !is_locked(dir)? {
+        return Ok(None);
+    }
+    Ok(Some(Endpoints::load(dir)?))
+}
+
+/// As [`running`], for commands that need a running network.
+///
+/// # Errors
+/// No network runs in the directory.
+pub fn expect_running(dir: &Path) -> Result<Endpoints, Failure> {
+    running(dir)?.ok_or_else(|| {
+        let dir = dir.display();
+        let message = format!("the network in {dir} is not running; start it with `heddle up --dir {dir}`");
+        Failure::with_code(exit::NOT_RUNNING, message)
+    })
+}
+
+/// Whether a process holds the directory's lock.
+fn is_locked(dir: &Path) -> Result<bool, Failure> {
+    let path = dir.join("LOCK");
+    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(failed(error)),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(std::fs::TryLockError::WouldBlock) => Ok(true),
+        Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+/// Asks a process to end.
+///
+/// # Errors
+/// It has gone, or belongs to somebody else.
+pub fn terminate(process: u32) -> std::io::Result<()> {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
+    Ok(kill_process(pid, Signal::TERM)?)
+}
+
+/// Waits until nobody holds the directory's lock. False when that has not come within `patience`.
+///
+/// # Errors
+/// The lock cannot be read.
+pub async fn released(dir: &Path, patience: Duration) -> Result<bool, Failure> {
+    let start = Instant::now();
+    while is_locked(dir)? {
+        if start.elapsed() > patience {
+            return Ok(false);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(true)
+}
+
+/// Waits until the network that process `process` starts in a directory is ready. `ended` tells that the process has
+/// ended instead. `None` when the process has ended or `patience` has run out.
+///
+/// # Errors
+/// `ended` fails.
+pub async fn ready(
+    dir: &Path,
+    process: u32,
+    patience: Duration,
+    mut ended: impl FnMut() -> Result<bool, Failure>,
+) -> Result<Option<Endpoints>, Failure> {
+    let start = Instant::now();
+    while start.elapsed() < patience {
+        // Endpoints are written last, when everything listens; a half-written file is read again.
+        if let Ok(endpoints) = Endpoints::load(dir)
+            && endpoints.process == process
+        {
+            return Ok(Some(endpoints));
+        }
+        if ended()? {
+            return Ok(None);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(None)
+}

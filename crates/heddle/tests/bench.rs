@@ -1,0 +1,45 @@
+//! A short measurement against a real network from the command line. Nothing here asserts speed.
+
+mod support;
+
+use serde_json::Value;
+use support::{run, text};
+
+#[test]
+fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (json, plot) = (folder.path().join("r.json"), folder.path().join("r.svg"));
+    let output = run(&[
+        "bench", "smallbank", "--seconds", "2", "--warm-up", "0.5", "--clients", "20", "--accounts", "500", "--json",
+        &json.display().to_string(), "--plot", &plot.display().to_string(),
+    ]);
+    assert!(output.status.success(), "{}", text(&output));
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
+    assert_eq!(report["figure"], "smallbank");
+    assert!(report["valid_tps"].as_f64().is_some_and(|tps| tps > 1.0), "{report:#}");
+    assert!(report["ratios"]["server_cpu_over_crypto_floor"].as_f64().is_some_and(|ratio| ratio > 0.5), "{report:#}");
+    assert_eq!(report["rows"][0]["errors"], serde_json::json!({}), "{report:#}");
+    assert_eq!(report["rows"][1]["verifications"], 9);
+    assert!(text(&output).contains("crypto floor"));
+    assert!(std::fs::read_to_string(&plot).expect("it was drawn").contains("<svg"));
+}
+
+#[test]
+fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
+    for arguments in [
+        &["ycsb", "--records", "200", "--mix", "read=40,update=30,rmw=10,scan=10,insert=10", "--wait", "events"][..],
+        &["kmeans", "--profiles", "100", "--points", "20", "--k", "4", "--policy", "majority"],
+        &["smallbank", "--accounts", "100", "--zipf", "0.9", "--orgs", "1", "--no-tls"],
+    ] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let json = folder.path().join("r.json").display().to_string();
+        let mut line = vec!["bench"];
+        line.extend(arguments);
+        line.extend(["--seconds", "1", "--warm-up", "0", "--clients", "10", "--json", &json]);
+        let output = run(&line);
+        assert!(output.status.success(), "{line:?}: {}", text(&output));
+        let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
+        assert!(report["rows"][0]["valid"].as_u64().is_some_and(|valid| valid > 0), "{line:?}: {report:#}");
+        assert_eq!(report["rows"][0]["errors"], serde_json::json!({}), "{line:?}: {report:#}");
+    }
+}

@@ -1,0 +1,132 @@
+//! A network's life from the command line: up, status, ledgers, down, and what is refused.
+
+mod support;
+
+use base::Bytes;
+use serde_json::Value;
+use support::{Network, run, text};
+
+fn json(arguments: &[&str]) -> Value {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", text(&output)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_shows_the_same_while_its_network_runs_and_when_it_is_stopped() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("network");
+    let dir = path.display().to_string();
+    let network = Network::start(&path, &["--orgs", "2"]);
+    let client = network.client(1).await;
+    let args = ["asset7", "blue", "5", "Tom", "100"].map(Bytes::from);
+    let committed = client.transact(&network.endpoints.channel, "basic", "CreateAsset", &args).await;
+    let committed = committed.expect("it commits");
+    assert!(committed.commit.is_valid());
+    network.settle().await;
+
+    let number = committed.commit.block.to_string();
+    let show = |peer: &str| json(&["ledger", "show", "--dir", &dir, "--peer", peer, "--block", &number, "--json"]);
+    let running = show("org1");
+    let transaction = &running["transactions"][0];
+    assert_eq!(transaction["id"], committed.tx_id, "{running:#}");
+    assert_eq!(transaction["code"], "VALID");
+    assert_eq!(transaction["call"]["contract"], "basic");
+    assert_eq!(transaction["call"]["args"][1], "asset7");
+    assert!(transaction["creator"].as_str().is_some_and(|creator| creator.starts_with("Org1MSP: ")), "{running:#}");
+    assert_eq!(show("org2"), running);
+    let by_id = json(&["ledger", "show", "--dir", &dir, "--tx", &committed.tx_id, "--json"]);
+    assert_eq!(by_id["state"], transaction["state"]);
+
+    let status = json(&["status", "--dir", &dir, "--json"]);
+    assert_eq!(status["channel"], "mychannel", "{status:#}");
+    assert_eq!(status["process"], network.endpoints.process);
+
+    let verify = run(&["ledger", "verify", "--dir", &dir]);
+    assert_eq!(verify.status.code(), Some(1), "a running network cannot be verified: {}", text(&verify));
+    assert!(text(&verify).contains("heddle down"), "{}", text(&verify));
+    network.down();
+
+    assert_eq!(show("org1"), running, "the stopped ledger shows the same");
+    let list = run(&["ledger", "show", "--dir", &dir]);
+    assert!(text(&list).contains("2 blocks"), "{}", text(&list));
+    let verify = run(&["ledger", "verify", "--dir", &dir]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    for command in ["status", "down"] {
+        let output = run(&[command, "--dir", &dir]);
+        assert_eq!(output.status.code(), Some(4), "{command}: {}", text(&output));
+        assert!(text(&output).contains("heddle up"), "{}", text(&output));
+    }
+}
+
+#[test]
+fn a_detached_network_is_found_reopened_and_ended() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network").display().to_string();
+    let up = ["up", "--detach", "--any-ports", "--orgs", "1", "--dir", &dir];
+    for made in ["made in", "opened in"] {
+        let output = run(&up);
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(text(&output).contains(made), "{}", text(&output));
+        let status = json(&["status", "--dir", &dir, "--json"]);
+        assert_eq!(status["gateways"].as_array().map(Vec::len), Some(1), "{status:#}");
+        let second = run(&up);
+        assert_eq!(second.status.code(), Some(1), "two processes for one directory: {}", text(&second));
+        let output = run(&["down", "--dir", &dir]);
+        assert!(output.status.success(), "{}", text(&output));
+    }
+    let contradiction = run(&["up", "--dir", &dir, "--orgs", "2"]);
+    assert_eq!(contradiction.status.code(), Some(1));
+    assert!(text(&contradiction).contains("another directory"), "{}", text(&contradiction));
+}
+
+#[test]
+fn damage_is_found_and_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("network");
+    let dir = path.display().to_string();
+    Network::start(&path, &["--orgs", "1"]).down();
+    let mut segments = Vec::new();
+    collect(&path.join("peers/org1"), &mut segments);
+    let segment = segments.iter().max_by_key(|segment| segment.1).expect("the ledger has a segment").0.clone();
+    let mut bytes = std::fs::read(&segment).expect("it can be read");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&segment, bytes).expect("it can be written");
+    let output = run(&["ledger", "verify", "--dir", &dir]);
+    assert!(!output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("block 0") || text(&output).contains("segment"), "{}", text(&output));
+}
+
+/// The segments of blocks below a folder, with their sizes.
+fn collect(folder: &std::path::Path, into: &mut Vec<(std::path::PathBuf, u64)>) {
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "segment") {
+            into.push((path.clone(), entry.metadata().map_or(0, |metadata| metadata.len())));
+        }
+    }
+}
+
+#[test]
+fn the_printed_configuration_is_the_default_one() {
+    let output = run(&["config"]);
+    assert!(output.status.success());
+    let config = node::Config::parse(&text(&output), "heddle config").expect("it parses");
+    assert_eq!(config, node::Config::default());
+}
+
+#[test]
+fn a_directory_without_a_network_is_named_in_the_error() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().display().to_string();
+    for arguments in [&["status"][..], &["down"], &["ledger", "verify"], &["ledger", "show"]] {
+        let mut line = arguments.to_vec();
+        line.extend(["--dir", &dir]);
+        let output = run(&line);
+        assert_eq!(output.status.code(), Some(1), "{line:?}");
+        assert!(text(&output).contains("holds no network"), "{}", text(&output));
+    }
+}

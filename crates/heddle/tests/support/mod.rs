@@ -1,0 +1,128 @@
+//! Starting, asking and ending networks as processes of the real program.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use base::Bytes;
+use gateway::client::{Client, Connection};
+use node::Endpoints;
+use prost::Message as _;
+use proto::common::BlockchainInfo;
+
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program with these arguments.
+pub fn heddle(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_heddle"));
+    command.args(arguments);
+    command
+}
+
+/// Runs the program to its end.
+pub fn run(arguments: &[&str]) -> Output {
+    heddle(arguments).stdin(Stdio::null()).output().expect("the program can be started")
+}
+
+/// What it printed on both outputs.
+pub fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// A network in a process of its own, killed when dropped.
+pub struct Network {
+    child: Child,
+    pub endpoints: Endpoints,
+    dir: std::path::PathBuf,
+}
+
+impl Network {
+    /// Starts `heddle up` in a directory, on any free ports, and waits until it is ready.
+    pub fn start(dir: &Path, arguments: &[&str]) -> Network {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.with_extension("log")).expect("a log");
+        let mut command = heddle(&["up", "--bound", "--any-ports", "--dir"]);
+        command.arg(dir).args(arguments);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        let mut child = child.expect("the program can be started");
+        let start = Instant::now();
+        loop {
+            match Endpoints::load(dir) {
+                Ok(endpoints) if endpoints.process == child.id() => {
+                    return Network { child, endpoints, dir: dir.to_path_buf() };
+                }
+                _ => {}
+            }
+            let ended = child.try_wait().expect("it is a child");
+            if ended.is_some() || start.elapsed() > READY_PATIENCE {
+                let log = std::fs::read_to_string(dir.with_extension("log")).unwrap_or_default();
+                let _ = child.kill();
+                panic!("the network did not start ({ended:?}):\n{log}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// A client of organisation `number`, from 1.
+    pub async fn client(&self, number: usize) -> Client {
+        let target = self.endpoints.target(&self.dir, number).expect("the organisation is there");
+        let user = self.endpoints.user(&self.dir, number).expect("it has a user");
+        Client::new(Connection::connect(&target).await.expect("it listens"), user)
+    }
+
+    /// The height of each peer's ledger.
+    pub async fn heights(&self) -> Vec<u64> {
+        let mut heights = Vec::new();
+        for number in 1..=self.endpoints.gateways.len() {
+            let client = self.client(number).await;
+            let channel = &self.endpoints.channel;
+            let args = [Bytes::from(channel.clone())];
+            let proposal = client.proposal(channel, "qscc", "GetChainInfo", &args).sign();
+            let info = client.evaluate(&proposal).await.expect("the peer answers");
+            heights.push(BlockchainInfo::decode(info).expect("a BlockchainInfo").height);
+        }
+        heights
+    }
+
+    /// Waits until all peers are at one height and stay there, and returns it.
+    pub async fn settle(&self) -> u64 {
+        let start = Instant::now();
+        let mut before = Vec::new();
+        loop {
+            let heights = self.heights().await;
+            if heights == before && heights.iter().all(|height| *height == heights[0]) {
+                return heights[0];
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "the peers stay at different heights: {heights:?}");
+            before = heights;
+            tokio::time::sleep(Duration::from_millis(600)).await;
+        }
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it is a child");
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is a child").is_none()
+    }
+
+    /// Ends it with `heddle down` and expects a clean end.
+    pub fn down(mut self) {
+        let dir = self.dir.display().to_string();
+        let output = run(&["down", "--dir", &dir]);
+        assert!(output.status.success(), "{}", text(&output));
+        let status = self.child.wait().expect("it is a child");
+        assert!(status.success(), "the network ended with {status}");
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
