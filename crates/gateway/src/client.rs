@@ -278,8 +278,10 @@ impl Client {
         let request = Bytes::from(request.encode_to_vec());
         let signature = self.signer.sign(&request);
         let (mut requests, mut responses) = self.connection.open("/gateway.Gateway/ChaincodeEvents", None).await?;
-        requests.send(&wire::SignedChaincodeEventsRequest { request, signature }).await?;
-        requests.close();
+        // A gateway that refuses may do so before it has read the request; its answer says why.
+        if requests.send(&wire::SignedChaincodeEventsRequest { request, signature }).await.is_ok() {
+            requests.close();
+        }
         responses.started().await?;
         Ok(Events { responses })
     }
@@ -307,7 +309,8 @@ impl Client {
             Form::Filtered => "/protos.Deliver/DeliverFiltered",
         };
         let (mut requests, responses) = self.connection.open(path, None).await?;
-        requests.send(&envelope).await?;
+        // A peer that refuses may do so before it has read the request; the stream of blocks says why.
+        let _ = requests.send(&envelope).await;
         Ok(Blocks { _requests: requests, responses })
     }
 

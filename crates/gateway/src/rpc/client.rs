@@ -191,13 +191,11 @@ impl Connection {
     ) -> Result<Bytes, Status> {
         let call = async {
             let (mut requests, mut responses) = self.start(path, deadline).await?;
+            // The server may answer before it has taken everything; its answer is what counts then.
             if framed.len() <= UNGATED_BYTES_MAX {
-                requests.stream.send_data(framed, true).map_err(|error| from_h2(&error))?;
-            } else {
-                // The server may answer before it has taken everything; its answer is what counts.
-                if requests.send_framed(framed).await.is_ok() {
-                    requests.close();
-                }
+                let _ = requests.stream.send_data(framed, true);
+            } else if requests.send_framed(framed).await.is_ok() {
+                requests.close();
             }
             let answer = responses.next_bytes().await?;
             let answer = answer.ok_or_else(|| Status::new(Code::Internal, "success without an answer"))?;

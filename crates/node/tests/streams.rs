@@ -1,0 +1,306 @@
+//! Commit statuses, events and blocks: where they start, when they end, and who may have them.
+
+mod common;
+
+use std::time::Duration;
+
+use base::Bytes;
+use common::{CHANNEL, TestNetwork, args, config};
+use gateway::client::{Client, Code, Form, Start, Status};
+use prost::Message as _;
+use proto::common::{Envelope, Payload, Status as Answer};
+use proto::gateway::{
+    ChaincodeEventsRequest, CommitStatusRequest, CommitStatusResponse, SignedChaincodeEventsRequest,
+    SignedCommitStatusRequest,
+};
+use proto::orderer::seek_info::SeekBehavior;
+use proto::orderer::{SeekInfo, SeekPosition};
+use proto::protos::deliver_response::Type;
+
+async fn create(client: &Client, id: &str) -> gateway::client::Committed {
+    let committed = client.transact(CHANNEL, "events", "CreateAsset", &args(&[id, "blue", "5", "Ada", "300"])).await;
+    let committed = committed.unwrap_or_else(|status| panic!("{status}"));
+    assert!(committed.commit.is_valid(), "{committed:?}");
+    committed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_is_for_members_who_signed_the_request() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let committed = create(&client, "a").await;
+    let ask = async |signer: &identity::Signer, channel: &str, spoil: bool| {
+        let request = CommitStatusRequest {
+            transaction_id: committed.tx_id.clone(),
+            channel_id: channel.into(),
+            identity: signer.serialized().clone(),
+        };
+        let request = Bytes::from(request.encode_to_vec());
+        let signature = if spoil { signer.sign(b"other bytes") } else { signer.sign(&request) };
+        let request = SignedCommitStatusRequest { request, signature };
+        let answer: Result<CommitStatusResponse, Status> =
+            client.connection().unary("/gateway.Gateway/CommitStatus", &request, None).await;
+        answer.map_err(|status| status.code)
+    };
+    let user = client.signer();
+    assert_eq!(ask(user, CHANNEL, false).await.map(|answer| answer.result), Ok(0));
+    assert_eq!(ask(&network.expired_user(), CHANNEL, false).await.map(|answer| answer.result), Ok(0));
+    assert_eq!(ask(user, CHANNEL, true).await.map(|_| ()), Err(Code::PermissionDenied));
+    assert_eq!(ask(&network.foreign_user(), CHANNEL, false).await.map(|_| ()), Err(Code::PermissionDenied));
+    assert_eq!(ask(user, "other", false).await.map(|_| ()), Err(Code::PermissionDenied));
+    let impatient = client.with_deadline(Some(Duration::from_millis(200)));
+    let status = impatient.commit_status(CHANNEL, "unknown").await.expect_err("no such transaction");
+    assert_eq!(status.code, Code::DeadlineExceeded);
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_for_members_who_signed_the_request() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let ask = async |signer: &identity::Signer, channel: &str, start: Option<SeekPosition>, spoil: bool| {
+        let request = ChaincodeEventsRequest {
+            channel_id: channel.into(),
+            chaincode_id: "events".into(),
+            identity: signer.serialized().clone(),
+            start_position: start,
+            ..Default::default()
+        };
+        let request = Bytes::from(request.encode_to_vec());
+        let signature = if spoil { signer.sign(b"other bytes") } else { signer.sign(&request) };
+        let (mut requests, mut responses) =
+            client.connection().open("/gateway.Gateway/ChaincodeEvents", None).await.expect("a stream");
+        requests.send(&SignedChaincodeEventsRequest { request, signature }).await.expect("an open stream");
+        responses.started().await.map_err(|status| status.code)
+    };
+    let user = client.signer();
+    assert_eq!(ask(user, CHANNEL, None, false).await, Ok(()));
+    assert_eq!(ask(&network.expired_user(), CHANNEL, None, false).await, Ok(()));
+    assert_eq!(ask(user, CHANNEL, None, true).await, Err(Code::PermissionDenied));
+    assert_eq!(ask(&network.foreign_user(), CHANNEL, None, false).await, Err(Code::PermissionDenied));
+    assert_eq!(ask(user, "other", None, false).await, Err(Code::PermissionDenied));
+    let newest = Some(Start::Newest.position());
+    assert_eq!(ask(user, CHANNEL, newest, false).await, Err(Code::InvalidArgument));
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let mut following = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
+    let first = create(&client, "a").await;
+    let second = create(&client, "b").await;
+    let event = following.next().await.expect("events").expect("events");
+    assert_eq!((event.block_number, &event.events[0].tx_id), (first.commit.block, &first.tx_id));
+    assert_eq!(event.events[0].event_name, "CreateAsset");
+    assert!(event.events[0].payload.starts_with(b"{"));
+
+    // Two endorsed against one state: the later one conflicts, and its event never shows.
+    let transfer = |owner: &str| client.proposal(CHANNEL, "events", "TransferAsset", &args(&["a", owner])).sign();
+    let (winner, loser) = (transfer("Grace"), transfer("Edsger"));
+    let winning = client.endorse(&winner).await.expect("an endorsement");
+    let losing = client.endorse(&loser).await.expect("an endorsement");
+    client.submit(&winning).await.expect("an orderer");
+    assert!(client.commit_status(CHANNEL, winner.tx_id()).await.expect("a commit").is_valid());
+    client.submit(&losing).await.expect("an orderer");
+    assert_eq!(client.commit_status(CHANNEL, loser.tx_id()).await.expect("a commit").code, 11);
+    let last = create(&client, "c").await;
+
+    let mut replayed = client.chaincode_events(CHANNEL, "events", Start::Block(0), None).await.expect("a stream");
+    let mut seen = Vec::new();
+    while seen.last() != Some(&last.tx_id) {
+        let events = replayed.next().await.expect("events").expect("events");
+        seen.extend(events.events.into_iter().map(|event| event.tx_id));
+    }
+    assert_eq!(seen, [&first.tx_id, &second.tx_id, winner.tx_id(), &last.tx_id]);
+
+    let mut after =
+        client.chaincode_events(CHANNEL, "events", Start::Block(0), Some(&second.tx_id)).await.expect("a stream");
+    let event = after.next().await.expect("events").expect("events");
+    assert_eq!(event.events[0].tx_id, winner.tx_id());
+    let mut other = client.chaincode_events(CHANNEL, "basic", Start::Block(0), None).await.expect("a stream");
+    let silent = tokio::time::timeout(Duration::from_millis(200), other.next()).await;
+    assert!(silent.is_err(), "events of another contract: {silent:?}");
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filtered_blocks_name_events_and_leave_their_payload_out() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let committed = create(&client, "a").await;
+    let block = committed.commit.block;
+    let mut blocks = client.deliver(CHANNEL, Start::Block(0), Some(block), Form::Filtered).await.expect("a stream");
+    let Some(Type::FilteredBlock(genesis)) = blocks.next().await.expect("a block") else { panic!("no block") };
+    assert_eq!((genesis.number, genesis.channel_id.as_str()), (0, CHANNEL));
+    let mut last = None;
+    for _ in 0..block {
+        last = blocks.next().await.expect("a block");
+    }
+    let Some(Type::FilteredBlock(filtered)) = last else { panic!("{last:?}") };
+    let transaction = &filtered.filtered_transactions[0];
+    assert_eq!((transaction.txid.as_str(), transaction.tx_validation_code), (committed.tx_id.as_str(), 0));
+    let Some(proto::protos::filtered_transaction::Data::TransactionActions(actions)) = &transaction.data else {
+        panic!("{transaction:?}")
+    };
+    let event = actions.chaincode_actions[0].chaincode_event.as_ref().expect("an event");
+    assert_eq!((event.event_name.as_str(), event.payload.len()), ("CreateAsset", 0));
+    assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::Success as i32))));
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_blocks_get_fabrics_statuses() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    create(&client, "a").await;
+    let height = network.running.peer(0).channel(CHANNEL).expect("a channel").height();
+    let seek = |start: Start, stop: Start| SeekInfo {
+        start: Some(start.position()),
+        stop: Some(stop.position()),
+        ..Default::default()
+    };
+    let good = seek(Start::Oldest, Start::Newest);
+    let of = async |signer: identity::Signer, channel: &str, seek: &SeekInfo| {
+        network.client_of(signer).await.seek_envelope(channel, seek)
+    };
+    let user = client.signer().clone();
+    let envelope = of(user.clone(), CHANNEL, &good).await;
+    let changed = |change: fn(&mut proto::common::ChannelHeader)| {
+        common::altered(&envelope.payload, &user, |payload| {
+            let header = payload.header.as_mut().expect("a header");
+            let mut channel_header =
+                proto::common::ChannelHeader::decode(header.channel_header.clone()).expect("a channel header");
+            change(&mut channel_header);
+            header.channel_header = channel_header.encode_to_vec().into();
+        })
+    };
+    let fail_if_not_ready =
+        SeekInfo { behavior: SeekBehavior::FailIfNotReady as i32, ..seek(Start::Newest, Start::Block(1 << 40)) };
+    let cases = [
+        ("random bytes", common::signed(Bytes::from_static(b"\xff\xff"), &user), Answer::BadRequest),
+        ("no header", common::signed(Payload::default().encode_to_vec().into(), &user), Answer::BadRequest),
+        ("no timestamp", changed(|header| header.timestamp = None), Answer::BadRequest),
+        (
+            "a timestamp an hour off",
+            changed(|header| header.timestamp.as_mut().expect("a time").seconds -= 3600),
+            Answer::BadRequest,
+        ),
+        ("no start", of(user.clone(), CHANNEL, &SeekInfo { start: None, ..good }).await, Answer::BadRequest),
+        ("no stop", of(user.clone(), CHANNEL, &SeekInfo { stop: None, ..good }).await, Answer::BadRequest),
+        (
+            "a stop before the start",
+            of(user.clone(), CHANNEL, &seek(Start::Block(1), Start::Block(0))).await,
+            Answer::BadRequest,
+        ),
+        ("an unknown channel", of(user.clone(), "other", &good).await, Answer::NotFound),
+        (
+            "a start beyond the next block",
+            of(user.clone(), CHANNEL, &seek(Start::Block(height + 1), Start::Block(height + 9))).await,
+            Answer::NotFound,
+        ),
+        ("no signature", Envelope { signature: Bytes::new(), ..envelope.clone() }, Answer::Forbidden),
+        ("another signature", Envelope { signature: user.sign(b"other"), ..envelope.clone() }, Answer::Forbidden),
+        ("a foreign authority", of(network.foreign_user(), CHANNEL, &good).await, Answer::Forbidden),
+        ("an expired certificate", of(network.expired_user(), CHANNEL, &good).await, Answer::Forbidden),
+    ];
+    for form in [Form::Full, Form::Filtered] {
+        for (case, envelope, expected) in &cases {
+            let mut blocks = client.deliver_envelope(envelope.clone(), form).await.expect("a stream");
+            assert_eq!(blocks.next().await, Ok(Some(Type::Status(*expected as i32))), "{case}");
+            assert_eq!(blocks.next().await, Ok(None), "{case}");
+        }
+        let envelope = of(user.clone(), CHANNEL, &fail_if_not_ready).await;
+        let mut blocks = client.deliver_envelope(envelope, form).await.expect("a stream");
+        assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_) | Type::FilteredBlock(_)))));
+        assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::NotFound as i32))));
+    }
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_are_waited_for_and_follow_one_another() {
+    let network = TestNetwork::start(&config(2)).await;
+    let client = network.client(0).await;
+    let mut blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+    let height = network.running.peer(0).channel(CHANNEL).expect("a channel").height();
+    let early = tokio::time::timeout(Duration::from_millis(100), blocks.next()).await;
+    assert!(early.is_err(), "{early:?}");
+    let committed = create(&client, "a").await;
+    let Some(Type::Block(block)) = blocks.next().await.expect("a block") else { panic!("no block") };
+    let header = block.header.expect("a header");
+    assert_eq!(header.number, height);
+    assert_eq!(header.number, committed.commit.block);
+    assert!(!header.data_hash.is_empty());
+    let metadata = block.metadata.expect("metadata");
+    assert_eq!(metadata.metadata[2][..], [0]);
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_call_more_than_may_be_in_progress_is_refused_at_once() {
+    let mut config = config(1);
+    config.limits.calls = 3;
+    config.limits.streams = 2;
+    let network = TestNetwork::start(&config).await;
+    let client = network.client(0).await;
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let client = client.with_deadline(Some(Duration::from_millis(700)));
+            tokio::spawn(async move { client.commit_status(CHANNEL, "unknown").await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let status = client.commit_status(CHANNEL, "unknown").await.expect_err("no place");
+    assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+    for call in waiting {
+        assert_eq!(call.await.expect("no panic").expect_err("no commit").code, Code::DeadlineExceeded);
+    }
+    create(&client, "a").await;
+    let first = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a place");
+    let _second = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a place");
+    let refused = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await;
+    assert_eq!(refused.err().map(|status| status.code), Some(Code::ResourceExhausted));
+    drop(first);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a place that was given back");
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_misses_nothing_and_holds_up_nobody() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let mut slow = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
+    let mut slow_blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+    let payload = "x".repeat(200_000);
+    let mut expected = Vec::new();
+    for index in 0..40 {
+        let id = format!("asset-{index}");
+        let created =
+            client.transact(CHANNEL, "events", "CreateAsset", &args(&[&id, &payload, "5", "Ada", "300"])).await;
+        let created = created.unwrap_or_else(|status| panic!("{status}"));
+        assert!(created.commit.is_valid());
+        expected.push((created.commit.block, created.tx_id));
+    }
+    for (block, tx_id) in &expected {
+        let events = slow.next().await.expect("events").expect("events");
+        assert_eq!((events.block_number, &events.events[0].tx_id), (*block, tx_id));
+        let Some(Type::Block(delivered)) = slow_blocks.next().await.expect("a block") else { panic!("no block") };
+        assert_eq!(delivered.header.expect("a header").number, *block);
+    }
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_end_as_unavailable_when_the_network_stops() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let mut events = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
+    let mut blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    network.stop().await;
+    assert_eq!(events.next().await.expect_err("an end").code, Code::Unavailable);
+    assert_eq!(blocks.next().await.expect_err("an end").code, Code::Unavailable);
+}
