@@ -1,6 +1,5 @@
 //! The gRPC layer on its own, with a service that echoes.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -41,33 +40,31 @@ impl Service for Echo {
         })
     }
 
-    fn call(&self, method: Method, call: Call) -> impl Future<Output = ()> + Send {
-        async move {
-            match method {
-                Method::Once => call.unary(|message| async move { Ok(prefixed(&message)) }).await,
-                Method::Forever => call.unary(|_| std::future::pending()).await,
-                Method::Refuse => {
-                    call.unary(|message| async move {
-                        Err(Status::new(Code::Aborted, String::from_utf8_lossy(&message).into_owned()))
-                    })
-                    .await
-                }
-                Method::Stream => {
-                    call.streaming(async |messages, responder| {
-                        loop {
-                            match messages.next().await {
-                                Ok(Some(message)) => {
-                                    if responder.send(prefixed(&message)).await.is_err() {
-                                        return Status::ok();
-                                    }
+    async fn call(&self, method: Method, call: Call) {
+        match method {
+            Method::Once => call.unary(|message| async move { Ok(prefixed(&message)) }).await,
+            Method::Forever => call.unary(|_| std::future::pending()).await,
+            Method::Refuse => {
+                let refuse = |message: Bytes| async move {
+                    Err(Status::new(Code::Aborted, String::from_utf8_lossy(&message).into_owned()))
+                };
+                call.unary(refuse).await
+            }
+            Method::Stream => {
+                call.streaming(async |messages, responder| {
+                    loop {
+                        match messages.next().await {
+                            Ok(Some(message)) => {
+                                if responder.send(prefixed(&message)).await.is_err() {
+                                    return Status::ok();
                                 }
-                                Ok(None) => return Status::ok(),
-                                Err(status) => return status,
                             }
+                            Ok(None) => return Status::ok(),
+                            Err(status) => return status,
                         }
-                    })
-                    .await
-                }
+                    }
+                })
+                .await
             }
         }
     }

@@ -11,6 +11,9 @@ use proto::protos::{
     ChaincodeActionPayload, ChaincodeProposalPayload, ProposalResponsePayload, Transaction as WireTransaction,
 };
 
+/// What is done to a payload before it is signed.
+type Change = Box<dyn Fn(&mut Payload)>;
+
 async fn endorsed(client: &Client, id: &str) -> Transaction {
     let proposal =
         client.proposal(CHANNEL, "basic", "CreateAsset", &common::args(&[id, "blue", "5", "Ada", "300"])).sign();
@@ -99,7 +102,7 @@ async fn envelopes_that_were_tampered_with_get_fabrics_codes() {
             action.proposal_response_payload = response.encode_to_vec().into();
         });
     };
-    let cases: Vec<(&str, i32, Box<dyn Fn(&mut Payload)>)> = vec![
+    let cases: Vec<(&str, i32, Change)> = vec![
         ("nothing altered", 0, Box::new(|_| {})),
         ("an altered result", 10, Box::new(change_result)),
         (
