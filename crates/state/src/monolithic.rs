@@ -130,7 +130,8 @@ impl WorldState for Monolithic {
         let _one_at_a_time = self.persisting.lock().await;
         let target = self.height();
         let inner = self.inner.clone();
-        if target > inner.tables.savepoint().height {
+        // The durable savepoint, not the written one: an earlier call may have written one and failed to persist it.
+        if target > inner.tables.durable_savepoint().height {
             let written = base::rt::blocking(move || inner.write_savepoint(target)).await?;
             self.inner.tables.persist().await?;
             let inner = self.inner.clone();
