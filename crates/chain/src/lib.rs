@@ -19,6 +19,7 @@ pub mod commit;
 pub mod endorse;
 pub mod error;
 pub mod events;
+mod fault;
 pub mod order;
 pub mod peer;
 pub mod rwset;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
-use base::{BlockNumber, Bytes, Epoch, TxId};
+use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId};
 use ledger::{Block, Hash};
 use state::{UpdateBatch, WorldState};
 use storage::blocks::{BlockStore, NO_PREVIOUS, NewBlock};
@@ -17,6 +17,7 @@ use storage::blocks::{BlockStore, NO_PREVIOUS, NewBlock};
 use super::recent::{CommittedBlock, Recent};
 use super::waiters::Waiters;
 use crate::access::Rules;
+use crate::fault::{Patience, hold_up};
 use crate::validate::Code;
 use crate::validate::block::{Verdict, judge};
 use crate::validate::examine::{Examined, examine};
@@ -265,7 +266,12 @@ async fn judge_blocks(
 
         let Verdict { codes, batch, commit_hash } = verdict;
         let block = with_verdict(&block, &codes, &commit_hash);
-        append(&ledger.store, &block, &examined, &codes).await?;
+        hold_up("chain.commit.judged").await;
+        let appended = append(&ledger.store, ledger.stop(), &block, &transactions(&examined, &codes)).await;
+        match appended {
+            Err(Error::Stopped) => return Ok(()),
+            other => other?,
+        }
         tip = Tip { height: number + 1, hash: Some(block.hash()), commit_hash: Some(commit_hash) };
         let batch = Arc::new(batch);
         pending.push_back((number, batch.clone()));
@@ -285,13 +291,31 @@ fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
     block.with_metadata(metadata)
 }
 
-async fn append(store: &BlockStore, block: &Block, examined: &[Examined], codes: &[Code]) -> Result<(), Error> {
-    let transactions: Vec<(TxId, u8)> = examined
-        .iter()
-        .zip(codes)
-        .map(|(examined, code)| (examined.tx_id.clone().unwrap_or_else(|| TxId::from("")), code.0))
-        .collect();
-    append_block(store, block, &transactions).await
+fn transactions(examined: &[Examined], codes: &[Code]) -> Vec<(TxId, u8)> {
+    let id = |examined: &Examined| examined.tx_id.clone().unwrap_or_else(|| TxId::from(""));
+    examined.iter().zip(codes).map(|(examined, code)| (id(examined), code.0)).collect()
+}
+
+/// Appends a block without making it durable. While the disk is full it waits for space.
+///
+/// # Errors
+/// [`Error::Stopped`] if the stop came before the space; the block store's.
+pub(crate) async fn append(
+    store: &BlockStore,
+    stop: &Stop,
+    block: &Block,
+    transactions: &[(TxId, u8)],
+) -> Result<(), Error> {
+    let mut patience = Patience::new();
+    loop {
+        match append_block(store, block, transactions).await {
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                tracing::warn!(block = block.number().get(), %error, "a block cannot be stored yet");
+                stop.or_stopped(patience.wait()).await.ok_or(Error::Stopped)?;
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Appends a block without making it durable.
@@ -317,6 +341,7 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
             return Ok(());
         }
         let last = waiting.last().expect("at least one was received").block.number();
+        hold_up("chain.commit.appended").await;
         let durable = ledger.store.sync().await?;
         assert!(durable > last, "what was appended before a sync is durable after it");
         for judged in waiting.drain(..) {
@@ -325,13 +350,31 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
             let started = rt::now();
             // The stage before may still look at the batch; the copy shares keys and values.
             let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
+            hold_up("chain.commit.durable").await;
             ledger.state.apply(block.number(), batch).await?;
+            hold_up("chain.commit.applied").await;
             events::ApplyTime.record_since(started);
             ledger.publish(block, &codes);
             events::CommitTime.record_since(received);
         }
         if ledger.height() - ledger.state.savepoint() >= ledger.settings.replay_blocks_max {
-            ledger.state.persist().await?;
+            persist(&ledger).await?;
+        }
+    }
+}
+
+/// Persists the state. While the disk is full it waits for space; a stop ends the wait, since nothing is lost by it.
+async fn persist(ledger: &Ledger) -> Result<(), Error> {
+    let mut patience = Patience::new();
+    loop {
+        match ledger.state.persist().await {
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                tracing::warn!(channel = %ledger.rules.channel(), %error, "the state cannot be persisted yet");
+                if ledger.stop.or_stopped(patience.wait()).await.is_none() {
+                    return Ok(());
+                }
+            }
+            outcome => return Ok(outcome.map(drop)?),
         }
     }
 }
@@ -342,7 +385,7 @@ async fn persist_state(ledger: Arc<Ledger>) -> Result<(), Error> {
     loop {
         let due = ledger.state.savepoint() + ledger.settings.persist_interval_blocks;
         match ledger.stop.or_stopped(committed.wait_for(|height| *height >= due)).await {
-            Some(Ok(_)) => ledger.state.persist().await?,
+            Some(Ok(_)) => persist(&ledger).await?,
             _ => return Ok(()),
         };
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use base::{BlockNumber, Bytes, Version};
+use base::{BlockNumber, Version};
 use ledger::Block;
 use ledger::transaction::Transaction;
 use state::{UpdateBatch, WorldState};
@@ -75,8 +75,7 @@ fn collect(set: &ReadWriteSet, version: Version, batch: &mut UpdateBatch) {
     for namespace in &set.namespaces {
         let name: Arc<str> = set.name(namespace).into();
         for write in &namespace.writes {
-            let value = set.write_value(write).map(Bytes::copy_from_slice);
-            batch.put(&name, set.write_key(write).into(), value, version);
+            batch.put(&name, set.write_key(write).into(), set.write_value(write), version);
         }
     }
 }

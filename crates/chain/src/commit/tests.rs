@@ -246,10 +246,10 @@ fn nothing_but_the_next_signed_block_is_taken() {
             Block::build(BlockNumber(number), previous, envelopes).sign(&consortium.orderer, &metadata)
         };
         let genesis = consortium.genesis.hash();
-        let good = signed(1, Some(genesis), &[envelope.clone()]);
+        let good = signed(1, Some(genesis), std::slice::from_ref(&envelope));
         let other = signed(1, Some(genesis), &[]);
         let swapped = ledger::EncodedBlock { data: other.encoded().data.clone(), ..good.encoded().clone() };
-        let unsigned = Block::build(BlockNumber(1), Some(genesis), &[envelope.clone()]);
+        let unsigned = Block::build(BlockNumber(1), Some(genesis), std::slice::from_ref(&envelope));
         let by_client = unsigned.sign(&client.signer, &metadata);
         for (what, bytes) in [
             ("garbage", Bytes::from_static(b"garbage")),

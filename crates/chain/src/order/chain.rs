@@ -26,7 +26,8 @@ use super::cutter::{Batch, Cutter, Limits};
 use super::filter::{Message, check};
 use super::{Acknowledge, BroadcastError, Settings};
 use crate::access::Rules;
-use crate::commit::pipeline::append_block;
+use crate::commit::pipeline::append;
+use crate::fault::hold_up;
 use crate::{Error, events};
 
 /// Blocks that wait to be durable.
@@ -282,7 +283,7 @@ impl Cut {
         let cut = rt::now();
         let block = Block::build(BlockNumber(self.number), Some(self.previous), &batch.envelopes);
         let block = block.sign(&self.signer, &OrdererMetadata { last_config: 0, consenter: Bytes::new() });
-        append_block(&self.chain.store, &block, &[]).await?;
+        append(&self.chain.store, &self.chain.stop, &block, &[]).await?;
         let acknowledge = self.acknowledge.drain(..batch.envelopes.len()).flatten().collect();
         // One piece for all peers, copied once.
         let appended = Appended { number: self.number, bytes: block.to_bytes(), acknowledge, cut };
@@ -296,7 +297,9 @@ impl Cut {
 async fn sync_blocks(chain: Arc<Chain>, mut to_sync: Receiver<Appended>) -> Result<(), Error> {
     let mut waiting = Vec::with_capacity(APPENDED_AHEAD_MAX);
     while to_sync.recv_many(&mut waiting, APPENDED_AHEAD_MAX).await > 0 {
+        hold_up("chain.order.appended").await;
         chain.store.sync().await?;
+        hold_up("chain.order.durable").await;
         for Appended { number, bytes, acknowledge, cut } in waiting.drain(..) {
             chain.show(number, bytes);
             chain.durable.send(number + 1);

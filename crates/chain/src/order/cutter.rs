@@ -107,7 +107,7 @@ mod tests {
         };
         for word in script.split_whitespace() {
             if let Some(wait) = word.strip_prefix('+') {
-                now = now + Duration::from_millis(wait.parse().expect("milliseconds"));
+                now += Duration::from_millis(wait.parse().expect("milliseconds"));
                 if cutter.deadline().is_some_and(|deadline| deadline <= now) {
                     out.push(format!("[{}]", show(cutter.cut().expect("a deadline means that something waits"))));
                 }

@@ -141,9 +141,9 @@ impl ReadWriteSet {
         self.text(write.key)
     }
 
-    /// The new value, or nothing for a delete.
-    pub fn write_value(&self, write: &Write) -> Option<&[u8]> {
-        (!write.is_delete).then(|| write.value.of(&self.source))
+    /// The new value, sharing the memory of the received bytes; nothing for a delete.
+    pub fn write_value(&self, write: &Write) -> Option<Bytes> {
+        (!write.is_delete).then(|| write.value.slice(&self.source))
     }
 
     /// The first key of a range of this set, and its end.

@@ -61,7 +61,7 @@ fn encode_again(set: &ReadWriteSet) -> Bytes {
             recorder.range(&name, recorded);
         }
         for write in &namespace.writes {
-            let value = Bytes::copy_from_slice(set.write_value(write).unwrap_or_default());
+            let value = set.write_value(write).unwrap_or_default();
             recorder.write(&name, set.write_key(write), value);
         }
     }

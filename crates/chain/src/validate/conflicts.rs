@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use base::{Bytes, Version};
+use base::Version;
 use state::UpdateBatch;
 
 use super::code::Code;
@@ -84,8 +84,7 @@ pub async fn resolve(
             for namespace in set.namespaces.iter().filter(|namespace| !namespace.writes.is_empty()) {
                 let name = names.shared(set.name(namespace));
                 for write in &namespace.writes {
-                    // Copied: a value outlives its block in the state's caches and must not keep the block alive.
-                    let value = set.write_value(write).map(Bytes::copy_from_slice);
+                    let value = set.write_value(write);
                     resolved.batch.put(&name, set.write_key(write).into(), value, version);
                 }
             }

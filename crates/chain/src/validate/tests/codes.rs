@@ -127,12 +127,7 @@ impl<'a> Craft<'a> {
                 self.results = recorder.encode();
             }
             "event-of" => self.event_of = Some(value.to_owned()),
-            "result-of" => {
-                self.result_of = match value.split_once(':') {
-                    Some((name, version)) => Some(id(name, version)),
-                    None => None,
-                };
-            }
+            "result-of" => self.result_of = value.split_once(':').map(|(name, version)| id(name, version)),
             "endorsers" => self.endorsers = value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
             // What is broken after everything was signed.
             _ => self.spoil.push(word.to_owned()),

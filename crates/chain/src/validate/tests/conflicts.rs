@@ -207,12 +207,14 @@ fn apply(keys: &mut Keys, batch: &UpdateBatch) {
     }
 }
 
+/// Start, end, whether the end belongs to the range, results.
+type RanScan = (String, String, bool, Vec<(String, Version)>);
+
 /// A transaction as it ran against some state: what it recorded, and the same as the oracle wants it.
 #[derive(Default)]
 struct Ran {
     reads: Vec<(String, Option<Version>)>,
-    /// Start, end, whether the end belongs to the range, results.
-    scans: Vec<(String, String, bool, Vec<(String, Version)>)>,
+    scans: Vec<RanScan>,
     writes: BTreeMap<String, bool>,
 }
 
