@@ -253,6 +253,21 @@ async fn random_bytes_disturb_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_answers_no_pings_is_dropped_and_one_that_does_is_kept() {
+    let settings = Settings { keep_alive_interval: Duration::from_millis(150), ..Settings::default() };
+    let server = Server::start(false, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    let mut mute = TcpStream::connect(server.address).await.expect("a port that listens");
+    // A connection preface and empty settings: a client that then says nothing more.
+    mute.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("room");
+    let mut heard = Vec::new();
+    let closed = tokio::time::timeout(Duration::from_secs(5), mute.read_to_end(&mut heard)).await;
+    assert!(closed.is_ok(), "the server keeps a connection whose other side is silent");
+    echo(&channel, 10).await;
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_connection_too_many_is_closed_at_once() {
     let limits = Limits { connections_max: 2, ..Limits::default() };
     let server = Server::start(true, Settings::default(), limits).await;

@@ -23,7 +23,7 @@ use super::message::Messages;
 use super::status::Status;
 
 /// A unary answer up to this size is handed to the connection without waiting for the client's window.
-pub const UNARY_UNGATED_BYTES_MAX: usize = 64 << 10;
+pub const UNARY_UNGATED_BYTES_MAX: usize = 16 << 10;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 

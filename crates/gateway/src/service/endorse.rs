@@ -35,9 +35,7 @@ const CONTRACTS_MAX: usize = 64;
 pub(super) async fn endorse(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
     let begin = base::rt::now();
     let request = ProposalRequest::read(&message)?;
-    let channel = state.channel(&request.channel).ok_or_else(|| {
-        Status::new(Code::FailedPrecondition, format!("channel {} is not known here", request.channel))
-    })?;
+    let channel = state.live_channel(&request.channel)?;
     let state = Arc::clone(state);
     in_a_task(async move {
         let answer = Collection::new(&state, channel, &request).run().await?;

@@ -279,6 +279,22 @@ impl PeerState {
         self.peer.channel(channel)
     }
 
+    /// A channel that goes on. One that has stopped, as on a full disk, still shows what it has and takes nothing new.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION`, `UNAVAILABLE`.
+    fn live_channel(&self, channel: &str) -> Result<Arc<Channel>, Status> {
+        let Some(found) = self.channel(channel) else {
+            return Err(Status::new(Code::FailedPrecondition, format!("channel {channel} is not known here")));
+        };
+        match found.failure() {
+            None => Ok(found),
+            Some(error) => {
+                Err(Status::new(Code::Unavailable, format!("channel {channel} has stopped at this peer: {error}")))
+            }
+        }
+    }
+
     /// The endorser of an organisation.
     fn endorser(&self, msp_id: &str) -> Option<&Endorser> {
         std::iter::once(&self.local).chain(&self.others).find(|endorser| endorser.msp_id.as_str() == msp_id)

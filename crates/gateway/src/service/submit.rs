@@ -31,9 +31,7 @@ pub(super) async fn submit(state: &Arc<PeerState>, message: Bytes) -> Result<Byt
     }
     let channel =
         std::str::from_utf8(&channel).map_err(|_| Status::invalid_argument("the channel's name is not UTF-8"))?;
-    if state.channel(channel).is_none() {
-        return Err(Status::new(Code::FailedPrecondition, format!("channel {channel} is not known here")));
-    }
+    state.live_channel(channel)?;
     let mut details = Vec::new();
     for orderer in &state.orderers {
         let detail = |error: &BroadcastError| ErrorDetail {
