@@ -131,7 +131,7 @@ pub struct Limits {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            log: "info".to_owned(),
+            log: "info,fjall=warn,lsm_tree=warn".to_owned(),
             tls: true,
             network: NetworkConfig::default(),
             ports: Ports::default(),
