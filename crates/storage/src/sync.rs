@@ -69,9 +69,7 @@ pub struct SyncHandle {
 impl GroupSync {
     /// A group without files.
     pub fn new() -> GroupSync {
-        GroupSync {
-            shared: Arc::new(Shared { state: Mutex::default(), places: Semaphore::new(WAITERS_MAX) }),
-        }
+        GroupSync { shared: Arc::new(Shared { state: Mutex::default(), places: Semaphore::new(WAITERS_MAX) }) }
     }
 
     /// Lets a file take part. Register each file once: requests are coalesced by handle.

@@ -197,7 +197,12 @@ pub struct Place {
 
 impl Index {
     pub fn new(tip: Tip) -> Index {
-        Index { segments: Vec::new(), header_hashes: FingerprintTable::new(), transactions: FingerprintTable::new(), tip }
+        Index {
+            segments: Vec::new(),
+            header_hashes: FingerprintTable::new(),
+            transactions: FingerprintTable::new(),
+            tip,
+        }
     }
 
     pub fn tip(&self) -> Tip {

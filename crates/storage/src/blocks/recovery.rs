@@ -204,7 +204,9 @@ impl Segment {
             return Err(self.corrupt(0, format!("it begins with block {} and is named for another", header.first)));
         }
         if header.first.get() != tip.height {
-            return Err(self.corrupt(0, format!("it begins with block {}, after block height {}", header.first, tip.height)));
+            return Err(
+                self.corrupt(0, format!("it begins with block {}, after block height {}", header.first, tip.height))
+            );
         }
         if header.previous_hash != tip.header_hash {
             return Err(self.corrupt(0, "it continues another chain of blocks than the segment before it".into()));
@@ -267,9 +269,7 @@ impl Segment {
             return Ok(Err(format!("a record of block {} does not continue the chain here", header.number)));
         }
         let record = self.read(offset, bytes as usize)?;
-        Ok(header
-            .check_body(&record)
-            .and_then(|()| index.push_encoded(&header, &record[header.transactions_range()])))
+        Ok(header.check_body(&record).and_then(|()| index.push_encoded(&header, &record[header.transactions_range()])))
     }
 
     fn torn(&self, offset: u64, tip: Tip, what: String) -> TornTail {

@@ -470,7 +470,8 @@ impl BlockStore {
     fn corrupt(&self, number: BlockNumber, what: impl Into<String>) -> Error {
         events::CorruptionsFound.add(1);
         let place = self.place(number);
-        let path = place.map_or_else(|| self.shared.directory.path().into(), |place| self.shared.files.path(place.first));
+        let path =
+            place.map_or_else(|| self.shared.directory.path().into(), |place| self.shared.files.path(place.first));
         Error::corrupt(Path::new(&path), place.map_or(0, |place| place.offset), Some(number), what)
     }
 

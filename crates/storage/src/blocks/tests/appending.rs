@@ -187,7 +187,8 @@ fn one_fsync_serves_all_blocks_and_stores_that_wait() {
         let mut stores = Vec::new();
         for channel in 0..5 {
             let directory = Directory::open(format!("/channel{channel}")).await.expect("the directory opens");
-            let (store, _) = BlockStore::open(directory, group.clone(), BlockOptions::default()).await.expect("it opens");
+            let (store, _) =
+                BlockStore::open(directory, group.clone(), BlockOptions::default()).await.expect("it opens");
             append_all(&store, &chain(10, channel, 50)).await;
             stores.push(store);
         }

@@ -170,11 +170,8 @@ fn segment_of_another_chain_is_not_joined() {
         |directory, segments| {
             // The third segment gets the header of one that continues other blocks.
             let file = directory.open_file(&segment_name(segments[2].0), false).expect("the segment is there");
-            let header = super::super::format::SegmentHeader {
-                first: segments[2].0,
-                previous_hash: [1; 32],
-                epoch: Epoch(0),
-            };
+            let header =
+                super::super::format::SegmentHeader { first: segments[2].0, previous_hash: [1; 32], epoch: Epoch(0) };
             file.write_at(0, &header.encode()).expect("the disk is well");
         },
         |opened, _| {

@@ -55,7 +55,8 @@ fn newest_journal(directory: &Path) -> io::Result<Option<PathBuf>> {
     let mut newest = None;
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_suffix(".jnl")).and_then(|number| number.parse::<u64>().ok());
+        let number =
+            name.to_str().and_then(|name| name.strip_suffix(".jnl")).and_then(|number| number.parse::<u64>().ok());
         newest = newest.max(number);
     }
     Ok(newest.map(|number| directory.join(format!("{number}.jnl"))))

@@ -45,7 +45,7 @@ pub struct FjallOptions {
     pub memtable_bytes: u64,
     /// The journal's files together; reaching it writes memtables out. At least 64 MiB.
     pub journal_bytes_max: u64,
-    /// Threads that write out and merge.
+    /// Threads that write out and merge, at least [`WORKER_THREADS_MIN`].
     pub worker_threads: usize,
     /// Compress blocks of rows (LZ4). Saves space, costs processor time.
     pub compression: bool,
@@ -61,13 +61,17 @@ impl Default for FjallOptions {
             cache_bytes: 64 << 20,
             memtable_bytes: 32 << 20,
             journal_bytes_max: 512 << 20,
-            worker_threads: 1,
+            worker_threads: WORKER_THREADS_MIN,
             compression: false,
             separate_value_bytes: Some(2048),
             hint_bytes: 16 << 20,
         }
     }
 }
+
+/// With a single worker the engine (fjall 3.1) can lock up: writers fill its bounded queue with requests to rotate a full
+/// memtable while the worker merges, and the worker then waits for room in the queue that only it empties.
+pub const WORKER_THREADS_MIN: usize = 2;
 
 const JOURNAL_BYTES_MIN: u64 = 64 << 20;
 
@@ -143,7 +147,7 @@ fn open_database(path: &Path, options: &FjallOptions, bounds: &Arc<Bounds>) -> f
         .cache_size(options.cache_bytes)
         .journal_compression(compression(options))
         .max_journaling_size(options.journal_bytes_max.max(JOURNAL_BYTES_MIN))
-        .worker_threads(options.worker_threads.max(1))
+        .worker_threads(options.worker_threads.max(WORKER_THREADS_MIN))
         .manual_journal_persist(true)
         .with_compaction_filter_factories(Arc::new(move |name: &str| {
             Some(Arc::new(MergeFilterFactory { oldest: bounds.of(name) }) as Arc<dyn Factory>)
@@ -156,14 +160,11 @@ fn compression(options: &FjallOptions) -> CompressionType {
 }
 
 fn keyspace_options(options: &FjallOptions) -> KeyspaceCreateOptions {
-    let separation = options.separate_value_bytes.map(|bytes| {
-        KvSeparationOptions::default().separation_threshold(bytes).compression(compression(options))
-    });
-    let policy = if options.compression {
-        CompressionPolicy::all(CompressionType::Lz4)
-    } else {
-        CompressionPolicy::disabled()
-    };
+    let separation = options
+        .separate_value_bytes
+        .map(|bytes| KvSeparationOptions::default().separation_threshold(bytes).compression(compression(options)));
+    let policy =
+        if options.compression { CompressionPolicy::all(CompressionType::Lz4) } else { CompressionPolicy::disabled() };
     KeyspaceCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .manual_journal_persist(true)

@@ -36,8 +36,9 @@ pub struct FjallTables {
 
 impl FjallTables {
     pub fn open(engine: &FjallEngine, keyspace: Keyspace, oldest: Arc<AtomicU64>) -> Result<FjallTables, Error> {
-        let found =
-            keyspace.get(key::SAVEPOINT).map_err(|error| Error::engine("reading the savepoint", &engine.path, error))?;
+        let found = keyspace
+            .get(key::SAVEPOINT)
+            .map_err(|error| Error::engine("reading the savepoint", &engine.path, error))?;
         let savepoint = match found {
             None => Savepoint::default(),
             Some(bytes) => decode_savepoint(&engine.path, &bytes)?,
@@ -210,12 +211,7 @@ impl Tables for FjallTables {
         }
     }
 
-    fn version(
-        &self,
-        namespace: &str,
-        key: &[u8],
-        through: BlockNumber,
-    ) -> Result<Option<(Version, bool)>, Error> {
+    fn version(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<(Version, bool)>, Error> {
         let Some(through) = self.readable(through)? else { return Ok(None) };
         match self.newest(&mut key::prefix(namespace, key), through)? {
             Newest::Absent => Ok(None),

@@ -35,10 +35,8 @@ fn check_rows(tables: &dyn Tables) -> u64 {
     for key in 0..KEYS {
         let row = tables.get("n", format!("k{key}").as_bytes(), BlockNumber(u64::MAX)).expect("the row is readable");
         let newest = (0..height).rev().find(|block| block % 3 == key % 3);
-        let expected = newest.map(|block| Row {
-            version: Version::new(block, key as u32),
-            value: Some(value(key, block)),
-        });
+        let expected =
+            newest.map(|block| Row { version: Version::new(block, key as u32), value: Some(value(key, block)) });
         assert_eq!(row, expected, "k{key} at height {height}");
     }
     height
@@ -220,6 +218,27 @@ fn merges_drop_superseded_versions_and_keep_what_is_read() {
                 assert_eq!(row.expect("the row is there").version, Version::new(through, 0));
             }
         }
+    });
+}
+
+/// With one worker thread the engine locked up here: more than 1,000 batches met a full memtable while the worker merged, the
+/// queue of requests was full, and the worker waited for room in it.
+#[test]
+fn thousands_of_small_batches_do_not_lock_the_engine_up() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let options = FjallOptions { memtable_bytes: 32 << 10, worker_threads: 1, ..FjallOptions::default() };
+        let engine = FjallEngine::open(scratch.path(), options).await.expect("the engine opens");
+        let tables = engine.tables("channel").await.expect("the tables open");
+        let writing = base::rt::blocking(move || {
+            for block in 0..20_000u64 {
+                let mut batch = RowBatch::new(savepoint(block + 1));
+                let value = Some(Bytes::from_static(&[7; 100]));
+                batch.put("n", &block.to_be_bytes(), Version::new(block, 0), value).expect("within the limits");
+                tables.write(batch).expect("the batch follows");
+            }
+        });
+        base::rt::timeout(std::time::Duration::from_secs(120), writing).await.expect("the engine goes on");
     });
 }
 

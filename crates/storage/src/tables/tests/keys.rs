@@ -37,7 +37,8 @@ fn namespace() -> impl Strategy<Value = String> {
 }
 
 fn version() -> impl Strategy<Value = Version> {
-    (prop_oneof![0u64..4, any::<u64>()], prop_oneof![0u32..4, any::<u32>()]).prop_map(|(block, tx)| Version::new(block, tx))
+    (prop_oneof![0u64..4, any::<u64>()], prop_oneof![0u32..4, any::<u32>()])
+        .prop_map(|(block, tx)| Version::new(block, tx))
 }
 
 proptest! {

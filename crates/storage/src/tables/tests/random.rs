@@ -125,7 +125,8 @@ pub async fn run(mut engine: Engine, seed: u64, steps: usize) {
                 tables = engine.tables("channel").await;
                 let found = tables.savepoint();
                 assert!(found.height >= durable.height, "what was persisted is there");
-                oracle = history.iter().rfind(|past| past.savepoint == found).expect("a savepoint that was written").clone();
+                oracle =
+                    history.iter().rfind(|past| past.savepoint == found).expect("a savepoint that was written").clone();
                 history = vec![oracle.clone()];
                 oldest = found.height.saturating_sub(1);
                 for _ in 0..10 {

@@ -154,7 +154,9 @@ async fn batch_of_rows_beyond_the_savepoint_is_refused(mut engine: Engine) {
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     // The longest key fits the engine even when each of its bytes is escaped.
     let longest = "\0".repeat(NAMESPACE_BYTES_MAX);
-    batch.put(&longest, &long[1..], Version::new(0, 0), Some(Bytes::from_static(b"v"))).expect("it is within the limits");
+    batch
+        .put(&longest, &long[1..], Version::new(0, 0), Some(Bytes::from_static(b"v")))
+        .expect("it is within the limits");
     tables.write(batch).expect("the batch follows");
     let row = tables.get(&longest, &long[1..], BlockNumber(0)).expect("the row is readable");
     assert_eq!(row.and_then(|row| row.value), Some(Bytes::from_static(b"v")));
@@ -265,7 +267,8 @@ async fn many_keys_are_read_in_the_order_asked(mut engine: Engine) {
     let tables = engine.tables("channel").await;
     write_block(&*tables, 0, "a=1 b=2 c!");
     let rows = tables.get_many("n", &[b"c", b"x", b"a", b"a"], BlockNumber(0)).expect("the rows are readable");
-    let versions: Vec<_> = rows.iter().map(|row| row.as_ref().map(|row| (row.version.tx, row.value.is_some()))).collect();
+    let versions: Vec<_> =
+        rows.iter().map(|row| row.as_ref().map(|row| (row.version.tx, row.value.is_some()))).collect();
     assert_eq!(versions, [Some((2, false)), None, Some((0, true)), Some((0, true))]);
 }
 

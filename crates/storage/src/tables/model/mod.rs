@@ -7,9 +7,9 @@
 //! 3. When the log has grown to several times its rows, a new log is begun with all rows in one record, synced, and only
 //!    then the old one removed.
 //!
-//! A record is `length u64, checksum u64, body`; the body is a savepoint, then the rows that were written
-//! (`key length u32, value length u32, key, value`), then the keys that were removed. It is meant for small states:
-//! everything is in memory.
+//! Everything is in memory, so it is meant for small states.
+
+mod log;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,23 +21,21 @@ use base::rt::disk::{Directory, File};
 use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes};
 
+use self::log::{Rows, encode_record, log_name, parse_name, replay};
 use super::key::{self, RowKey};
 use super::prune::Sweep;
 use super::{
     Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_ROWS_MAX, Savepoint, Tables, TablesEngine, check_follows,
     check_readable,
 };
-use crate::{Error, checksum, events, lock};
+use crate::{Error, events, lock};
 
 /// A log shorter than this is never rewritten.
 const REWRITE_BYTES_MIN: u64 = 1 << 20;
 /// A log is rewritten when it is this many times longer than its rows.
 const REWRITE_RATIO: u64 = 4;
-const RECORD_HEADER_BYTES: usize = 16;
 /// A log that is being begun.
 const NEW_LOG: &str = "log.new";
-
-type Rows = BTreeMap<Bytes, Bytes>;
 
 /// Model tables in a directory, one subdirectory for each name.
 pub struct ModelEngine {
@@ -225,7 +223,8 @@ impl Tables for ModelTables {
             self.change(|state| drop(state.queued.drain(..queued.len())));
             *lock(&self.durable) = savepoint;
         }
-        let live_bytes = self.read(|state| state.rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>());
+        let live_bytes =
+            self.read(|state| state.rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>());
         if log.bytes > REWRITE_BYTES_MIN.max(live_bytes as u64 * REWRITE_RATIO) {
             self.rewrite(&mut log).await?;
         }
@@ -317,7 +316,10 @@ impl Tables for ModelTables {
             }
             let mut sweep = Sweep::new(state.oldest, durable, rows_max);
             for (row, _) in state.rows.range::<[u8], _>((Bound::Included(&state.cursor[..]), Bound::Unbounded)) {
-                if !sweep.offer(row.clone()).expect("rows come from batches, and records are checked when they are read") {
+                if !sweep
+                    .offer(row.clone())
+                    .expect("rows come from batches, and records are checked when they are read")
+                {
                     break;
                 }
             }
@@ -351,91 +353,6 @@ fn split(bytes: &[u8]) -> RowKey<'_> {
 
 fn decode_key(row: RowKey<'_>) -> Bytes {
     key::decode_prefix(row.prefix).expect("rows come from batches, and records are checked when they are read").1.into()
-}
-
-fn log_name(number: u64) -> String {
-    format!("{number:020}.rows")
-}
-
-fn parse_name(name: &str) -> Option<u64> {
-    name.strip_suffix(".rows")?.parse().ok()
-}
-
-fn encode_record<'a>(
-    savepoint: &Savepoint,
-    rows: impl Iterator<Item = (&'a [u8], &'a [u8])>,
-    removed: &[Bytes],
-) -> Vec<u8> {
-    let mut bytes = vec![0; RECORD_HEADER_BYTES];
-    bytes.extend_from_slice(&savepoint.encode());
-    let count_at = bytes.len();
-    bytes.extend_from_slice(&[0; 4]);
-    let mut count = 0u32;
-    for (key, value) in rows {
-        count += 1;
-        bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(key);
-        bytes.extend_from_slice(value);
-    }
-    bytes[count_at..count_at + 4].copy_from_slice(&count.to_le_bytes());
-    for key in removed {
-        bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(key);
-    }
-    let body_bytes = (bytes.len() - RECORD_HEADER_BYTES) as u64;
-    let sum = checksum(&bytes[RECORD_HEADER_BYTES..]);
-    bytes[0..8].copy_from_slice(&body_bytes.to_le_bytes());
-    bytes[8..16].copy_from_slice(&sum.to_le_bytes());
-    bytes
-}
-
-/// The rows and the savepoint after the whole records of a log, and where those end.
-fn replay(bytes: &[u8]) -> (Rows, Savepoint, usize) {
-    let (mut rows, mut savepoint, mut end) = (Rows::new(), Savepoint::default(), 0);
-    while let Some((next, body_bytes)) = replay_record(&bytes[end..], &mut rows) {
-        savepoint = next;
-        end += RECORD_HEADER_BYTES + body_bytes;
-    }
-    (rows, savepoint, end)
-}
-
-/// Applies the record that `bytes` begin with; `None`, and nothing applied, where there is no whole one.
-fn replay_record(bytes: &[u8], rows: &mut Rows) -> Option<(Savepoint, usize)> {
-    let (body_bytes, rest) = bytes.split_first_chunk::<8>()?;
-    let (sum, rest) = rest.split_first_chunk::<8>()?;
-    let body_bytes = usize::try_from(u64::from_le_bytes(*body_bytes)).ok()?;
-    let body = rest.get(..body_bytes)?;
-    if checksum(body) != u64::from_le_bytes(*sum) {
-        return None;
-    }
-    let (savepoint, mut body) = body.split_at_checked(Savepoint::BYTES)?;
-    let savepoint = Savepoint::decode(savepoint)?.1?;
-    let mut take = |count: usize| {
-        let (head, rest) = body.split_at_checked(count)?;
-        body = rest;
-        Some(head)
-    };
-    let number = |bytes: &[u8]| bytes.try_into().ok().map(|bytes| u32::from_le_bytes(bytes) as usize);
-    let count = number(take(4)?)?;
-    let (mut written, mut removed) = (Vec::new(), Vec::new());
-    for _ in 0..count {
-        let (key_bytes, value_bytes) = (number(take(4)?)?, number(take(4)?)?);
-        written.push((check_row(take(key_bytes)?)?, Bytes::copy_from_slice(take(value_bytes)?)));
-    }
-    while let Some(bytes) = take(4) {
-        removed.push(check_row(take(number(bytes)?)?)?);
-    }
-    rows.extend(written);
-    for key in removed {
-        rows.remove(&key);
-    }
-    Some((savepoint, body_bytes))
-}
-
-fn check_row(bytes: &[u8]) -> Option<Bytes> {
-    key::decode_prefix(RowKey::split(bytes)?.prefix)?;
-    Some(Bytes::copy_from_slice(bytes))
 }
 
 impl fmt::Debug for ModelEngine {
