@@ -36,10 +36,7 @@ const OPERATIONS_PER_BATCH: usize = 300;
 impl Needs {
     /// What one transaction needs with so many endorsers and peers; `status` counts the CommitStatus request.
     pub fn new(endorsers: u32, peers: u32, status: bool) -> Needs {
-        Needs {
-            verifications: endorsers + 1 + peers * (1 + endorsers) + u32::from(status),
-            signatures: endorsers,
-        }
+        Needs { verifications: endorsers + 1 + peers * (1 + endorsers) + u32::from(status), signatures: endorsers }
     }
 
     /// The floor in microseconds of processor time per transaction.
@@ -68,10 +65,7 @@ impl Prices {
 
     /// The mean of two measurements, before and after a load.
     pub fn mean(self, other: Prices) -> Prices {
-        Prices {
-            verify_us: (self.verify_us + other.verify_us) / 2.0,
-            sign_us: (self.sign_us + other.sign_us) / 2.0,
-        }
+        Prices { verify_us: (self.verify_us + other.verify_us) / 2.0, sign_us: (self.sign_us + other.sign_us) / 2.0 }
     }
 }
 

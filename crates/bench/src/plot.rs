@@ -108,7 +108,9 @@ mod tests {
         let path = folder.path().join("plot.svg");
         write_svg(&report(), &path).expect("it can be drawn");
         let text = std::fs::read_to_string(&path).expect("it was written");
-        for part in ["<svg", "transactions a second", "milliseconds from proposal to commit", "p95 25.0 ms", "smallbank"] {
+        for part in
+            ["<svg", "transactions a second", "milliseconds from proposal to commit", "p95 25.0 ms", "smallbank"]
+        {
             assert!(text.contains(part), "`{part}` is missing");
         }
         let nowhere = folder.path().join("no such folder/plot.svg");

@@ -118,8 +118,11 @@ impl Report {
                 (format!("{} {status}", stage.name()), value)
             })
             .collect();
-        let stages: Map<String, Value> =
-            STAGES.iter().zip(&tally.stages).map(|(stage, times)| (stage.name().to_owned(), quantiles(times))).collect();
+        let stages: Map<String, Value> = STAGES
+            .iter()
+            .zip(&tally.stages)
+            .map(|(stage, times)| (stage.name().to_owned(), quantiles(times)))
+            .collect();
         let seconds: Vec<Value> =
             tally.seconds.iter().map(|second| json!([second.valid, second.invalid, second.refused])).collect();
         let heddle = json!({

@@ -121,7 +121,7 @@ fn reads_and_writes(set: &ReadWriteSet, namespace: &chain::rwset::Namespace) -> 
     let writes: Vec<Value> = namespace
         .writes
         .iter()
-        .map(|write| json!({ "key": shown(set.write_key(write).as_bytes()), "value": set.write_value(write).map(shown) }))
+        .map(|write| json!({ "key": shown(set.write_key(write).as_bytes()), "value": set.write_value(write).map(|value| shown(&value)) }))
         .collect();
     json!({ "reads": reads, "ranges": ranges, "writes": writes })
 }

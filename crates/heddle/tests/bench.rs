@@ -10,8 +10,20 @@ fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() 
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (json, plot) = (folder.path().join("r.json"), folder.path().join("r.svg"));
     let output = run(&[
-        "bench", "smallbank", "--seconds", "2", "--warm-up", "0.5", "--clients", "20", "--accounts", "500", "--json",
-        &json.display().to_string(), "--plot", &plot.display().to_string(),
+        "bench",
+        "smallbank",
+        "--seconds",
+        "2",
+        "--warm-up",
+        "0.5",
+        "--clients",
+        "20",
+        "--accounts",
+        "500",
+        "--json",
+        &json.display().to_string(),
+        "--plot",
+        &plot.display().to_string(),
     ]);
     assert!(output.status.success(), "{}", text(&output));
     let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
@@ -40,6 +52,9 @@ fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
         assert!(output.status.success(), "{line:?}: {}", text(&output));
         let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
         assert!(report["rows"][0]["valid"].as_u64().is_some_and(|valid| valid > 0), "{line:?}: {report:#}");
-        assert_eq!(report["rows"][0]["errors"], serde_json::json!({}), "{line:?}: {report:#}");
+        let errors = report["rows"][0]["errors"].as_object().expect("an object");
+        // Peers at different heights may read different versions, which clients of Fabric have to expect.
+        let expected = |error: &Value| error["example"].as_str().is_some_and(|text| text.contains("do not match"));
+        assert!(errors.values().all(expected), "{line:?}: {report:#}");
     }
 }

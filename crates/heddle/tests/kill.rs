@@ -58,9 +58,9 @@ async fn what_a_client_saw_committed_survives_kill_9() {
         for organization in 1..=3 {
             let client = network.client(organization).await;
             for write in &acknowledged {
-                check(&client, &network.endpoints.channel, write)
-                    .await
-                    .unwrap_or_else(|error| panic!("round {round}, HEDDLE_KILL_SEED={seed}, org{organization}: {error}"));
+                check(&client, &network.endpoints.channel, write).await.unwrap_or_else(|error| {
+                    panic!("round {round}, HEDDLE_KILL_SEED={seed}, org{organization}: {error}")
+                });
             }
         }
     }
@@ -72,7 +72,7 @@ async fn what_a_client_saw_committed_survives_kill_9() {
     assert!(output.status.success(), "{text}");
     for organization in 1..=3 {
         let whole = format!("state of {} keys after {height} blocks", keys(&text));
-        let line = text.lines().find(|line| line.starts_with(&format!("org{organization} "))).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(&format!("Org{organization} "))).unwrap_or_default();
         assert!(line.contains(&format!("{height} blocks")) && line.ends_with(&whole), "{text}");
     }
     println!("{} acknowledged writes survived {rounds} kills", acknowledged.len());

@@ -69,7 +69,7 @@ fn a_detached_network_is_found_reopened_and_ended() {
         assert!(output.status.success(), "{}", text(&output));
         assert!(text(&output).contains(made), "{}", text(&output));
         let status = json(&["status", "--dir", &dir, "--json"]);
-        assert_eq!(status["gateways"].as_array().map(Vec::len), Some(1), "{status:#}");
+        assert_eq!(status["peers"].as_array().map(Vec::len), Some(1), "{status:#}");
         let second = run(&up);
         assert_eq!(second.status.code(), Some(1), "two processes for one directory: {}", text(&second));
         let output = run(&["down", "--dir", &dir]);
@@ -87,7 +87,7 @@ fn damage_is_found_and_named() {
     let dir = path.display().to_string();
     Network::start(&path, &["--orgs", "1"]).down();
     let mut segments = Vec::new();
-    collect(&path.join("peers/org1"), &mut segments);
+    collect(&path.join("peers/Org1"), &mut segments);
     let segment = segments.iter().max_by_key(|segment| segment.1).expect("the ledger has a segment").0.clone();
     let mut bytes = std::fs::read(&segment).expect("it can be read");
     let middle = bytes.len() / 2;

@@ -60,20 +60,10 @@ impl Servers for Fake {
 }
 
 fn plan() -> Plan {
-    Plan {
-        clients: 20,
-        seed: 1,
-        load: true,
-        warm_up: Duration::from_millis(50),
-        window: Duration::from_millis(300),
-    }
+    Plan { clients: 20, seed: 1, load: true, warm_up: Duration::from_millis(50), window: Duration::from_millis(300) }
 }
 
-async fn drive(
-    network: Arc<dyn Submit>,
-    servers: &Fake,
-    stop: &Stop,
-) -> Result<Measurement, Error> {
+async fn drive(network: Arc<dyn Submit>, servers: &Fake, stop: &Stop) -> Result<Measurement, Error> {
     run(&plan(), Arc::new(SmallBank::default()), network, servers, &mut Silent, stop).await
 }
 
@@ -124,8 +114,7 @@ async fn a_run_ends_when_it_is_stopped_or_the_servers_are_gone() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         stop.stop();
     };
-    let (result, ()) =
-        tokio::join!(run(&endless, workload(), network.clone(), &servers, &mut silent, &stop), stopping);
+    let (result, ()) = tokio::join!(run(&endless, workload(), network.clone(), &servers, &mut silent, &stop), stopping);
     assert!(matches!(result, Err(Error::Interrupted)));
     assert_eq!(Arc::strong_count(&network), 1, "no client is left");
 

@@ -38,8 +38,10 @@ pub struct Mix {
 
 /// Why a text is not a mix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a mix: a letter from a to f, or parts that add up to 100 such as read=50,update=40,scan=10 \
-         (read, update, rmw, scan, insert)")]
+#[error(
+    "`{0}` is not a mix: a letter from a to f, or parts that add up to 100 such as read=50,update=40,scan=10 \
+         (read, update, rmw, scan, insert)"
+)]
 pub struct NotAMix(String);
 
 impl Mix {

@@ -165,7 +165,14 @@ pub struct Run {
           value_parser = clap::value_parser!(u8).range(1..=16))]
     pub orgs: u8,
     /// Who has to endorse a transaction
-    #[arg(long, value_enum, value_name = "WHO", default_value = "any", help_heading = "Network", conflicts_with = "connect")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHO",
+        default_value = "any",
+        help_heading = "Network",
+        conflicts_with = "connect"
+    )]
     pub policy: Policy,
     /// Settings of the network, as for `heddle up`
     #[arg(long, value_name = "FILE", help_heading = "Network", conflicts_with = "connect")]

@@ -16,12 +16,15 @@ pub enum Ledger {
 /// are right, and that the stored state is what the blocks' valid transactions leave behind. Between peers: that they hold
 /// the same blocks and the same state.
 #[derive(Args, Debug, Clone)]
-#[command(verbatim_doc_comment, after_help = "\
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
 Examples:
   heddle down && heddle ledger verify
   heddle ledger verify --peer org1   only that organisation's peer
 
-Ends with exit code 3 and the number of the first damaged block when anything is wrong.")]
+Ends with exit code 3 and the number of the first damaged block when anything is wrong."
+)]
 pub struct Verify {
     #[command(flatten)]
     pub directory: Directory,
@@ -34,11 +37,14 @@ pub struct Verify {
 ///
 /// Asks a running network through its gateway, and reads the directory of a stopped one.
 #[derive(Args, Debug, Clone)]
-#[command(verbatim_doc_comment, after_help = "\
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
 Examples:
   heddle ledger show                 the newest blocks, a line each
   heddle ledger show --block 7
-  heddle ledger show --tx 3f2a… --json")]
+  heddle ledger show --tx 3f2a… --json"
+)]
 pub struct Show {
     #[command(flatten)]
     pub directory: Directory,

@@ -12,7 +12,9 @@ use super::Directory;
 /// The first start makes the network: certificates, keys, the channel and a connection profile for clients. Later starts
 /// open what is there. All organisations run in this one process and share nothing but the blocks.
 #[derive(Args, Debug, Clone, Default)]
-#[command(verbatim_doc_comment, after_help = "\
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
 Examples:
   heddle up                          three organisations, any one of them endorses
   heddle up --orgs 1                 the smallest network
@@ -21,7 +23,8 @@ Examples:
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
 
 A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger
-and cannot change; everything else can, at each start.")]
+and cannot change; everything else can, at each start."
+)]
 pub struct Up {
     #[command(flatten)]
     pub directory: DirectoryOrDefault,

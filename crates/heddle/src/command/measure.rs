@@ -16,6 +16,7 @@ use base::rt::Stop;
 use bench::driver::{self, Plan, Servers};
 use bench::floor::Prices;
 use bench::network::{Gateway, Network, Wait};
+use bench::plot;
 use bench::process::{self, Usage};
 use bench::progress::Terminal;
 use bench::report::{Report, Settings};
@@ -23,7 +24,6 @@ use bench::workload::Workload;
 use bench::workload::kmeans::KMeans;
 use bench::workload::smallbank::SmallBank;
 use bench::workload::ycsb::Ycsb;
-use bench::plot;
 use node::Endpoints;
 
 use crate::cli::bench::{Bench, Run, WaitFor};

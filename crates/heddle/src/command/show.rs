@@ -110,7 +110,8 @@ impl Source {
             Kind::Stopped(store, _) => Ok(store.height()),
             Kind::Running(client) => {
                 let info = self.ask(client, "GetChainInfo", None).await?;
-                let info = BlockchainInfo::decode(info).map_err(|error| Failure::new(format!("GetChainInfo: {error}")))?;
+                let info =
+                    BlockchainInfo::decode(info).map_err(|error| Failure::new(format!("GetChainInfo: {error}")))?;
                 Ok(info.height)
             }
         }

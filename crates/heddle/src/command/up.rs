@@ -154,9 +154,8 @@ async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), Failure>
 fn spawn_detached(log: &Path) -> Result<Child, Failure> {
     let open = || OpenOptions::new().create(true).append(true).open(log);
     let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
-    let (out, error_out): (File, File) = open()
-        .and_then(|out| Ok((out, open()?)))
-        .map_err(|error| failed(&log.display().to_string(), error))?;
+    let (out, error_out): (File, File) =
+        open().and_then(|out| Ok((out, open()?))).map_err(|error| failed(&log.display().to_string(), error))?;
     let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
     // The same command line again, but for one flag.
     let arguments = std::env::args_os().skip(1).map(|argument| match argument.to_str() {

@@ -120,7 +120,8 @@ async fn check_state(name: &str, store: &BlockStore, tables: &dyn Tables) -> Res
     for namespace in tables.namespaces().map_err(|error| damaged(name, error))? {
         let mut start = base::Bytes::new();
         loop {
-            let page = tables.range(&namespace, &start, &[], through, PAGE_ROWS).map_err(|error| damaged(name, error))?;
+            let page =
+                tables.range(&namespace, &start, &[], through, PAGE_ROWS).map_err(|error| damaged(name, error))?;
             for entry in page.entries {
                 let key = String::from_utf8_lossy(&entry.key).into_owned();
                 let place: Key = (namespace.as_str().into(), key.as_str().into());
@@ -148,7 +149,9 @@ fn difference(namespace: &str, key: &str, wanted: Option<(Version, Hash)>, found
     match (wanted, found) {
         (None, _) => format!("{key} was written by no valid transaction"),
         (Some((version, _)), None) => format!("{key}, written by {version}, is missing"),
-        (Some((version, _)), Some(found)) if version == found => format!("{key}, written by {version}, has another value"),
+        (Some((version, _)), Some(found)) if version == found => {
+            format!("{key}, written by {version}, has another value")
+        }
         (Some((version, _)), Some(found)) => format!("{key} is that of {found}, not of {version}"),
     }
 }
