@@ -8,6 +8,7 @@
 
 pub mod config;
 mod contracts;
+mod disk;
 mod endpoints;
 pub mod logging;
 mod metrics;

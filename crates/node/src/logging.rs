@@ -1,5 +1,7 @@
 //! Log lines on standard error.
 
+use std::io::IsTerminal as _;
+
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -17,6 +19,12 @@ pub fn start(filter: &str) -> Result<(), ConfigError> {
         problem: format!("is {filter:?}, which is neither a level nor a list such as \"info,chain=debug\": {error}"),
     })?;
     // Failing means that somebody, such as a test, logs already.
-    let _ = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(true).compact().finish().try_init();
+    let _ = fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .compact()
+        .finish()
+        .try_init();
     Ok(())
 }

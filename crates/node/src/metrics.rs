@@ -10,6 +10,7 @@ use base::event;
 use base::rt::Stop;
 use base::rt::sync::Semaphore;
 use chain::Channel;
+use gateway::service::Intake;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -29,20 +30,26 @@ pub(crate) fn register() {
     event::register(state::events::EVENTS);
     event::register(chain::events::EVENTS);
     event::register(gateway::events::EVENTS);
+    event::register(crate::disk::EVENTS);
 }
 
 /// What is looked at to say whether the network is well.
 #[derive(Clone)]
-pub(crate) struct Health(Arc<[Arc<Channel>]>);
+pub(crate) struct Health {
+    channels: Arc<[Arc<Channel>]>,
+    intake: Intake,
+}
 
 impl Health {
-    pub(crate) fn new(channels: Vec<Arc<Channel>>) -> Health {
-        Health(channels.into())
+    pub(crate) fn new(channels: Vec<Arc<Channel>>, intake: Intake) -> Health {
+        Health { channels: channels.into(), intake }
     }
 
     /// What is wrong, if something is.
     fn problem(&self) -> Option<String> {
-        self.0.iter().find_map(|channel| channel.failure()).map(|error| format!("a peer has stopped: {error}\n"))
+        let stopped = self.channels.iter().find_map(|channel| channel.failure());
+        let stopped = stopped.map(|error| format!("a peer has stopped: {error}"));
+        stopped.or_else(|| self.intake.problem()).map(|problem| problem + "\n")
     }
 }
 
@@ -113,7 +120,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let stop = Stop::new();
-        let server = tokio::spawn(serve(listener, Health::new(Vec::new()), stop.clone()));
+        let server = tokio::spawn(serve(listener, Health::new(Vec::new(), Intake::default()), stop.clone()));
         let mut socket = TcpStream::connect(address).await.expect("a port that listens");
         socket.write_all(request).await.expect("room");
         let mut answer = String::new();

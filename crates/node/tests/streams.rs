@@ -294,6 +294,34 @@ async fn a_client_that_does_not_read_misses_nothing_and_holds_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_is_nearly_full_takes_nothing_new_and_still_answers() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let committed = create(&client, "a").await;
+    let TestNetwork { running, folder } = network;
+    let mut config = running.network().config().clone();
+    running.stop().await.expect("a stop without errors");
+    config.storage.free_bytes_min = 1 << 60;
+    let running =
+        node::Network::open_with(folder.path(), &config).await.expect("a network").run().await.expect("it runs");
+    let network = TestNetwork { running, folder };
+    let client = network.client(0).await;
+    let proposal = client.proposal(CHANNEL, "events", "DeleteAsset", &args(&["a"])).sign();
+    let status = client.endorse(&proposal).await.expect_err("no room");
+    assert_eq!(status.code, Code::Unavailable, "{status}");
+    assert!(status.message.contains("disk"), "{status}");
+    let status = client
+        .submit_envelope(CHANNEL, "", common::signed(Bytes::from_static(b"payload"), client.signer()))
+        .await
+        .expect_err("no room");
+    assert_eq!(status.code, Code::Unavailable, "{status}");
+    let read = client.proposal(CHANNEL, "events", "ReadAsset", &args(&["a"])).sign();
+    client.evaluate(&read).await.expect("an answer");
+    assert!(client.commit_status(CHANNEL, &committed.tx_id).await.expect("a status").is_valid());
+    network.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn streams_end_as_unavailable_when_the_network_stops() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;

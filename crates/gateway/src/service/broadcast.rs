@@ -36,6 +36,9 @@ async fn order(state: &OrdererState, envelope: Bytes) -> (Answer, String) {
         Ok(transaction) => transaction.header().channel().to_owned(),
         Err(invalid) => return (Answer::BadRequest, invalid.reason.to_owned()),
     };
+    if let Some(problem) = state.intake.problem() {
+        return (Answer::ServiceUnavailable, problem);
+    }
     match state.orderer.broadcast(&channel, envelope).await {
         Ok(()) => (Answer::Success, String::new()),
         Err(error) => (error.status(), error.to_string()),

@@ -18,6 +18,7 @@ mod endorser;
 mod evaluate;
 mod events;
 mod health;
+mod intake;
 mod layout;
 mod proposal;
 mod seek;
@@ -41,6 +42,7 @@ use deliver::Form;
 use layout::Plans;
 
 pub use admission::Limits;
+pub use intake::Intake;
 
 /// Somebody who endorses, for one organisation.
 #[derive(Clone)]
@@ -76,6 +78,8 @@ pub struct PeerPortOptions {
     pub orderers: Vec<OrderingNode>,
     /// Bounds.
     pub limits: Limits,
+    /// Whether new transactions are taken.
+    pub intake: Intake,
     /// Ends streams.
     pub stop: Stop,
 }
@@ -90,6 +94,7 @@ pub(crate) struct PeerState {
     others: Vec<Endorser>,
     orderers: Vec<OrderingNode>,
     admission: Admission,
+    intake: Intake,
     plans: Plans,
     stop: Stop,
     /// Spreads endorsements over equal layouts.
@@ -103,6 +108,7 @@ pub struct OrdererPort(Arc<OrdererState>);
 pub(crate) struct OrdererState {
     orderer: Arc<Orderer>,
     admission: Admission,
+    intake: Intake,
     stop: Stop,
 }
 
@@ -155,6 +161,7 @@ impl PeerPort {
             others: options.others,
             orderers: options.orderers,
             admission: Admission::new(&options.limits),
+            intake: options.intake,
             plans: Plans::default(),
             stop: options.stop,
             turn: std::sync::atomic::AtomicUsize::new(0),
@@ -164,8 +171,8 @@ impl PeerPort {
 
 impl OrdererPort {
     /// A port of this orderer.
-    pub fn new(orderer: Arc<Orderer>, limits: &Limits, stop: Stop) -> OrdererPort {
-        OrdererPort(Arc::new(OrdererState { orderer, admission: Admission::new(limits), stop }))
+    pub fn new(orderer: Arc<Orderer>, limits: &Limits, intake: Intake, stop: Stop) -> OrdererPort {
+        OrdererPort(Arc::new(OrdererState { orderer, admission: Admission::new(limits), intake, stop }))
     }
 }
 
@@ -279,11 +286,12 @@ impl PeerState {
         self.peer.channel(channel)
     }
 
-    /// A channel that goes on. One that has stopped, as on a full disk, still shows what it has and takes nothing new.
+    /// A channel that takes new transactions. One that has stopped still shows what it has and takes nothing new.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`, `UNAVAILABLE`.
     fn live_channel(&self, channel: &str) -> Result<Arc<Channel>, Status> {
+        self.intake.check()?;
         let Some(found) = self.channel(channel) else {
             return Err(Status::new(Code::FailedPrecondition, format!("channel {channel} is not known here")));
         };

@@ -19,7 +19,7 @@ use futures_util::future::{join_all, try_join_all};
 use gateway::client::{Target, Tls};
 use gateway::rpc::connection::Settings;
 use gateway::server;
-use gateway::service::{Endorser, Limits, OrdererPort, OrderingNode, PeerPort, PeerPortOptions};
+use gateway::service::{Endorser, Intake, Limits, OrdererPort, OrderingNode, PeerPort, PeerPortOptions};
 use identity::Signer;
 use identity::issue::TlsIdentity;
 use storage::GroupSync;
@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 use super::{Network, NodeError, Organization};
 use crate::config::Config;
-use crate::{contracts, metrics, profile};
+use crate::{contracts, disk, metrics, profile};
 
 /// How long calls may go on after a stop.
 const GRACE: Duration = Duration::from_secs(2);
@@ -99,13 +99,17 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         }
     };
 
+    let intake = Intake::default();
+    let free_bytes_min = config.storage.free_bytes_min;
+    disk::look(&network.path, free_bytes_min, &intake);
+    ports.push(tokio::spawn(disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone())));
     let orderer_address = local(&orderer_listener);
     let ordering = OrderingNode {
         msp_id: MspId::new(network.orderer.msp_id.as_str()),
         address: orderer_address.to_string().into(),
         broadcast: orderer.clone(),
     };
-    let port = OrdererPort::new(orderer.clone(), &limits, stop.clone());
+    let port = OrdererPort::new(orderer.clone(), &limits, intake.clone(), stop.clone());
     ports.push(spawn(orderer_listener, tls(&network.orderer.tls)?, Port::Orderer(port)));
     let endorsers: Vec<Endorser> = network
         .organizations
@@ -127,6 +131,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
             others: others.map(|(_, endorser)| endorser.clone()).collect(),
             orderers: vec![ordering.clone()],
             limits: limits.clone(),
+            intake: intake.clone(),
             stop: stop.clone(),
         });
         endpoints.push(Endpoint {
@@ -150,7 +155,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         address: local(&metrics_listener),
     });
     metrics::register();
-    let health = metrics::Health::new(channels.clone());
+    let health = metrics::Health::new(channels.clone(), intake.clone());
     ports.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
     profile::write_profiles(&network, &endpoints)?;
     Ok(Running { network, endpoints, peers, channels, orderer, stop, ports })
