@@ -131,15 +131,14 @@ impl Rules {
     }
 }
 
-/// The endorsements of one transaction, each verified at most once whatever the number of policies.
+/// The endorsements of one transaction, each verified at most once whatever the number of policies. They share the
+/// transaction's memory: nobody vouches yet for how many there are or how large the result is.
 pub fn endorsements(action: &Action) -> Vec<SignedData> {
-    action
-        .endorsements()
-        .enumerate()
-        .map(|(index, endorsement)| SignedData {
-            data: action.signed_message(index).into(),
+    (0..action.endorsements().len())
+        .map(|index| SignedData {
+            data: action.signed_parts(index).into(),
             identity: action.endorser(index),
-            signature: Bytes::copy_from_slice(endorsement.signature),
+            signature: action.signature(index),
         })
         .collect()
 }

@@ -1,12 +1,17 @@
 //! The body of an endorser transaction: what was proposed, what came of it and who endorsed that.
 
 use base::Bytes;
+use identity::policy::SIGNATURES_MAX;
 use proto::protos::TxValidationCode as Code;
 
 use super::header::parse_chaincode_id;
 use super::{ChaincodeName, Header, Invalid, fields_1_2};
 use crate::hash::{Hash, sha256_of};
 use crate::wire::{Fields, Span, WireError, set_once};
+
+/// Endorsements that an action keeps: one more than a policy looks at, so that too many stay too many. They are two
+/// bytes each on the wire, and anybody may send millions.
+const ENDORSEMENTS_KEPT_MAX: usize = SIGNATURES_MAX + 1;
 
 /// The one action of an endorser transaction. Clones share the bytes.
 #[derive(Clone, Debug)]
@@ -67,7 +72,9 @@ impl Action {
                 2 => {
                     let span = field.span().map_err(&malformed)?;
                     let (endorser, signature) = fields_1_2(&source, Ok(span)).map_err(&malformed)?;
-                    endorsements.push((endorser.unwrap_or_default(), signature.unwrap_or_default()));
+                    if endorsements.len() < ENDORSEMENTS_KEPT_MAX {
+                        endorsements.push((endorser.unwrap_or_default(), signature.unwrap_or_default()));
+                    }
                 }
                 _ => {}
             }
@@ -95,7 +102,7 @@ impl Action {
         self.response_payload.of(&self.source)
     }
 
-    /// The endorsements in order.
+    /// The endorsements in order; of more than [`SIGNATURES_MAX`] only the first ones, still more than that.
     pub fn endorsements(&self) -> impl ExactSizeIterator<Item = Endorsement<'_>> {
         self.endorsements.iter().map(|(endorser, signature)| Endorsement {
             endorser: endorser.of(&self.source),
@@ -118,6 +125,22 @@ impl Action {
     pub fn signed_message(&self, index: usize) -> Bytes {
         let endorser = self.endorsements[index].0.of(&self.source);
         [self.response_payload(), endorser].concat().into()
+    }
+
+    /// As [`Action::signed_message`], in two pieces that share the transaction's memory.
+    ///
+    /// # Panics
+    /// If there is no endorsement at `index`.
+    pub fn signed_parts(&self, index: usize) -> [Bytes; 2] {
+        [self.response_payload.slice(&self.source), self.endorser(index)]
+    }
+
+    /// A signature, sharing the transaction's memory.
+    ///
+    /// # Panics
+    /// If there is no endorsement at `index`.
+    pub fn signature(&self, index: usize) -> Bytes {
+        self.endorsements[index].1.slice(&self.source)
     }
 
     /// Decodes what the endorsed chaincode did; `header` is that of the same transaction.

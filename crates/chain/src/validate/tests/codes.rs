@@ -38,6 +38,7 @@ struct Craft<'a> {
     event_of: Option<String>,
     result_of: Option<ChaincodeId>,
     endorsers: Vec<String>,
+    empty_endorsements: usize,
     spoil: Vec<String>,
 }
 
@@ -77,6 +78,7 @@ impl<'a> Craft<'a> {
             event_of: None,
             result_of: Some(id("basic", "1.0")),
             endorsers: vec!["peer0".to_owned(), "peer1".to_owned()],
+            empty_endorsements: 0,
             spoil: Vec::new(),
         }
     }
@@ -128,7 +130,11 @@ impl<'a> Craft<'a> {
             }
             "event-of" => self.event_of = Some(value.to_owned()),
             "result-of" => self.result_of = value.split_once(':').map(|(name, version)| id(name, version)),
-            "endorsers" => self.endorsers = value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            "endorsers" => {
+                self.endorsers = value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+            }
+            // An endorsement of two bytes on the wire.
+            "empty-endorsements" => self.empty_endorsements = value.parse().expect("a number"),
             // What is broken after everything was signed.
             _ => self.spoil.push(word.to_owned()),
         }
@@ -147,8 +153,7 @@ impl<'a> Craft<'a> {
         });
         let signature_header = encode(&SignatureHeader { creator: creator.clone(), nonce: self.nonce.clone() });
         let action_header = encode(&SignatureHeader { creator, nonce: self.action_nonce.clone() });
-        let proposal =
-            encode(&ChaincodeProposalPayload { input: Bytes::from_static(b"input"), ..Default::default() });
+        let proposal = encode(&ChaincodeProposalPayload { input: Bytes::from_static(b"input"), ..Default::default() });
         let hash = sha256_of(&[&channel_header, &action_header, &proposal]);
         let event = self.event_of.as_ref().map(|name| ChaincodeEvent {
             chaincode_id: name.clone(),
@@ -166,7 +171,8 @@ impl<'a> Craft<'a> {
             proposal_hash: self.proposal_hash.clone().unwrap_or_else(|| Bytes::copy_from_slice(&hash)),
             extension: self.response_payload.clone().unwrap_or_else(|| encode(&action)),
         });
-        let endorsements = self.endorsers.iter().map(|name| self.endorse(name, &response)).collect();
+        let mut endorsements: Vec<_> = self.endorsers.iter().map(|name| self.endorse(name, &response)).collect();
+        endorsements.resize(endorsements.len() + self.empty_endorsements, Endorsement::default());
         let payload = ChaincodeActionPayload {
             chaincode_proposal_payload: if self.spoils("arguments") {
                 encode(&ChaincodeProposalPayload { input: Bytes::from_static(b"other"), ..Default::default() })
@@ -356,6 +362,28 @@ fn a_claimed_id_is_known_also_where_the_headers_are_wrong() {
         assert_eq!(examined.tx_id.as_deref(), Some("claimed"), "{word}");
         assert_eq!(examined.kind, kind, "{word}");
     }
+}
+
+/// A client sent an envelope of 2 MiB: a result of 1 MiB that it had made up, and half a million empty endorsements. The
+/// peers copied the result once for each endorsement before they counted them, which took 500 GiB, at every restart anew.
+#[test]
+fn endorsements_beyond_the_limit_are_counted_without_copies_of_the_result() {
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let rules = rules(&consortium);
+    let mut craft = Craft::right(&consortium);
+    let mut recorder = Recorder::new();
+    recorder.write(&Arc::from("basic"), "k", vec![7; 1 << 20].into());
+    craft.results = recorder.encode();
+    craft.change("empty-endorsements=300000");
+    let envelope = craft.build();
+    let within = |bytes: &Bytes| envelope.as_ptr_range().contains(&bytes.as_ptr());
+
+    assert_eq!(examine(&envelope, &rules).endorsement, Code::ENDORSEMENT_POLICY_FAILURE);
+    let action = ledger::Transaction::parse(&envelope).expect("its form is right").action().expect("one action");
+    let endorsements = crate::access::endorsements(&action);
+    assert_eq!(endorsements.len(), identity::policy::SIGNATURES_MAX + 1);
+    assert!(endorsements.iter().all(|signed| within(&signed.identity) && within(&signed.signature)));
+    assert!(action.signed_parts(0).iter().all(within));
 }
 
 #[test]
