@@ -18,7 +18,8 @@ use hashbrown::HashTable;
 
 use crate::{Versioned, events};
 
-/// What an entry costs besides its key and value: its slot, its place in the table and the values' headers.
+/// What an entry costs besides its names and value: its slot, its place in the table and the values' headers. The
+/// namespace is charged to each entry: a fill brings its own copy.
 const ENTRY_OVERHEAD_BYTES: usize = 120;
 
 /// The state of the cache at the start of a fill.
@@ -39,7 +40,7 @@ struct Entry {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        ENTRY_OVERHEAD_BYTES + self.key.len() + self.record.as_ref().map_or(0, |record| record.value.len())
+        ENTRY_OVERHEAD_BYTES + self.namespace.len() + self.key.len() + self.record.as_ref().map_or(0, |record| record.value.len())
     }
 }
 
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_entry_leaves_first() {
-        let mut cache = Cache::new(3 * (ENTRY_OVERHEAD_BYTES + 1 + 10));
+        let mut cache = Cache::new(3 * (ENTRY_OVERHEAD_BYTES + 1 + 1 + 10));
         for key in ["a", "b", "c"] {
             cache.replace(&name("n"), &name(key), record(1, 10));
         }

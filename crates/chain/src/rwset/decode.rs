@@ -1,13 +1,15 @@
 //! Reading a read-write set out of a block.
 //!
 //! The bytes come from clients and endorsers, and are not trusted. What is decoded are places in the received bytes, so
-//! that a transaction costs a few small lists and no copies. Limits follow from the size of a block: an entry takes at
-//! least two bytes.
+//! that a transaction costs a few small lists and no copies. An entry of two bytes on the wire becomes up to a hundred in
+//! memory before any endorser's signature is looked at, so [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound them. Fabric has
+//! no such limits; they are part of validation here, the same for all peers.
 
 use base::{Bytes, Version};
 use ledger::wire::{Field, Fields, Span, WireError, set_once};
 
 use super::merkle::{DEGREES_ACCEPTED, Summary};
+use super::{ENTRIES_MAX, NAMESPACES_MAX};
 
 /// Why bytes are no read-write set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -21,6 +23,9 @@ pub enum DecodeError {
     /// A summary that no scan gives.
     #[error("read-write set: a range summary of degree {0} is not accepted")]
     Degree(u64),
+    /// It holds more than any transaction may.
+    #[error("read-write set: more than {max} {what}")]
+    TooMany { what: &'static str, max: usize },
     /// A range holds both results and a summary.
     #[error("read-write set: a range holds both results and a summary")]
     RangeReads,
@@ -114,12 +119,15 @@ impl ReadWriteSet {
     /// # Errors
     /// See [`DecodeError`]. Fields that Fabric does not define are passed over.
     pub fn decode(source: Bytes) -> Result<ReadWriteSet, DecodeError> {
-        let mut namespaces = Vec::new();
+        let (mut namespaces, mut room) = (Vec::new(), Room(ENTRIES_MAX));
         let mut fields = Fields::new(&source, Span::whole(&source)?);
         while let Some(field) = fields.next()? {
             match field.number {
                 1 if field.varint()? != 0 => return Err(DecodeError::DataModel(field.varint()?)),
-                2 => namespaces.push(namespace(&source, field.span()?)?),
+                2 if namespaces.len() == NAMESPACES_MAX => {
+                    return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
+                }
+                2 => namespaces.push(namespace(&source, field.span()?, &mut room)?),
                 _ => {}
             }
         }
@@ -151,11 +159,14 @@ impl ReadWriteSet {
         (self.text(range.start), self.text(range.end))
     }
 
-    /// Whether every key is one that a state can hold: not empty and not longer than [`super::KEY_BYTES_MAX`].
+    /// Whether every key is one that a state can hold: not empty and not longer than [`super::KEY_BYTES_MAX`], in a
+    /// namespace whose name is not longer than [`super::NAMESPACE_BYTES_MAX`]. Where nothing but reads are in a namespace,
+    /// nothing else looks at its name before the state does.
     pub fn has_sound_keys(&self) -> bool {
         let sound = |span: &Span| !span.is_empty() && span.len() <= super::KEY_BYTES_MAX;
         self.namespaces.iter().all(|namespace| {
-            namespace.reads.iter().all(|read| sound(&read.key))
+            namespace.name.len() <= super::NAMESPACE_BYTES_MAX
+                && namespace.reads.iter().all(|read| sound(&read.key))
                 && namespace.writes.iter().all(|write| sound(&write.key))
                 && namespace.ranges.iter().all(|range| {
                     // A range may start or end at the empty key, which stands for no bound.
@@ -169,6 +180,17 @@ impl ReadWriteSet {
     }
 }
 
+/// How many entries may still follow.
+struct Room(usize);
+
+impl Room {
+    fn take(&mut self) -> Result<(), DecodeError> {
+        let too_many = DecodeError::TooMany { what: "reads, writes and ranges", max: ENTRIES_MAX };
+        self.0 = self.0.checked_sub(1).ok_or(too_many)?;
+        Ok(())
+    }
+}
+
 /// A span that was checked to be text.
 fn text(source: &[u8], field: &Field) -> Result<Span, WireError> {
     let span = field.span()?;
@@ -176,7 +198,7 @@ fn text(source: &[u8], field: &Field) -> Result<Span, WireError> {
     Ok(span)
 }
 
-fn namespace(source: &Bytes, span: Span) -> Result<Namespace, DecodeError> {
+fn namespace(source: &Bytes, span: Span, room: &mut Room) -> Result<Namespace, DecodeError> {
     let (mut name, mut set, mut collections) = (None, None, 0);
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
@@ -194,9 +216,10 @@ fn namespace(source: &Bytes, span: Span) -> Result<Namespace, DecodeError> {
     let Some(set) = set else { return Ok(namespace) };
     let mut fields = Fields::new(source, set);
     while let Some(field) = fields.next()? {
+        room.take()?;
         match field.number {
             1 => namespace.reads.push(read(source, field.span()?)?),
-            2 => namespace.ranges.push(range(source, field.span()?)?),
+            2 => namespace.ranges.push(range(source, field.span()?, room)?),
             3 => namespace.writes.push(write(source, field.span()?)?),
             4 => {
                 field.span()?;
@@ -247,14 +270,10 @@ fn write(source: &[u8], span: Span) -> Result<Write, DecodeError> {
         }
     }
     let value = value.unwrap_or_default();
-    Ok(Write {
-        key: key.unwrap_or_default(),
-        value,
-        is_delete: is_delete.unwrap_or(false) || value.is_empty(),
-    })
+    Ok(Write { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
 }
 
-fn range(source: &Bytes, span: Span) -> Result<Range, DecodeError> {
+fn range(source: &Bytes, span: Span, room: &mut Room) -> Result<Range, DecodeError> {
     let (mut start, mut end, mut exhausted, mut results, mut summary_at) = (None, None, None, None, None);
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
@@ -269,12 +288,13 @@ fn range(source: &Bytes, span: Span) -> Result<Range, DecodeError> {
     }
     let reads = match (results, summary_at) {
         (Some(_), Some(_)) => return Err(DecodeError::RangeReads),
-        (None, Some(span)) => RangeReads::Summary(summary(source, span)?),
+        (None, Some(span)) => RangeReads::Summary(summary(source, span, room)?),
         (results, None) => {
             let mut reads = Vec::new();
             let mut fields = Fields::new(source, results.unwrap_or_default());
             while let Some(field) = fields.next()? {
                 if field.number == 1 {
+                    room.take()?;
                     reads.push(read(source, field.span()?)?);
                 }
             }
@@ -289,14 +309,17 @@ fn range(source: &Bytes, span: Span) -> Result<Range, DecodeError> {
     })
 }
 
-fn summary(source: &Bytes, span: Span) -> Result<Summary, DecodeError> {
+fn summary(source: &Bytes, span: Span, room: &mut Room) -> Result<Summary, DecodeError> {
     let (mut degree, mut level, mut hashes) = (None, None, Vec::new());
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
         match field.number {
             1 => set_once(&mut degree, field.varint()?)?,
             2 => set_once(&mut level, field.varint()?)?,
-            3 => hashes.push(field.span()?.slice(source)),
+            3 => {
+                room.take()?;
+                hashes.push(field.span()?.slice(source));
+            }
             _ => {}
         }
     }

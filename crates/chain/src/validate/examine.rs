@@ -3,7 +3,7 @@
 //! The duplicate check stands in the middle of Fabric's order but needs the chain, so a transaction gets two verdicts
 //! here: one of the steps before that check and one of the steps after it.
 
-use base::{Bytes, TxId};
+use base::{Bytes, Set, TxId};
 use identity::SignatureSet;
 use ledger::transaction::{Action, Invalid, Outcome, Transaction};
 use ledger::wire::{Fields, Span};
@@ -80,9 +80,7 @@ pub fn examine(envelope: &Bytes, rules: &Rules) -> Examined {
 fn check_form(transaction: &Transaction, rules: &Rules) -> Result<Action, Code> {
     let header = transaction.header();
     let creator = rules.identify(&header.creator()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
-    creator
-        .verify(transaction.payload(), transaction.signature())
-        .map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
+    creator.verify(transaction.payload(), transaction.signature()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
     transaction.check_type().map_err(|invalid| code(&invalid))?;
     if transaction.is_config() {
         // Reconfiguration is not offered; orderers refuse it, and a block that holds one all the same changes nothing.
@@ -104,10 +102,11 @@ fn check_endorsement(
     let set = ReadWriteSet::decode(outcome.results()).map_err(|_| Code::BAD_RWSET)?;
     let chaincode = outcome.check(transaction.header()).map_err(|invalid| code(&invalid))?;
 
-    // Few namespaces, so comparing each with those before it beats a set.
-    for (index, namespace) in set.namespaces.iter().enumerate() {
+    // A set without entries has no memory yet: the usual one namespace costs nothing.
+    let mut names = Set::default();
+    for namespace in &set.namespaces {
         let name = set.name(namespace);
-        if set.namespaces[..index].iter().any(|before| set.name(before) == name) {
+        if set.namespaces.len() > 1 && !names.insert(name) {
             return Err(Code::ILLEGAL_WRITESET);
         }
         if namespace.writes_anything() && (is_system_namespace(name) || namespace.needs_more_than_keys()) {
@@ -120,8 +119,7 @@ fn check_endorsement(
 
     // Each signature is verified once, whatever the number of policies.
     let endorsements = endorsements(action);
-    let signatures =
-        SignatureSet::new(&endorsements, rules.members()).map_err(|_| Code::ENDORSEMENT_POLICY_FAILURE)?;
+    let signatures = SignatureSet::new(&endorsements, rules.members()).map_err(|_| Code::ENDORSEMENT_POLICY_FAILURE)?;
     let policy = rules.endorsement_policy(chaincode.name).ok_or(Code::INVALID_CHAINCODE)?;
     if !satisfies(policy, &signatures) {
         return Err(Code::ENDORSEMENT_POLICY_FAILURE);

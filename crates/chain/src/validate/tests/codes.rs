@@ -128,6 +128,22 @@ impl<'a> Craft<'a> {
                 recorder.write(&Arc::from("basic"), &key, Bytes::from_static(b"v"));
                 self.results = recorder.encode();
             }
+            // An endorser made a set that reads in a namespace of 70 kB, which no rule names since nothing is written there.
+            // Peers asked the state for it, whose engine takes keys of 64 KiB at most and panicked, at each restart anew.
+            "reads-in-namespace-bytes" => {
+                let mut recorder = Recorder::new();
+                let name = "x".repeat(value.parse().expect("a number"));
+                recorder.read(&Arc::from(name.as_str()), "a", None);
+                self.results = recorder.encode();
+            }
+            "namespaces" => {
+                let mut recorder = Recorder::new();
+                for number in 0..value.parse().expect("a number") {
+                    let number: u32 = number;
+                    recorder.read(&Arc::from(number.to_string().as_str()), "a", None);
+                }
+                self.results = recorder.encode();
+            }
             "event-of" => self.event_of = Some(value.to_owned()),
             "result-of" => self.result_of = value.split_once(':').map(|(name, version)| id(name, version)),
             "endorsers" => {
@@ -312,6 +328,11 @@ const TABLE: &str = "
     key-bytes=16384 -> VALID
     key-bytes=16385 -> INVALID_WRITESET
     key-bytes=0 -> INVALID_WRITESET
+    reads-in-namespace-bytes=700 -> VALID
+    reads-in-namespace-bytes=701 -> INVALID_WRITESET
+    reads-in-namespace-bytes=70000 -> INVALID_WRITESET
+    namespaces=1024 -> VALID
+    namespaces=1025 -> BAD_RWSET
     result -> ENDORSEMENT_POLICY_FAILURE
     endorsers= -> ENDORSEMENT_POLICY_FAILURE
     endorsers=peer0 -> ENDORSEMENT_POLICY_FAILURE
