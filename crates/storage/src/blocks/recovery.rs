@@ -4,7 +4,8 @@
 //!    chain; its index is read, or built again from its records when it is missing, stale or damaged.
 //! 2. The last segment is read record by record. Where the records stop being whole, the durable mark decides: before the
 //!    mark it is damage, and the store does not open; from the mark on it is a torn tail, which is cut off.
-//! 3. What was found whole may still be in the page cache only, so the last segment is synced before it counts as durable.
+//! 3. What was found whole may still be in the page cache only. So what lies behind the durable mark is written once more,
+//!    and the last segment and its name are synced before they count as durable.
 //!
 //! A segment whose header is torn holds no records, because records follow only once the header is durable; such a last
 //! segment is created again. No search for records is made beyond damage: bytes of a payload may look like one.
@@ -23,6 +24,9 @@ use super::format::{
 };
 use super::index::{Index, SegmentIndex, Tip};
 use crate::{Error, events};
+
+/// How much is written again at once.
+const WRITE_AGAIN_BYTES: u64 = 1 << 20;
 
 /// What opening a store found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -141,7 +145,9 @@ async fn recover_last(
         report.torn_tail = Some(torn);
         segment.file.truncate(last.end).map_err(|error| Error::io("cutting off the tail of", &segment.path, error))?;
     }
+    segment.write_again(if mark.end > SEGMENT_HEADER_BYTES { mark.end } else { 0 }, last.end)?;
     segment.file.sync().await.map_err(|error| Error::io("syncing", &segment.path, error))?;
+    directory.sync().await.map_err(|error| Error::io("syncing", directory.path(), error))?;
     Ok((last, segment.file))
 }
 
@@ -181,6 +187,22 @@ impl Segment {
 
     fn read(&self, offset: u64, bytes: usize) -> Result<base::Bytes, Error> {
         self.file.read_at(offset, bytes).map_err(|error| Error::io("reading", &self.path, error))
+    }
+
+    /// Writes bytes once more as they are. After an fsync that failed the page cache still shows what is not on disk and
+    /// counts it as clean, so that another fsync would write none of it.
+    fn write_again(&self, from: u64, to: u64) -> Result<(), Error> {
+        let mut offset = from;
+        while offset < to {
+            let bytes = self.read(offset, (to - offset).min(WRITE_AGAIN_BYTES) as usize)?;
+            if bytes.is_empty() {
+                return Err(self.corrupt(offset, "it has become shorter while it was opened".into()));
+            }
+            let written = self.file.write_at(offset, &bytes);
+            written.map_err(|error| Error::io("writing again", &self.path, error))?;
+            offset += bytes.len() as u64;
+        }
+        Ok(())
     }
 
     fn header(&self) -> Result<Result<SegmentHeader, String>, Error> {

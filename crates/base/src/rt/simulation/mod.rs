@@ -186,6 +186,7 @@ impl Simulation {
         let value = root.take_output();
         world.fail_on_unjoined_panics();
         world.drop_tasks(None);
+        world.forget_boots();
         let events = world.with_events(|events| events.clone());
         let (failure, report, recent) = world.with(|core| {
             let failure = core.failure.take();

@@ -59,6 +59,13 @@ impl World {
         Node { world: Arc::clone(self), id, name }
     }
 
+    /// Drops all boot functions: they may hold handles of the world, which would keep it alive for good.
+    pub(super) fn forget_boots(&self) {
+        let boots = self.with(|core| core.nodes.values_mut().map(|node| node.boot.take()).collect::<Vec<_>>());
+        // Outside of the lock, because dropping may come back here.
+        drop(boots);
+    }
+
     pub(super) fn current_life(&self, node: NodeId) -> Life {
         self.with(|core| Life { node, incarnation: core.node(node).incarnation })
     }

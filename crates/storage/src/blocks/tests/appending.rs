@@ -223,3 +223,42 @@ fn dropped_sync_strands_nobody() {
         }
     });
 }
+
+/// A whole-network simulation lost blocks that were reported durable: an fsync failed, the peer opened its store again
+/// and found everything in the page cache, the next fsync succeeded without writing what the failed one had lost, and the
+/// machine crashed.
+#[test]
+fn blocks_found_after_a_failed_fsync_survive_the_next_crash() {
+    for seed in 0..40 {
+        let run = Simulation::new(seed).run(move |sim| async move {
+            let node = sim.node("peer");
+            let disk = node.disk();
+            let blocks = chain(7, 12, 900);
+            let later = blocks.clone();
+            let run = node.spawn(async move {
+                // Segments so small that some begin between the failure and the crash.
+                let (store, _) = open("/blocks", 2_500).await.expect("a new store opens");
+                append_all(&store, &blocks[..2]).await;
+                store.sync().await.expect("the disk is well");
+                append_all(&store, &blocks[2..3]).await;
+                disk.fail_next(DiskOperation::Sync, 1);
+                if store.append(blocks[3].new_block()).await.is_ok() {
+                    store.sync().await.expect_err("the fsync failed");
+                }
+                drop(store);
+                let (store, report) = open("/blocks", 2_500).await.expect("the store opens again");
+                append_all(&store, &blocks[report.height as usize..6]).await;
+                store.sync().await.expect("the disk is well again")
+            });
+            let durable = run.await.expect("the node does not crash yet");
+            node.crash();
+            let check = node.spawn(async move {
+                let (store, report) = open("/blocks", 2_500).await.expect("a crash leaves an openable store");
+                assert!(report.height >= durable, "{durable} blocks were durable: {report:?}");
+                check_holds(&store, &later[..report.height as usize]);
+            });
+            check.await.expect("the node does not crash again");
+        });
+        run.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}

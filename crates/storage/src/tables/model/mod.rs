@@ -108,8 +108,11 @@ impl ModelTables {
             if end == 0 && !numbers.is_empty() {
                 continue;
             }
+            // Written again, because an fsync that failed leaves bytes that only look as if they were on disk.
             file.truncate(end as u64).map_err(io)?;
+            file.write_at(0, &bytes[..end]).map_err(io)?;
             file.sync().await.map_err(io)?;
+            directory.sync().await.map_err(io)?;
             opened = Some((rows, savepoint, Log { number, file, bytes: end as u64, name_is_durable: true }));
             break;
         }

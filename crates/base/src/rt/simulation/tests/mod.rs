@@ -312,3 +312,24 @@ fn fault_points_and_events_are_counted_for_their_run_alone() {
     assert!((200..300).contains(&run(0.25, 0)));
     assert_eq!(Counted.value(), 0, "nothing was counted outside of simulations");
 }
+
+/// A campaign of seeds once grew by megabytes a seed: nodes' boot functions held the world that held them.
+#[test]
+fn a_run_that_is_over_leaves_nothing_behind() {
+    let held = Arc::new(());
+    let weak = Arc::downgrade(&held);
+    Simulation::new(1)
+        .run(|sim| async move {
+            let in_boot = (sim.clone(), held);
+            sim.node("peer").start(move || {
+                let held = in_boot.clone();
+                async move {
+                    rt::sleep(MS).await;
+                    drop(held);
+                }
+            });
+            rt::sleep(10 * MS).await;
+        })
+        .expect("the run succeeds");
+    assert_eq!(weak.strong_count(), 0);
+}
