@@ -49,7 +49,8 @@ impl Totals {
     }
 }
 
-/// Runs seeds, each twice, and calls `each` with every result as it comes.
+/// Runs seeds on all processors, each twice, and calls `each` with every result as it comes.
+#[allow(clippy::disallowed_methods, reason = "threads run whole simulations; within one there are none")]
 pub fn run_seeds(seeds: impl Iterator<Item = u64>, mut each: impl FnMut(&Result<Outcome, Box<Broken>>)) -> Totals {
     let seeds: Vec<u64> = seeds.collect();
     let next = AtomicU64::new(0);
@@ -97,6 +98,7 @@ pub fn catch(mutant: Mutant, first: u64) -> Result<Box<Broken>, String> {
 }
 
 /// Runs all planted mistakes, and calls `each` with every result as it comes.
+#[allow(clippy::disallowed_methods, reason = "threads run whole simulations; within one there are none")]
 pub fn catch_all(first: u64, mut each: impl FnMut(Mutant, &Result<Box<Broken>, String>)) -> bool {
     let next = AtomicU64::new(0);
     let caught = AtomicBool::new(true);

@@ -9,13 +9,21 @@ pub const FAULTS: [&str; 7] = ["break", "crash", "cut", "failing disk", "full di
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
 
 /// Fault points in the code under test.
-pub const FAULT_POINTS: [&str; 0] = [];
+pub const FAULT_POINTS: [&str; 6] = [
+    "chain.commit.appended",
+    "chain.commit.applied",
+    "chain.commit.durable",
+    "chain.commit.judged",
+    "chain.order.appended",
+    "chain.order.durable",
+];
 
 /// What has not happened.
 pub fn missing(totals: &Totals) -> Vec<String> {
     let faults = FAULTS.iter().filter(|fault| !totals.faults.contains_key(*fault));
     let codes = CODES.iter().filter(|code| !totals.codes.contains_key(code));
-    let points = FAULT_POINTS.iter().filter(|name| totals.fault_points.get(*name).is_none_or(|point| point.injected == 0));
+    let points =
+        FAULT_POINTS.iter().filter(|name| totals.fault_points.get(*name).is_none_or(|point| point.injected == 0));
     faults
         .map(|fault| format!("the fault {fault}"))
         .chain(codes.map(|code| format!("validation code {code}")))

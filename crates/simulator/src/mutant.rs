@@ -66,7 +66,7 @@ impl Mutant {
         Mutant::ALL.into_iter().find(|mutant| mutant.name() == name)
     }
 
-    /// Plants it where that is done before anything runs.
+    /// Plants it where that is done from outside, when the network runs and faults are about to begin.
     pub fn plant(self, network: &Network) {
         match self {
             Mutant::PeerPublishesUnsynced => network.node(&scenario::peer(Mutant::PEER)).disk().set_lying(true),
@@ -111,8 +111,11 @@ struct LyingTables {
     /// The savepoint at opening.
     found: Savepoint,
     tables: Arc<dyn Tables>,
-    remembered: Mutex<BTreeMap<(String, Vec<u8>), Option<Row>>>,
+    remembered: Mutex<Remembered>,
 }
+
+/// Rows by namespace and key.
+type Remembered = BTreeMap<(String, Vec<u8>), Option<Row>>;
 
 impl LyingTables {
     /// Adds what invalid transactions of the blocks that a batch covers would have written.
@@ -146,7 +149,7 @@ impl Tables for LyingTables {
     fn write(&self, batch: RowBatch) -> Result<(), Error> {
         self.tables.write(match self.mutant {
             Mutant::InvalidApplied => self.with_invalid(batch)?,
-            Mutant::SavepointEmpty if batch.savepoint().height % 3 == 0 => RowBatch::new(batch.savepoint()),
+            Mutant::SavepointEmpty if batch.savepoint().height.is_multiple_of(3) => RowBatch::new(batch.savepoint()),
             _ => batch,
         })
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use base::rt::simulation::{Bounds, Chance, Fault, FaultKind, Plan, Step};
 use ledger::config::EndorsementRule;
 
+use crate::coverage::FAULT_POINTS;
 use crate::network::members::ORGANIZATIONS;
 
 /// Client operations that a seed has at least.
@@ -53,6 +54,8 @@ pub struct Scenario {
     pub segment_bytes: u64,
     /// Bytes of records that a peer's state keeps in memory besides what is not persisted.
     pub cache_bytes: usize,
+    /// How often faults are injected at points in the code.
+    pub fault_points: Vec<(&'static str, f64)>,
     pub plan: Plan,
 }
 
@@ -61,25 +64,26 @@ impl Scenario {
     pub fn of(seed: u64) -> Scenario {
         // Not the generator of the run itself, which starts from the seed as it is.
         let mut chance = Chance::new(seed ^ 0x5ce7_a110_5eed_0000);
-        let clients = 4 + chance.index(5);
-        let think_max = Duration::from_millis(5 + chance.below(40));
+        let clients = 6 + chance.index(9);
+        let think_max = Duration::from_millis(5 + chance.below(60));
         let (link, sync) = (&[(50, 500), (20, 100), (200, 5_000)], &[(50, 2_000), (20, 200), (1_000, 25_000)]);
         Scenario {
             seed,
             clients,
-            operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(6),
+            operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(2),
             think_max,
             customers: 4 + chance.below(20),
             records: 20 + chance.below(60),
             endorsements_min: *chance.pick(&[2, 2, 2, 1, 3]),
             durable_acknowledgements: chance.one_in(2),
             batch_messages: 4 + chance.below(7) as u32,
-            batch_timeout: Duration::from_millis(10 + chance.below(60)),
+            batch_timeout: Duration::from_millis(10 + chance.below(90)),
             link_micros: *chance.pick(link),
             sync_micros: *chance.pick(sync),
             persist_interval_blocks: 1 + chance.below(12),
             segment_bytes: *chance.pick(&[20_000, 60_000, 64 << 20]),
             cache_bytes: *chance.pick(&[0, 2_000, 1 << 20]),
+            fault_points: fault_points(&mut chance),
             plan: plan(&mut chance, clients),
         }
     }
@@ -92,6 +96,15 @@ impl Scenario {
             _ => EndorsementRule::Majority,
         }
     }
+}
+
+/// In half of the seeds none, else a few points: a run in which everything is held up shows little else.
+fn fault_points(chance: &mut Chance) -> Vec<(&'static str, f64)> {
+    if chance.one_in(2) {
+        return Vec::new();
+    }
+    let count = 1 + chance.index(3);
+    (0..count).map(|_| (*chance.pick(&FAULT_POINTS), 0.01 + 0.001 * chance.below(60) as f64)).collect()
 }
 
 /// Faults of nodes, and faults of what is between nodes, clients included.

@@ -6,16 +6,17 @@
 //! 4. All nodes crash once more, and come back with the state that they had.
 //! 5. Peers stop in an orderly way, and their ledgers are verified on disk. Then [`verdict`](crate::verdict) is reached.
 //!
-//! A seed is run twice. The second run must have the digest of the first: every task, message and byte on disk the same.
+//! A seed is run twice. The second run ends with step 4, and must have the digest of the first until there: every task,
+//! message and byte on disk the same.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::rt;
 use base::rt::disk::Directory;
 use base::rt::simulation::{Digest, FaultPoint, Plan, Report, Sim, Simulation};
-use base::rt;
 use chain::Channel;
 use identity::Hash;
 use ledger::verify::{VerifyOptions, verify};
@@ -109,7 +110,7 @@ impl Broken {
 /// What is wrong, the second run being another than the first included.
 pub fn run(order: &Order) -> Result<Outcome, Box<Broken>> {
     let first = run_once(order)?;
-    let second = run_once(order)?;
+    let second = run_part(order, Part::ToTheLastCrash)?;
     if first.digest == second.digest {
         return Ok(first);
     }
@@ -129,11 +130,23 @@ fn scenario_of(order: &Order) -> Scenario {
     scenario
 }
 
+/// How much of a run to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    /// Steps 1 to 4.
+    ToTheLastCrash,
+}
+
 /// Runs a seed once.
 ///
 /// # Errors
 /// What is wrong.
 pub fn run_once(order: &Order) -> Result<Outcome, Box<Broken>> {
+    run_part(order, Part::All)
+}
+
+fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
     let scenario = scenario_of(order);
     let plan = scenario.plan.clone();
     let notes = Notes::default();
@@ -148,13 +161,15 @@ pub fn run_once(order: &Order) -> Result<Outcome, Box<Broken>> {
     let in_world = notes.clone();
     let result = simulation.run(|sim| async move {
         let witness = Witness::new(sim.clone(), in_world);
-        match witness.clone().watch(drive(sim, scenario, mutant, witness)).await {
-            Ok(facts) => facts,
-            Err(reason) => panic!("{reason}"),
-        }
+        let watching = witness.clone();
+        let driven = async {
+            let driven = drive(sim, scenario, mutant, witness.clone(), part).await;
+            driven.map_err(|reason| witness.accuse(reason)).ok()
+        };
+        watching.watch(driven).await.expect("an error is an accusation, which ends the run")
     });
     match result {
-        Ok(Report { value: Facts { claims, codes, blocks }, digest, steps, elapsed, fault_points, .. }) => {
+        Ok(Report { value: Facts { claims, codes, blocks, digest }, steps, elapsed, fault_points, .. }) => {
             let mut faults = BTreeMap::new();
             for step in &plan.steps {
                 *faults.entry(kind_of(&step.fault)).or_default() += 1;
@@ -185,9 +200,17 @@ struct Facts {
     claims: Claims,
     codes: Codes,
     blocks: u64,
+    /// Of everything up to the end of step 4.
+    digest: Digest,
 }
 
-async fn drive(sim: Sim, scenario: Scenario, mutant: Option<Mutant>, witness: Witness) -> Result<Facts, String> {
+async fn drive(
+    sim: Sim,
+    scenario: Scenario,
+    mutant: Option<Mutant>,
+    witness: Witness,
+    part: Part,
+) -> Result<Facts, String> {
     witness.tell(format_args!("{scenario:?}"));
     let clients = scenario.clients;
     let plan = scenario.plan.clone();
@@ -195,6 +218,12 @@ async fn drive(sim: Sim, scenario: Scenario, mutant: Option<Mutant>, witness: Wi
     let network = Network::start(sim.clone(), scenario, mutant, witness.clone())?;
     let mut claims = insist(&network, calls, "load what contracts need").await?;
 
+    if let Some(mutant) = mutant {
+        mutant.plant(&network);
+    }
+    for (name, probability) in &network.scenario.fault_points {
+        sim.inject(name, *probability);
+    }
     let work = (0..clients).map(|place| {
         let client = Client::new(Arc::clone(&network), place, sim.chance());
         network.node(&scenario::client(place)).spawn(client.work())
@@ -227,6 +256,10 @@ async fn drive(sim: Sim, scenario: Scenario, mutant: Option<Mutant>, witness: Wi
         return Err(format!("the network had {height} blocks, and {height_after} after a crash of all nodes"));
     }
     let after = digests(&network).await?;
+    let digest = sim.digest();
+    if part == Part::ToTheLastCrash {
+        return Ok(Facts { claims, codes: Codes::new(), blocks: height, digest });
+    }
 
     let blocks = orderer_blocks(&network)?;
     let mut peers = Vec::new();
@@ -237,7 +270,7 @@ async fn drive(sim: Sim, scenario: Scenario, mutant: Option<Mutant>, witness: Wi
     verify_on_disk(&network).await?;
     let evidence = Evidence { blocks, peers, claims };
     let codes = verdict::reach(&network, &evidence)?;
-    Ok(Facts { claims: evidence.claims, codes, blocks: height })
+    Ok(Facts { claims: evidence.claims, codes, blocks: height, digest })
 }
 
 /// Has calls committed by a client of their own.
@@ -288,7 +321,8 @@ async fn digests(network: &Network) -> Result<Vec<Hash>, String> {
 }
 
 fn orderer_blocks(network: &Network) -> Result<Vec<base::Bytes>, String> {
-    let chain = network.orderer.of(ORDERER).and_then(|orderer| orderer.chain(CHANNEL)).ok_or("the orderer went away")?;
+    let chain =
+        network.orderer.of(ORDERER).and_then(|orderer| orderer.chain(CHANNEL)).ok_or("the orderer went away")?;
     let block = |number| match chain.block(number) {
         Ok(Some(block)) => Ok(block),
         other => Err(format!("the orderer's block {number}: {other:?}")),

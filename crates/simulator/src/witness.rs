@@ -131,7 +131,9 @@ impl Witness {
         let number = block.number().get();
         let commit_hash = match block.metadata().commit_hash() {
             Ok(commit_hash) => commit_hash,
-            Err(error) => return self.accuse(format_args!("{peer} has block {number} with metadata of its own: {error}")),
+            Err(error) => {
+                return self.accuse(format_args!("{peer} has block {number} with metadata of its own: {error}"));
+            }
         };
         let shown = ShownBlock { hash: block.hash(), filter: block.metadata().filter().to_vec(), commit_hash };
         let mut seen = self.lock();

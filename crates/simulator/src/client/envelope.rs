@@ -86,10 +86,7 @@ impl Proposal {
         };
         let input = encode(&ChaincodeInvocationSpec { chaincode_spec: Some(spec) });
         let payload = encode(&ChaincodeProposalPayload { input, ..ChaincodeProposalPayload::default() });
-        let header = Header {
-            channel_header: channel_header.clone(),
-            signature_header: signature_header.clone(),
-        };
+        let header = Header { channel_header: channel_header.clone(), signature_header: signature_header.clone() };
         let proposal =
             protos::Proposal { header: encode(&header), payload: payload.clone(), ..protos::Proposal::default() };
         let proposal_bytes = encode(&proposal);
@@ -143,10 +140,7 @@ impl Proposal {
         let action = ChaincodeActionPayload { chaincode_proposal_payload: payload, action: Some(action) };
         let action = TransactionAction { header: self.signature_header.clone(), payload: encode(&action) };
         let header = Header { channel_header, signature_header: self.signature_header.clone() };
-        let payload = Payload {
-            header: Some(header),
-            data: encode(&protos::Transaction { actions: vec![action] }),
-        };
+        let payload = Payload { header: Some(header), data: encode(&protos::Transaction { actions: vec![action] }) };
         let payload = encode(&payload);
         let mut signature = signer.sign(&payload);
         if spoiled == Spoiled::Signature {

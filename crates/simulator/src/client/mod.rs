@@ -137,10 +137,7 @@ impl Client {
             rt::sleep(think).await;
             let call = self.workload.draw(&mut self.chance);
             let conduct = self.draw_conduct();
-            let outcome = match rt::timeout(OPERATION_MAX, self.operate(&call, conduct)).await {
-                Ok(outcome) => outcome,
-                Err(_) => "given up",
-            };
+            let outcome = rt::timeout(OPERATION_MAX, self.operate(&call, conduct)).await.unwrap_or("given up");
             *self.claims.outcomes.entry(outcome).or_default() += 1;
         }
         self.claims
@@ -187,7 +184,7 @@ impl Client {
         };
         let mut proposal = Proposal::new(&signer, CHANNEL, call.contract, call.args.clone());
         self.tell(&proposal, format_args!("{} ({conduct:?})", call.text()));
-        let endorsed = if conduct == Conduct::Rogue {
+        let endorsed = if conduct == Conduct::Rogue || (conduct == Conduct::Stranger && self.chance.one_in(2)) {
             self.made_up(&proposal)
         } else {
             loop {
@@ -202,13 +199,10 @@ impl Client {
                 }
             }
         };
-        if conduct == Conduct::Stranger {
-            self.network.witness.accuse(format_args!("peers endorsed {} for a stranger", proposal.tx_id));
-        }
-        if conduct != Conduct::Rogue {
+        if !matches!(conduct, Conduct::Rogue | Conduct::Stranger) {
             self.claims.money.insert(proposal.tx_id.clone(), (call.money, call.may_cost));
         }
-        self.submit(&proposal, endorsed, conduct).await
+        self.submit(&signer, &proposal, endorsed, conduct).await
     }
 
     /// Step 2. The error says whether the peers refused or could not.
@@ -255,9 +249,8 @@ impl Client {
     /// What a peer read tells which blocks it has let us see.
     fn look_at(&mut self, peer: &str, result: &Bytes) {
         let Some(set) = read_write_set(result) else { return };
-        let sets = set.ns_rwset.iter().filter_map(|namespace| {
-            proto::kvrwset::KvrwSet::decode(namespace.rwset.clone()).ok()
-        });
+        let sets =
+            set.ns_rwset.iter().filter_map(|namespace| proto::kvrwset::KvrwSet::decode(namespace.rwset.clone()).ok());
         let reads = sets.flat_map(|set| set.reads).filter_map(|read| read.version);
         if let Some(newest) = reads.map(|version| version.block_num).max() {
             self.network.witness.shown(peer, newest);
@@ -278,7 +271,14 @@ impl Client {
     }
 
     /// Steps 3 and 4.
-    async fn submit(&mut self, proposal: &Proposal, mut endorsed: Endorsed, conduct: Conduct) -> &'static str {
+    async fn submit(
+        &mut self,
+        signer: &Signer,
+        proposal: &Proposal,
+        mut endorsed: Endorsed,
+        conduct: Conduct,
+    ) -> &'static str {
+        let must_be_refused = matches!(conduct, Conduct::Stranger | Conduct::Spoils(Spoiled::Signature));
         let spoiled = if let Conduct::Spoils(spoiled) = conduct { spoiled } else { Spoiled::Not };
         match conduct {
             Conduct::Slow => rt::sleep(self.chance.duration(&(PAUSE_MAX..10 * PAUSE_MAX))).await,
@@ -287,7 +287,7 @@ impl Client {
             }
             _ => {}
         }
-        let envelope = proposal.envelope(&self.signer, &endorsed.result, &endorsed.endorsements, spoiled);
+        let envelope = proposal.envelope(signer, &endorsed.result, &endorsed.endorsements, spoiled);
         let tx_id = envelope::claimed_id(&envelope);
         self.claims.submitted.insert(tx_id.clone());
         let started = rt::now();
@@ -295,7 +295,7 @@ impl Client {
             match self.orderer.call(ORDER_ADDRESS, Kind::Order, &envelope, PATIENCE).await {
                 Ok(answer) if answer.verdict == Verdict::Done => break,
                 Ok(answer) if answer.verdict == Verdict::Refused => {
-                    if spoiled != Spoiled::Signature {
+                    if !must_be_refused {
                         let reason = answer.reason();
                         self.network.witness.accuse(format_args!("{ORDERER} refuses {tx_id}: {reason}"));
                     }
@@ -305,8 +305,8 @@ impl Client {
                 _ => self.pause().await,
             }
         }
-        if spoiled == Spoiled::Signature {
-            self.network.witness.accuse(format_args!("{ORDERER} takes {tx_id}, whose signature is wrong"));
+        if must_be_refused {
+            self.network.witness.accuse(format_args!("{ORDERER} takes {tx_id} ({conduct:?})"));
         }
         self.claims.acknowledged.insert(tx_id.clone());
         let Commit { code, block } = self.committed(&tx_id, &envelope).await;

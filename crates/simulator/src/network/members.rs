@@ -36,14 +36,15 @@ impl Members {
         let found = |name: &str| {
             Organization::found(format!("{name}MSP"), &format!("{}.example.com", name.to_lowercase()), &terms)
         };
-        let organizations: Vec<Organization> =
-            (1..=ORGANIZATIONS).map(|number| found(&format!("Org{number}"))).collect::<Result<_, _>>().map_err(failed)?;
+        let organizations: Vec<Organization> = (1..=ORGANIZATIONS)
+            .map(|number| found(&format!("Org{number}")))
+            .collect::<Result<_, _>>()
+            .map_err(failed)?;
         let ordering = found("Orderer").map_err(failed)?;
         let stranger = found("Elsewhere").and_then(|org| org.issue(Role::Client, "User1")).map_err(failed)?;
         let peers = organizations.iter().map(|org| org.issue(Role::Peer, "peer0"));
-        let clients = (0..scenario.clients).map(|number| {
-            organizations[number % ORGANIZATIONS].issue(Role::Client, &format!("User{number}"))
-        });
+        let clients = (0..scenario.clients)
+            .map(|number| organizations[number % ORGANIZATIONS].issue(Role::Client, &format!("User{number}")));
         let spec = |org: &Organization, name: &str| OrganizationSpec {
             name: name.to_owned(),
             msp_id: org.msp_id().to_string(),

@@ -68,7 +68,12 @@ pub struct Network {
 
 impl Network {
     /// Starts all nodes.
-    pub fn start(sim: Sim, scenario: Scenario, mutant: Option<Mutant>, witness: Witness) -> Result<Arc<Network>, String> {
+    pub fn start(
+        sim: Sim,
+        scenario: Scenario,
+        mutant: Option<Mutant>,
+        witness: Witness,
+    ) -> Result<Arc<Network>, String> {
         let members = Members::found(&scenario)?;
         let network = Arc::new(Network {
             sim,
@@ -79,18 +84,13 @@ impl Network {
             peers: Running::default(),
             orderer: Running::default(),
         });
-        if let Some(mutant) = mutant {
-            mutant.plant(&network);
-        }
         let of = Arc::clone(&network);
-        network
-            .node(ORDERER)
-            .start(move || nodes::supervise(Arc::clone(&of), ORDERER.to_owned(), nodes::order));
+        network.node(ORDERER).start(move || nodes::supervise(Arc::clone(&of), ORDERER.to_owned(), nodes::order));
         for name in network.peer_names() {
             let of = Arc::clone(&network);
-            network.node(&name.clone()).start(move || {
-                nodes::supervise(Arc::clone(&of), name.clone(), nodes::endorse_and_commit)
-            });
+            network
+                .node(&name.clone())
+                .start(move || nodes::supervise(Arc::clone(&of), name.clone(), nodes::endorse_and_commit));
         }
         Ok(network)
     }
@@ -118,6 +118,9 @@ impl Network {
     /// Ends all faults: links and disks work, and all nodes are up.
     pub fn heal(&self) {
         self.sim.heal_all();
+        for (name, _) in &self.scenario.fault_points {
+            self.sim.inject(name, 0.0);
+        }
         for name in self.server_names() {
             let node = self.node(&name);
             node.disk().set_capacity(None);

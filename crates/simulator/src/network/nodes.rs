@@ -91,7 +91,8 @@ where
 /// The orderer's role.
 pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let data = DataDirectory::open(DATA).await?;
-    let acknowledge = if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
+    let acknowledge =
+        if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
     let orderer = Orderer::open(OrdererOptions {
         signer: network.members.orderer.clone(),
         directory: data.subdirectory(BLOCKS).await?,

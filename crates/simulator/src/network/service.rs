@@ -118,7 +118,13 @@ impl Caller {
     ///
     /// # Errors
     /// [`CallError`]; then it is unknown whether the request had its effect.
-    pub async fn call(&mut self, address: &str, kind: Kind, body: &Bytes, patience: Duration) -> Result<Answer, CallError> {
+    pub async fn call(
+        &mut self,
+        address: &str,
+        kind: Kind,
+        body: &Bytes,
+        patience: Duration,
+    ) -> Result<Answer, CallError> {
         let failed = |what| CallError { address: address.to_owned(), what };
         let request: Bytes = [&[kind as u8], &body[..]].concat().into();
         // The link is out of the map until it has answered, so that a late answer is never taken for another's.

@@ -194,8 +194,7 @@ impl Oracle {
             return Err(Code::DuplicateTxid);
         }
         // 7. The read-write set.
-        let extension =
-            ChaincodeHeaderExtension::decode(channel.extension).map_err(|_| Code::BadHeaderExtension)?;
+        let extension = ChaincodeHeaderExtension::decode(channel.extension).map_err(|_| Code::BadHeaderExtension)?;
         let result = ChaincodeAction::decode(answer.extension).map_err(|_| Code::BadResponsePayload)?;
         let set = TxReadWriteSet::decode(result.results).map_err(|_| Code::BadRwset)?;
         let mut sets = Vec::new();

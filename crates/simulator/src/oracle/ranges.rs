@@ -26,7 +26,8 @@ pub fn read(state: &BTreeMap<Key, Row>, namespace: &str, range: &RangeQueryInfo)
     let mut results = Vec::new();
     for ((_, key), row) in state.range(first..).take_while(|((other, _), _)| other == namespace) {
         // A scan that went to its end did not see its end key; one that was broken off saw the last key last.
-        let is_within = range.end_key.is_empty() || *key < range.end_key || (!range.itr_exhausted && *key == range.end_key);
+        let is_within =
+            range.end_key.is_empty() || *key < range.end_key || (!range.itr_exhausted && *key == range.end_key);
         if !is_within {
             break;
         }
