@@ -95,3 +95,91 @@ pub(super) fn field(message: &Bytes, wanted: u32) -> Result<Bytes, WireError> {
 pub(super) fn malformed(what: &str, error: WireError) -> Status {
     Status::invalid_argument(format!("the {what} cannot be decoded: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::rt::WallTime;
+    use proptest::prelude::*;
+    use prost::Message as _;
+    use proto::common::{ChannelHeader, Envelope, Header as WireHeader, Payload, SignatureHeader};
+    use proto::gateway::EndorseRequest;
+    use proto::protos::{ChaincodeHeaderExtension, ChaincodeId, ChaincodeProposalPayload, Proposal, SignedProposal};
+
+    use crate::service::seek::Seek;
+
+    fn header() -> WireHeader {
+        let chaincode_id = Some(ChaincodeId { name: "basic".into(), ..Default::default() });
+        let extension = ChaincodeHeaderExtension { chaincode_id, ..Default::default() };
+        let channel_header = ChannelHeader {
+            r#type: 3,
+            channel_id: "mychannel".into(),
+            timestamp: Some(prost_types::Timestamp { seconds: 1, nanos: 2 }),
+            extension: extension.encode_to_vec().into(),
+            ..Default::default()
+        };
+        let signature_header =
+            SignatureHeader { creator: Bytes::from_static(b"creator"), nonce: Bytes::from_static(b"nonce") };
+        WireHeader {
+            channel_header: channel_header.encode_to_vec().into(),
+            signature_header: signature_header.encode_to_vec().into(),
+        }
+    }
+
+    fn request() -> Vec<u8> {
+        let payload = ChaincodeProposalPayload { input: Bytes::from_static(b"input"), ..Default::default() };
+        let proposal = Proposal {
+            header: header().encode_to_vec().into(),
+            payload: payload.encode_to_vec().into(),
+            ..Default::default()
+        };
+        let signed = SignedProposal {
+            proposal_bytes: proposal.encode_to_vec().into(),
+            signature: Bytes::from_static(b"signature"),
+        };
+        let request = EndorseRequest {
+            proposed_transaction: Some(signed),
+            endorsing_organizations: vec!["Org1MSP".into(), "Org2MSP".into()],
+            ..Default::default()
+        };
+        request.encode_to_vec()
+    }
+
+    #[test]
+    fn a_request_is_read_in_place() {
+        let read = ProposalRequest::read(&request().into()).unwrap_or_else(|status| panic!("{status}"));
+        assert_eq!((read.channel.as_str(), read.contract.as_str()), ("mychannel", "basic"));
+        assert_eq!(read.organizations, ["Org1MSP", "Org2MSP"]);
+        assert_eq!(read.parts.signature_header, header().signature_header);
+        assert_eq!(read.parts.header, header().encode_to_vec());
+        assert_eq!(read.parts.input[..], b"input"[..]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_request_or_refused(
+            noise in proptest::collection::vec(any::<u8>(), 0..64),
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        ) {
+            // Refused or read: either is fine, as long as nothing panics.
+            let _ = ProposalRequest::read(&noise.clone().into());
+            let mut bytes = request();
+            for (at, byte) in &changes {
+                let at = at.index(bytes.len());
+                bytes[at] = *byte;
+            }
+            let _ = ProposalRequest::read(&bytes.into());
+
+            let payload = Payload { header: Some(header()), data: noise.into() };
+            let envelope = Envelope { payload: payload.encode_to_vec().into(), signature: Bytes::new() };
+            let mut bytes = envelope.encode_to_vec();
+            for (at, byte) in &changes {
+                let at = at.index(bytes.len());
+                bytes[at] = *byte;
+            }
+            if let Ok(seek) = Seek::parse(bytes.into(), WallTime::from_nanos(1_000_000_000)) {
+                let _ = seek.range(5);
+            }
+        }
+    }
+}
