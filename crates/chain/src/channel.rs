@@ -12,7 +12,7 @@ use storage::blocks::BlockStore;
 use crate::Error;
 use crate::access::Rules;
 use crate::commit::deliver::follow;
-use crate::commit::pipeline::{Ledger, Pipeline, Settings, Tip};
+use crate::commit::pipeline::{Ledger, Pipeline, Settings, Tip, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
@@ -37,7 +37,11 @@ impl Channel {
         let tip = tip(&store)?;
         let ledger = Arc::new(Ledger::new(rules, store, state, settings, Stop::new()));
         let pipeline = Pipeline::start(ledger.clone(), tip);
-        let follower = rt::spawn(follow(ledger.clone(), pipeline, tip, orderers));
+        let following = follow(ledger.clone(), pipeline, tip, orderers);
+        let follower = rt::spawn(run(ledger.clone(), async move {
+            following.await;
+            Ok(())
+        }));
         Ok(Arc::new(Channel { ledger, follower: Mutex::new(Some(follower)) }))
     }
 
@@ -142,10 +146,11 @@ impl Channel {
     /// [`Error::TooManyWaiters`]; [`Error::Stopped`] when the channel ends first; the block store's.
     pub async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
         // Registered before looking: see `commit::waiters`.
-        let waiter = self.ledger.waiters.register(tx_id.clone())?;
+        let waiter = self.ledger.waiters.register(tx_id.clone());
         match self.tx_status(tx_id)? {
+            // What is committed is known also where nobody may wait.
             Some(status) => Ok(status),
-            None => waiter.wait().await,
+            None => waiter?.wait().await,
         }
     }
 
@@ -184,10 +189,10 @@ impl Channel {
 /// Where a stored chain stands.
 fn tip(store: &BlockStore) -> Result<Tip, Error> {
     let tip = store.tip();
-    let newest = tip.height.checked_sub(1).ok_or_else(|| Error::Stored {
-        block: 0,
-        reason: "the ledger has no genesis block".to_owned(),
-    })?;
+    let newest = tip
+        .height
+        .checked_sub(1)
+        .ok_or_else(|| Error::Stored { block: 0, reason: "the ledger has no genesis block".to_owned() })?;
     let bytes = store.read(BlockNumber(newest))?.ok_or_else(|| Error::Stored {
         block: newest,
         reason: "it is the newest block and cannot be read".to_owned(),

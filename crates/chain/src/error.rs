@@ -50,6 +50,9 @@ pub enum Error {
     /// More callers wait than are allowed to.
     #[error("too many callers wait for transactions; at most {0} may")]
     TooManyWaiters(usize),
+    /// A stage came upon something that this software holds impossible.
+    #[error("a stage panicked: {0}")]
+    Panicked(String),
     /// The channel has stopped, on request or because of an earlier error.
     #[error("the channel has stopped")]
     Stopped,
@@ -67,7 +70,7 @@ impl Error {
             Error::Stored { .. } => ErrorKind::Corrupt,
             Error::Io { kind, .. } => *kind,
             Error::TooManyWaiters(_) => ErrorKind::Retry,
-            Error::Stopped => ErrorKind::Closed,
+            Error::Panicked(_) | Error::Stopped => ErrorKind::Closed,
         }
     }
 

@@ -97,6 +97,10 @@ impl Peer {
             Peer { options, channels, endorser, joining: base::rt::sync::Mutex::new(()), stopped: OnceLock::new() };
         let names = peer.options.directory.list().map_err(|error| Error::io("listing channels", &error))?;
         for name in names {
+            if ledger::config::check_channel_name(&name).is_err() {
+                tracing::warn!(peer = peer.options.name, name, "passed over: not a channel's ledger");
+                continue;
+            }
             let store = peer.open_store(&name).await?;
             // A channel whose genesis block was not durable when the peer stopped is joined again.
             if store.height() > 0 {
@@ -165,10 +169,9 @@ impl Peer {
     }
 
     async fn start(&self, store: BlockStore) -> Result<Arc<Channel>, Error> {
-        let genesis = store.read(BlockNumber(0))?.ok_or_else(|| Error::Stored {
-            block: 0,
-            reason: "the ledger has no genesis block".to_owned(),
-        })?;
+        let genesis = store
+            .read(BlockNumber(0))?
+            .ok_or_else(|| Error::Stored { block: 0, reason: "the ledger has no genesis block".to_owned() })?;
         let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
         let rules = Arc::new(Rules::new(config, self.options.definitions.clone())?);
         let name = rules.channel().to_string();

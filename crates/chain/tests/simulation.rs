@@ -385,7 +385,13 @@ fn a_quiet_world_commits_everything() {
 #[test]
 fn nothing_reported_is_lost_and_peers_agree_under_faults() {
     let seeds: Vec<u64> = match std::env::var("HEDDLE_SEED") {
-        Ok(seed) => vec![seed.parse().expect("HEDDLE_SEED is a number")],
+        Ok(seeds) => match seeds.split_once("..") {
+            Some((first, end)) => {
+                let number = |text: &str| text.parse::<u64>().expect("HEDDLE_SEED is a number or a range");
+                (number(first)..number(end)).collect()
+            }
+            None => vec![seeds.parse().expect("HEDDLE_SEED is a number or a range")],
+        },
         Err(_) => (1..=8).collect(),
     };
     let mut injected = BTreeMap::new();
@@ -399,7 +405,10 @@ fn nothing_reported_is_lost_and_peers_agree_under_faults() {
         }
     }
     for (name, times) in injected {
-        assert!(times > 0 || !name.starts_with("chain.") || std::env::var("HEDDLE_SEED").is_ok(), "{name} was never hit");
+        assert!(
+            times > 0 || !name.starts_with("chain.") || std::env::var("HEDDLE_SEED").is_ok(),
+            "{name} was never hit"
+        );
     }
 }
 

@@ -15,7 +15,7 @@ use base::rt::{self, net};
 use ledger::Block;
 
 use super::pipeline::{Ledger, Pipeline, Tip};
-use crate::order::protocol::{Reply, Request, SILENCE_MAX};
+use crate::order::protocol::{Reply, Request, SILENCE_MAX, TAKEN};
 use crate::{Error, events};
 
 /// The wait after the first failure.
@@ -56,11 +56,14 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, order
             None | Some(Ended::Stopped(_)) => break,
             Some(ended) => ended,
         };
-        if matches!(ended, Ended::BadBlock(_) | Ended::Malformed) {
-            events::BlocksRefused.add(1);
-            tracing::warn!(channel = %ledger.rules.channel(), orderer, %ended, "left an orderer");
-        } else {
-            tracing::debug!(channel = %ledger.rules.channel(), orderer, %ended, "left an orderer");
+        let channel = ledger.rules.channel();
+        match ended {
+            Ended::BadBlock(_) | Ended::Malformed => {
+                events::BlocksRefused.add(1);
+                tracing::warn!(%channel, orderer, %ended, "left an orderer");
+            }
+            Ended::Refused(_) => tracing::info!(%channel, orderer, %ended, "left an orderer"),
+            _ => tracing::debug!(%channel, orderer, %ended, "left an orderer"),
         }
         wait = if tip.height > height_before { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
         // Spread out, so that peers that lost the same orderer do not come back together.
@@ -103,6 +106,7 @@ async fn receive_blocks(
                 let hash = block.hash();
                 pipeline.offer(block).await.map_err(Ended::Stopped)?;
                 *tip = Tip { height: tip.height + 1, hash: Some(hash), ..*tip };
+                link.send(Bytes::from_static(TAKEN)).await.map_err(|_| Ended::Link)?;
             }
         }
     }

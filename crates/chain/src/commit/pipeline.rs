@@ -17,7 +17,7 @@ use storage::blocks::{BlockStore, NO_PREVIOUS, NewBlock};
 use super::recent::{CommittedBlock, Recent};
 use super::waiters::Waiters;
 use crate::access::Rules;
-use crate::fault::{Patience, hold_up};
+use crate::fault::{Patience, hold_up, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{Verdict, judge};
 use crate::validate::examine::{Examined, examine};
@@ -217,11 +217,13 @@ impl Pipeline {
     }
 }
 
-async fn run(ledger: Arc<Ledger>, stage: impl Future<Output = Result<(), Error>>) {
-    if let Err(error) = stage.await {
+/// Runs a part of a channel; if it fails, the channel does.
+pub(crate) async fn run(ledger: Arc<Ledger>, stage: impl Future<Output = Result<(), Error>>) {
+    let failed = |error| {
         ledger.fail(error);
         ledger.waiters.close();
-    }
+    };
+    run_stage(stage, failed).await;
 }
 
 fn examine_chunks(block: &Block, rules: &Arc<Rules>) -> Vec<AbortOnDrop<Vec<Examined>>> {

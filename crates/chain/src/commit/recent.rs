@@ -11,7 +11,7 @@ use ledger::transaction::{Event, Outcome, Transaction};
 
 use crate::Error;
 use crate::validate::Code;
-use crate::validate::examine::Examined;
+use crate::validate::examine::{Examined, claimed};
 
 /// Blocks that the ring holds at most.
 pub const RECENT_BLOCKS_MAX: usize = 128;
@@ -73,10 +73,13 @@ impl CommittedBlock {
             .zip(&filter)
             .map(|(envelope, code)| {
                 let transaction = Transaction::parse(&envelope).ok();
-                let header = transaction.as_ref().map(Transaction::header);
+                let (tx_id, kind) = match transaction.as_ref().map(Transaction::header) {
+                    Some(header) => (Some(header.to_tx_id()).filter(|tx_id| !tx_id.is_empty()), header.kind()),
+                    None => claimed(&envelope),
+                };
                 CommittedTransaction {
-                    tx_id: header.map(|header| header.to_tx_id()).filter(|tx_id| !tx_id.is_empty()),
-                    kind: header.map_or(0, |header| header.kind()),
+                    tx_id,
+                    kind,
                     code: Code(*code),
                     outcome: transaction
                         .as_ref()

@@ -11,10 +11,10 @@ use ledger::transaction::Transaction;
 use state::{UpdateBatch, WorldState};
 use storage::blocks::BlockStore;
 
+use crate::Error;
 use crate::events;
 use crate::rwset::ReadWriteSet;
 use crate::validate::Code;
-use crate::Error;
 
 /// Brings the state to the height of the block store.
 ///
@@ -55,7 +55,8 @@ pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
         if !Code(*code).is_valid() {
             continue;
         }
-        let broken = |reason: String| Error::Stored { block: number, reason: format!("transaction {position}: {reason}") };
+        let broken =
+            |reason: String| Error::Stored { block: number, reason: format!("transaction {position}: {reason}") };
         let transaction = Transaction::parse(&envelope).map_err(|invalid| broken(invalid.to_string()))?;
         if transaction.is_config() {
             continue;

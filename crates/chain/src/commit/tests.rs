@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::rt::disk::Directory;
 use base::rt::net::{self, Link, Listener};
+use base::rt::simulation::Simulation;
 use base::rt::{self, production};
 use base::{BlockNumber, Bytes, TxId};
 use ledger::Block;
@@ -232,10 +233,9 @@ impl Hostile {
 
 #[test]
 fn nothing_but_the_next_signed_block_is_taken() {
-    let scratch = tempfile::tempdir().expect("a scratch directory");
-    production::run(async {
+    let run = Simulation::new(1).run(|_| async {
         let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
-        let root = root(&scratch).await;
+        let root = Directory::open("root").await.expect("it is made");
         let listener = net::listen(&orderer_address(&root)).await.expect("the address is free");
         let mut hostile = Hostile { listener };
         let peer = peer(&consortium, &root, 0).await;
@@ -281,6 +281,7 @@ fn nothing_but_the_next_signed_block_is_taken() {
         let _next = hostile.accept(2).await;
         peer.stop().await.expect("the peer stops");
     });
+    run.expect("the run succeeds");
 }
 
 #[test]

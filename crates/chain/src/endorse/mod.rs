@@ -292,7 +292,7 @@ impl Endorser {
             tx_id: proposal.tx_id.clone(),
             timestamp: proposal.timestamp().unwrap_or_default(),
             creator: admitted.creator.serialized().clone(),
-            transient: Arc::new(proposal.transient.clone()),
+            transient: proposal.transient.clone(),
             registry: self.registry.clone(),
             snapshot: channel.state().snapshot(),
             elsewhere: Arc::new(OtherChannels(self.channels.clone())),
@@ -308,12 +308,7 @@ impl Endorser {
         };
         let results = if record { simulation.finish() } else { Bytes::new() };
         events::SimulationTime.record_since(started);
-        Ok(Executed {
-            response: outcome.response,
-            event: outcome.event,
-            results,
-            version: definition.version.clone(),
-        })
+        Ok(Executed { response: outcome.response, event: outcome.event, results, version: definition.version.clone() })
     }
 
     /// Step 5.

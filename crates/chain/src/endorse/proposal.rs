@@ -7,6 +7,7 @@
 //!    [`super::Endorser`], which has the channel.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use base::{Bytes, TxId};
 use contract::Timestamp;
@@ -33,7 +34,7 @@ pub struct Proposal {
     /// Its arguments, the function name first.
     pub args: Vec<Bytes>,
     /// What only endorsers see.
-    pub transient: BTreeMap<String, Bytes>,
+    pub transient: Arc<BTreeMap<String, Bytes>>,
     /// What ties the transaction to this proposal.
     pub hash: Hash,
     /// The transaction's id, as claimed until [`Proposal::check_form`].
@@ -59,7 +60,8 @@ impl Proposal {
             Ok(_) => return Err(EndorseError::Malformed("the header names no chaincode".to_owned())),
             Err(invalid) => return Err(EndorseError::Malformed(invalid.reason.to_owned())),
         };
-        let payload = ChaincodeProposalPayload::decode(payload.slice(&bytes)).map_err(undecodable("proposal payload"))?;
+        let payload =
+            ChaincodeProposalPayload::decode(payload.slice(&bytes)).map_err(undecodable("proposal payload"))?;
         let spec =
             ChaincodeInvocationSpec::decode(payload.input.clone()).map_err(undecodable("chaincode invocation"))?;
         let input = spec
@@ -74,7 +76,7 @@ impl Proposal {
             header,
             chaincode,
             args: input.args,
-            transient: payload.transient_map,
+            transient: Arc::new(payload.transient_map),
             hash,
             tx_id,
         })

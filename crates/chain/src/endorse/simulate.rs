@@ -94,13 +94,7 @@ impl Outcome {
 impl Simulation {
     /// A transaction that has done nothing yet.
     pub fn new(context: Context) -> Simulation {
-        Simulation {
-            context,
-            recorder: Recorder::new(),
-            queries: BTreeMap::new(),
-            queries_opened: 0,
-            calls: 0,
-        }
+        Simulation { context, recorder: Recorder::new(), queries: BTreeMap::new(), queries_opened: 0, calls: 0 }
     }
 
     /// Runs the contract `name`.

@@ -155,7 +155,8 @@ fn block_by_hash(channel: &Channel, hash: Option<&Bytes>) -> Answer {
 }
 
 fn place(channel: &Channel, tx_id: &str) -> Result<(u64, usize, u8), String> {
-    let unknown = || format!("Failed to get transaction with id {tx_id}, error no such transaction ID [{tx_id}] in index");
+    let unknown =
+        || format!("Failed to get transaction with id {tx_id}, error no such transaction ID [{tx_id}] in index");
     let place = channel.store().find_transaction(&TxId::from(tx_id)).map_err(|error| error.to_string())?;
     let place = place.filter(|place| place.block.get() < channel.height()).ok_or_else(unknown)?;
     Ok((place.block.get(), place.index.get() as usize, place.code))
@@ -170,8 +171,7 @@ fn transaction_by_id(channel: &Channel, tx_id: &str) -> Answer {
     let (number, index, code) = place(channel, tx_id)?;
     let block = Block::parse(&read_block(channel, number)?).map_err(|error| error.to_string())?;
     let envelope = Envelope::decode(block.envelope(index)).map_err(|error| error.to_string())?;
-    let processed =
-        ProcessedTransaction { transaction_envelope: Some(envelope), validation_code: i32::from(code) };
+    let processed = ProcessedTransaction { transaction_envelope: Some(envelope), validation_code: i32::from(code) };
     Ok(processed.encode_to_vec().into())
 }
 

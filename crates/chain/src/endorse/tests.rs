@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::Bytes;
 use base::rt::disk::Directory;
 use base::rt::production;
+use base::rt::simulation::Simulation;
 use contract::{Contract, ContractError, Cursor, Registry, Response, Stub, key::KeyRange};
 use identity::issue::{Organization, Terms};
 use identity::{KeyKind, Role};
@@ -381,8 +382,11 @@ fn scans_are_recorded_as_far_as_they_went() {
         let fill = submit(&net.client, &[&peer], &orderer, "caller", "fill", &[]).await;
         peer.channel(CHANNEL).expect("joined").wait_committed(&fill).await.expect("the channel runs");
         // Results wanted -> results recorded (pages of 100), whether the scan ended.
-        for (wanted, recorded, exhausted) in [("5", 100, false), ("100", 100, false), ("101", 150, true), ("999", 150, true)] {
-            let response = peer.process(net.client.proposal("caller", "scan", &[wanted]).bytes).await.expect("an answer");
+        for (wanted, recorded, exhausted) in
+            [("5", 100, false), ("100", 100, false), ("101", 150, true), ("999", 150, true)]
+        {
+            let response =
+                peer.process(net.client.proposal("caller", "scan", &[wanted]).bytes).await.expect("an answer");
             let set = ReadWriteSet::decode(action(&response).1.results).expect("the peer encoded it");
             let range = &set.namespaces[0].ranges[0];
             assert_eq!(range.exhausted, exhausted, "{wanted}");
@@ -399,7 +403,7 @@ fn scans_are_recorded_as_far_as_they_went() {
 
 #[test]
 fn a_contract_that_does_not_end_is_ended_and_others_are_turned_away_meanwhile() {
-    production::run(async {
+    let run = Simulation::new(1).run(|_| async {
         let net = net().await;
         let peer = peer_with_caller(&net).await;
         let forever = net.client.proposal("caller", "forever", &[]).bytes;
@@ -420,4 +424,5 @@ fn a_contract_that_does_not_end_is_ended_and_others_are_turned_away_meanwhile() 
         peer.stop().await.expect("the peer stops");
         net.peer.stop().await.expect("the peer stops");
     });
+    run.expect("the run succeeds");
 }

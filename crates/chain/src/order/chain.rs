@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use base::rt::channel::{
     OneshotSender, Receiver, Sender, TrySendError, WatchReceiver, WatchSender, bounded, oneshot, watch,
 };
+use base::rt::sync::{Permit, Semaphore};
 use base::rt::{self, Instant, Stop, Task};
 use base::{BlockNumber, Bytes};
 use identity::Signer;
@@ -24,10 +25,10 @@ use storage::blocks::BlockStore;
 
 use super::cutter::{Batch, Cutter, Limits};
 use super::filter::{Message, check};
-use super::{Acknowledge, BroadcastError, Settings};
+use super::{Acknowledge, BLOCK_BYTES_MAX, BroadcastError, Settings};
 use crate::access::Rules;
 use crate::commit::pipeline::append;
-use crate::fault::hold_up;
+use crate::fault::{hold_up, run_stage};
 use crate::{Error, events};
 
 /// Blocks that wait to be durable.
@@ -45,6 +46,8 @@ pub struct Chain {
     store: BlockStore,
     settings: Settings,
     queue: Sender<Queued>,
+    /// Bytes that may still join the queue.
+    room: Semaphore,
     /// Number of durable blocks.
     durable: WatchSender<u64>,
     recent: Mutex<VecDeque<(u64, Bytes)>>,
@@ -55,6 +58,8 @@ pub struct Chain {
 struct Queued {
     message: Message,
     acknowledge: Option<OneshotSender<()>>,
+    /// Given back once the envelope has left the queue.
+    _room: Permit,
 }
 
 struct Appended {
@@ -83,6 +88,7 @@ impl Chain {
             rules,
             store,
             settings,
+            room: Semaphore::new(settings.queue_bytes_max as usize),
             queue,
             durable,
             recent: Mutex::default(),
@@ -161,16 +167,18 @@ impl Chain {
                 (Some(sender), Some(receiver))
             }
         };
-        match self.queue.try_send(Queued { message, acknowledge }) {
-            Ok(()) => {}
-            Err(TrySendError::Closed(_)) => return Err(BroadcastError::Stopped),
-            Err(TrySendError::Full(_)) if self.settings.queue_wait_max.is_zero() => return Err(overloaded()),
-            Err(TrySendError::Full(queued)) => {
-                match rt::timeout(self.settings.queue_wait_max, self.queue.send(queued)).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(_)) => return Err(BroadcastError::Stopped),
-                    Err(_) => return Err(overloaded()),
-                }
+        if self.settings.queue_wait_max.is_zero() {
+            let _room = self.room.try_acquire_many(self.room_of(&message)).ok_or_else(overloaded)?;
+            match self.queue.try_send(Queued { message, acknowledge, _room }) {
+                Ok(()) => {}
+                Err(TrySendError::Closed(_)) => return Err(BroadcastError::Stopped),
+                Err(TrySendError::Full(_)) => return Err(overloaded()),
+            }
+        } else {
+            match rt::timeout(self.settings.queue_wait_max, self.enqueue(message, acknowledge)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(stopped)) => return Err(stopped),
+                Err(_) => return Err(overloaded()),
             }
         }
         events::MessagesOrdered.add(1);
@@ -178,6 +186,17 @@ impl Chain {
             Some(acknowledged) => acknowledged.await.map_err(|_| BroadcastError::Ambiguous),
             None => Ok(()),
         }
+    }
+
+    async fn enqueue(&self, message: Message, acknowledge: Option<OneshotSender<()>>) -> Result<(), BroadcastError> {
+        let room = self.stop.or_stopped(self.room.acquire_many(self.room_of(&message))).await;
+        let _room = room.ok_or(BroadcastError::Stopped)?;
+        self.queue.send(Queued { message, acknowledge, _room }).await.map_err(|_| BroadcastError::Stopped)
+    }
+
+    /// What a message takes of [`Chain::room`]. One that is larger than all of it waits until it is alone.
+    fn room_of(&self, message: &Message) -> u32 {
+        u32::try_from(message.envelope.len()).unwrap_or(u32::MAX).min(self.settings.queue_bytes_max)
     }
 
     fn show(&self, number: u64, bytes: Bytes) {
@@ -215,10 +234,11 @@ fn overloaded() -> BroadcastError {
 }
 
 async fn run(chain: Arc<Chain>, stage: impl Future<Output = Result<(), Error>>) {
-    if let Err(error) = stage.await {
+    let failed = |error| {
         tracing::error!(channel = %chain.rules.channel(), %error, "ordering has ended");
         chain.stop.stop();
-    }
+    };
+    run_stage(stage, failed).await;
 }
 
 /// Stage 1.
@@ -237,7 +257,7 @@ impl Cut {
         let batch = self.chain.rules.config().batch();
         let mut cutter = Cutter::new(Limits {
             messages_max: batch.messages_max.max(1),
-            preferred_bytes_max: batch.preferred_bytes_max,
+            preferred_bytes_max: batch.preferred_bytes_max.min(BLOCK_BYTES_MAX),
             timeout: batch.timeout,
         });
         let stop = self.chain.stop.clone();
@@ -255,16 +275,17 @@ impl Cut {
                 },
             };
             let now = rt::now();
-            for Queued { message, acknowledge } in taken.drain(..) {
+            for Queued { message, acknowledge, .. } in taken.drain(..) {
                 self.acknowledge.push_back(acknowledge);
                 for batch in cutter.offer(message.envelope, message.bytes, now) {
                     self.append(batch).await?;
                 }
             }
             if count.is_none_or(|count| count == 0) {
-                // Stopping: nobody is told that what waits was lost, so it is not.
+                // Stopping: nobody is told that what waits was lost, so it is not. Received until nobody is left who was
+                // given room: such a sender may still be putting its envelope there, and the queue be empty just now.
                 queue.close();
-                while let Ok(Queued { message, acknowledge }) = queue.try_recv() {
+                while let Some(Queued { message, acknowledge, .. }) = queue.recv().await {
                     self.acknowledge.push_back(acknowledge);
                     for batch in cutter.offer(message.envelope, message.bytes, now) {
                         self.append(batch).await?;

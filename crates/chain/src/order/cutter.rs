@@ -93,8 +93,7 @@ impl Cutter {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { messages_max: 3, preferred_bytes_max: 100, timeout: Duration::from_millis(500) };
+    const LIMITS: Limits = Limits { messages_max: 3, preferred_bytes_max: 100, timeout: Duration::from_millis(500) };
 
     /// Runs a script: a number is a message of that many bytes, `+n` lets n milliseconds pass. The answer lists the
     /// blocks as sizes joined by `,`, in brackets where the clock cut them, and what waits after `|`.

@@ -3,7 +3,8 @@
 //! 1. The envelope has a payload with headers, for a channel held here.
 //! 2. It is no configuration message: reconfiguration is not offered.
 //! 3. Its creator's certificate has not expired.
-//! 4. It is not larger than the channel allows.
+//! 4. It is not larger than the channel allows, nor than any block may be, and it is exactly a payload and a signature: what
+//!    else it held would be in the block without being counted, and peers refuse such blocks.
 //! 5. Its creator is a member that may write to the channel, and signed it.
 //!
 //! An orderer does not look into transactions; whether they are valid is the peers' to say.
@@ -11,9 +12,10 @@
 use base::Bytes;
 use base::rt::WallTime;
 use ledger::Transaction;
+use ledger::transaction::is_exact;
 use proto::common::{HeaderType, Status};
 
-use super::BroadcastError;
+use super::{BLOCK_BYTES_MAX, BroadcastError};
 use crate::access::Rules;
 
 /// An envelope that passed.
@@ -52,11 +54,13 @@ pub fn check(envelope: Bytes, rules: &Rules, now: WallTime) -> Result<Message, B
         .map_err(|error| forbidden(&format!("the creator is no member of the channel: {error}")))?;
     creator.check_expiry(now).map_err(|_| bad("message creator identity expired".to_owned()))?;
     let bytes = transaction.payload().len() + transaction.signature().len();
-    let bytes_max = rules.config().batch().absolute_bytes_max as usize;
+    let bytes_max = rules.config().batch().absolute_bytes_max.min(BLOCK_BYTES_MAX) as usize;
     if bytes > bytes_max {
-        return Err(bad(format!(
-            "message payload is {bytes} bytes and exceeds maximum allowed {bytes_max} bytes"
-        )));
+        return Err(bad(format!("message payload is {bytes} bytes and exceeds maximum allowed {bytes_max} bytes")));
+    }
+    // One without a signature is refused below, as Fabric does.
+    if !transaction.signature().is_empty() && !is_exact(&envelope) {
+        return Err(bad("message is not exactly a payload and a signature".to_owned()));
     }
     creator
         .verify(transaction.payload(), transaction.signature())

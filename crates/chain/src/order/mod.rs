@@ -13,7 +13,7 @@
 //!    and no peer ever saw another block in its place.
 //! 2. An acknowledged envelope is in the queue, as in Fabric; with [`Acknowledge::Durable`] it is in a durable block.
 //!    Envelopes that were queued and not durable are lost in a crash, never reordered within their channel.
-//! 3. Queue, blocks in flight, connections and the ring of recent blocks are bounded; a full queue is an answer
+//! 3. Queue (by count and bytes), blocks in flight, connections and the ring of recent blocks are bounded; a full queue is an answer
 //!    ([`BroadcastError::Overloaded`]).
 //!
 //! Transactions that arrive twice are ordered twice; peers mark the second one.
@@ -108,11 +108,19 @@ pub enum Acknowledge {
     Durable,
 }
 
+/// Bytes of envelopes that a block holds at most, whatever the configuration allows: clients of Fabric take messages of
+/// 100 MiB, and a peer stores ids and codes with the block, the ids at worst as long as the envelopes.
+pub const BLOCK_BYTES_MAX: u32 = 96 << 20;
+
+const _: () = assert!(4 * BLOCK_BYTES_MAX as u64 <= storage::blocks::RECORD_BYTES_MAX);
+
 /// How an orderer behaves.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Envelopes that may wait in a channel's queue.
     pub queue_messages_max: usize,
+    /// Bytes of envelopes that may wait in a channel's queue; the largest envelope must fit.
+    pub queue_bytes_max: u32,
     /// How long a caller waits for room in the queue before it is turned away; zero turns it away at once.
     pub queue_wait_max: Duration,
     /// When an envelope is acknowledged.
@@ -125,6 +133,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             queue_messages_max: 4096,
+            queue_bytes_max: 256 << 20,
             queue_wait_max: Duration::from_secs(2),
             acknowledge: Acknowledge::Queued,
             connections_max: 256,
@@ -168,6 +177,10 @@ impl Orderer {
         };
         let names = orderer.options.directory.list().map_err(|error| Error::io("listing channels", &error))?;
         for name in names {
+            if ledger::config::check_channel_name(&name).is_err() {
+                tracing::warn!(name, "passed over: not a channel's log");
+                continue;
+            }
             let store = orderer.open_store(&name).await?;
             if store.height() == 0 {
                 // Joined, and stopped before its genesis block was durable: it is joined again.
@@ -211,10 +224,9 @@ impl Orderer {
     }
 
     async fn start_chain(&self, store: BlockStore) -> Result<(), Error> {
-        let genesis = store.read(base::BlockNumber(0))?.ok_or_else(|| Error::Stored {
-            block: 0,
-            reason: "the log has no genesis block".to_owned(),
-        })?;
+        let genesis = store
+            .read(base::BlockNumber(0))?
+            .ok_or_else(|| Error::Stored { block: 0, reason: "the log has no genesis block".to_owned() })?;
         let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
         let rules = Arc::new(Rules::new(config, Definitions::new())?);
         let name = rules.channel().to_string();

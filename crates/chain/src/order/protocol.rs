@@ -4,16 +4,18 @@
 //! 2. The orderer answers with a refusal and ends the link, or with blocks in order, each one message, without end. While
 //!    there is no block to send it sends a sign of life every [`KEEPALIVE`]; a peer that hears nothing for
 //!    [`SILENCE_MAX`] asks elsewhere.
+//! 3. The peer says of each block that it has taken it. The orderer sends at most [`WINDOW_BLOCKS`] beyond those.
 //!
 //! ```text
 //! request   version:u8 = 1 | channel length:u16 le | channel | from:u64 le
+//! taken     1
 //! block     an encoded Block, whose first byte is never 0
 //! refusal   0 | 0 | reason, as text
 //! alive     0 | 1
 //! ```
 //!
-//! Back-pressure is the link's: it holds a bounded number of messages. All of these bytes may be hostile to the other
-//! side, and are read into errors.
+//! All of these bytes may be hostile to the other side, and are read into errors. The page `docs/formats/block-links.md`
+//! says the same to other implementations.
 
 use std::time::Duration;
 
@@ -23,6 +25,10 @@ use base::Bytes;
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
 /// How long a peer listens to silence.
 pub const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// Blocks that are on their way to a peer that has not taken them yet.
+pub const WINDOW_BLOCKS: usize = 8;
+/// What a peer says of a block that it has taken.
+pub const TAKEN: &[u8] = &[1];
 /// Bytes of a channel's name.
 pub const CHANNEL_BYTES_MAX: usize = 249;
 /// Bytes of a refusal that a peer looks at.

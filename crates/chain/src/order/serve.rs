@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Bytes;
+use base::rt;
 use base::rt::net::{Link, Listener};
 use base::rt::sync::Permit;
-use base::rt;
 
 use super::Orderer;
-use super::protocol::{KEEPALIVE, Reply, Request};
+use super::protocol::{KEEPALIVE, Reply, Request, TAKEN, WINDOW_BLOCKS};
 use crate::events;
 
 /// How long a peer may take to say what it wants.
@@ -43,12 +43,20 @@ async fn answer(orderer: Arc<Orderer>, mut link: Link) -> Option<()> {
     };
     let mut durable = chain.durable();
     let mut next = request.from;
+    let mut untaken = 0;
     if next > chain.height() {
         // A peer ahead of its orderer: the orderer lost blocks that it had shown, which must not go unseen.
         return refuse(&link, format!("this orderer has {} blocks", chain.height())).await;
     }
     loop {
         while next < chain.height() {
+            // What the peer says is read only here: there is never more of it than blocks in the window.
+            if untaken == WINDOW_BLOCKS {
+                if link.receive().await.ok()?.as_ref() != TAKEN {
+                    return refuse(&link, "not a message of the block protocol".to_owned()).await;
+                }
+                untaken -= 1;
+            }
             let block: Bytes = match chain.block(next) {
                 Ok(Some(block)) => block,
                 Ok(None) => break,
@@ -60,6 +68,7 @@ async fn answer(orderer: Arc<Orderer>, mut link: Link) -> Option<()> {
             link.send(Reply::Block(block).encode()).await.ok()?;
             events::BlocksServed.add(1);
             next += 1;
+            untaken += 1;
         }
         let more = chain.stopping().or_stopped(rt::timeout(KEEPALIVE, durable.wait_for(|height| *height > next)));
         match more.await {

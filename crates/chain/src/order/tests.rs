@@ -12,7 +12,7 @@ use ledger::config::EndorsementRule;
 use ledger::{Block, Transaction};
 use proto::common::{Envelope, HeaderType, Payload, Status};
 
-use super::protocol::{Reply, Request};
+use super::protocol::{Reply, Request, TAKEN, WINDOW_BLOCKS};
 use super::*;
 use crate::support::{
     CHANNEL, Client, Consortium, Shape, Terms_, batch, encode, orderer, orderer_address, orderer_options,
@@ -69,6 +69,9 @@ fn envelopes_are_refused_with_fabrics_status() {
         let kind = |kind: HeaderType| message(&client, Shape { kind: kind as i32, ..Shape::default() }, "kind");
         let elsewhere = message(&client, Shape { channel: "elsewhere".into(), ..Shape::default() }, "elsewhere");
         let spoofed = Shape { creator: Some(consortium.peers[0].serialized().clone()), ..Shape::default() };
+        // A small transaction with a field of 99 MiB that no limit counted: two of them made a block that no client could
+        // take, six one that the log refused, which ended ordering.
+        let longer = [&good[..], b"\x7a\x01x"].concat().into();
         for (what, envelope, status) in [
             ("nothing", Bytes::new(), Status::BadRequest),
             ("garbage", Bytes::from_static(b"\x0a\xff"), Status::BadRequest),
@@ -78,6 +81,7 @@ fn envelopes_are_refused_with_fabrics_status() {
             ("an orderer's transaction", kind(HeaderType::OrdererTransaction), Status::BadRequest),
             ("another channel", elsewhere.clone(), Status::NotFound),
             ("a large one", message(&client, Shape::default(), &"x".repeat(1 << 20)), Status::BadRequest),
+            ("one with more than counts", longer, Status::BadRequest),
             ("a stranger's", message(&stranger, Shape::default(), "x"), Status::Forbidden),
             ("one in another's name", message(&client, spoofed, "x"), Status::Forbidden),
             ("a wrong signature", encode(&wrong), Status::Forbidden),
@@ -198,6 +202,31 @@ fn a_full_queue_is_an_answer() {
     });
 }
 
+/// The queue was bounded by count only: 4096 envelopes of 90 MiB each while the disk was busy, more than any memory.
+#[test]
+fn a_queue_without_room_for_the_bytes_is_an_answer() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    // One thread, so that nothing empties the queue while this task does not wait.
+    let runtime = production::Runtime::current_thread().expect("a runtime");
+    runtime.block_on(async {
+        let consortium = consortium();
+        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
+        options.settings.queue_bytes_max = 100_000;
+        options.settings.queue_wait_max = Duration::ZERO;
+        let orderer = Orderer::open(options).await.expect("the orderer opens");
+        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        let client = consortium.client();
+        let large = |text: &str| message(&client, Shape::default(), &text.repeat(60_000));
+        orderer.broadcast(CHANNEL, large("1")).await.expect("there is room");
+        let refused = orderer.broadcast(CHANNEL, large("2")).await.expect_err("there is no room for two");
+        assert_eq!((refused.kind(), refused.status()), (ErrorKind::Retry, Status::ServiceUnavailable));
+        orderer.broadcast(CHANNEL, message(&client, Shape::default(), "small")).await.expect("it fits");
+        at_height(&orderer, 2).await;
+        orderer.broadcast(CHANNEL, large("3")).await.expect("what left the queue gave its room back");
+        orderer.stop().await;
+    });
+}
+
 #[test]
 fn peers_get_blocks_from_where_they_ask_and_follow_the_tip() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
@@ -235,6 +264,35 @@ fn peers_get_blocks_from_where_they_ask_and_follow_the_tip() {
             assert!(matches!(reply, Ok(Reply::Refusal(_))), "{reply:?}");
             link.receive().await.expect_err("a refused link ends");
         }
+        orderer.stop().await;
+    });
+}
+
+#[test]
+fn a_peer_that_takes_nothing_gets_a_windowful() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let root = root(&scratch).await;
+        let orderer = orderer(&consortium, &root).await;
+        let client = consortium.client();
+        for _ in 0..3 * (WINDOW_BLOCKS + 2) {
+            orderer.broadcast(CHANNEL, message(&client, Shape::default(), "x")).await.expect("taken");
+        }
+        at_height(&orderer, WINDOW_BLOCKS as u64 + 3).await;
+        let mut link = net::connect(&orderer_address(&root)).await.expect("it listens");
+        let request = Request { channel: CHANNEL.to_owned(), from: 1 };
+        link.send(request.encode()).await.expect("the link holds");
+        for _ in 0..WINDOW_BLOCKS {
+            link.receive().await.expect("the link holds");
+        }
+        let more = rt::timeout(Duration::from_millis(50), link.receive()).await;
+        assert!(more.is_err(), "the window is full");
+        link.send(Bytes::from_static(TAKEN)).await.expect("the link holds");
+        link.receive().await.expect("one was taken, one comes");
+        link.send(Bytes::from_static(b"nonsense")).await.expect("the link holds");
+        let reply = Reply::decode(link.receive().await.expect("the link holds"));
+        assert!(matches!(reply, Ok(Reply::Refusal(_))), "{reply:?}");
         orderer.stop().await;
     });
 }

@@ -224,11 +224,6 @@ impl RangeRecorder {
 
     fn finish(self) -> Option<RecordedRange> {
         let end = if self.exhausted { self.requested_end } else { self.last? };
-        Some(RecordedRange {
-            start: self.start,
-            end,
-            exhausted: self.exhausted,
-            outcome: self.summarizer.finish(),
-        })
+        Some(RecordedRange { start: self.start, end, exhausted: self.exhausted, outcome: self.summarizer.finish() })
     }
 }

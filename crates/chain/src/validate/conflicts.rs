@@ -36,11 +36,7 @@ pub struct Resolved {
 ///
 /// # Errors
 /// The state's; then nothing is decided.
-pub async fn resolve(
-    block: u64,
-    candidates: &[(u32, &ReadWriteSet)],
-    view: &View,
-) -> Result<Resolved, state::Error> {
+pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &View) -> Result<Resolved, state::Error> {
     debug_assert!(candidates.is_sorted_by_key(|(position, _)| *position), "candidates come in block order");
     let keys: Vec<(&str, &str)> = candidates
         .iter()

@@ -142,7 +142,7 @@ fn code(invalid: &Invalid) -> Code {
 }
 
 /// The id and type that an envelope claims whose form is wrong: Fabric indexes the id all the same.
-fn claimed(envelope: &Bytes) -> (Option<TxId>, i32) {
+pub(crate) fn claimed(envelope: &Bytes) -> (Option<TxId>, i32) {
     let inner = |message: Span, number: u32| -> Option<Span> {
         let mut fields = Fields::new(envelope, message);
         while let Ok(Some(field)) = fields.next() {

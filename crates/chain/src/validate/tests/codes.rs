@@ -15,6 +15,7 @@ use proto::protos::{
 };
 
 use crate::access::{Definition, Definitions, Rules};
+use crate::commit::recent::CommittedBlock;
 use crate::rwset::{KEY_BYTES_MAX, Recorder};
 use crate::support::{CHANNEL, Consortium, Terms_, encode};
 use crate::validate::Code;
@@ -368,6 +369,36 @@ fn every_fault_gets_fabrics_code() {
         assert_eq!(code.name(), expected, "{line:?}");
         let writes = examined.set.namespaces.iter().any(|namespace| namespace.writes_anything());
         assert!(code.is_valid() || !writes || examined.endorsement == code, "{line:?}");
+    }
+}
+
+/// Filtered blocks named an invalid transaction while its block was among the newest; read from the store later, the same
+/// block showed no id and type 0 where the headers were wrong, and a client that came back never learnt of its failure.
+#[test]
+fn a_stored_block_names_its_transactions_as_the_fresh_one_did() {
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let rules = rules(&consortium);
+    for line in TABLE.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (words, _) = line.split_once("-> ").expect("each line has an arrow");
+        let mut craft = Craft::right(&consortium);
+        for word in words.split(' ').filter(|word| !word.is_empty()) {
+            craft.change(word);
+        }
+        let envelope = craft.build();
+        let examined = examine(&envelope, &rules);
+        let code = if examined.form == Code::VALID { examined.endorsement } else { examined.form };
+        let block = ledger::Block::build(base::BlockNumber(1), Some([1; 32]), &[envelope]);
+        let mut metadata = block.metadata().clone();
+        metadata.set_filter(vec![code.0].into());
+        let block = block.with_metadata(metadata);
+        let fresh = CommittedBlock::of_examined(block.clone(), vec![examined], &[code]);
+        let stored = CommittedBlock::of_stored(block).expect("its filter has one code");
+        let shown = |block: &CommittedBlock| {
+            let transaction = &block.transactions()[0];
+            let event = transaction.event().map(|event| event.name.to_owned());
+            (transaction.tx_id.clone(), transaction.kind, transaction.code, transaction.outcome.is_some(), event)
+        };
+        assert_eq!(shown(&stored), shown(&fresh), "{line:?}");
     }
 }
 
