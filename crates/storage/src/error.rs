@@ -104,12 +104,25 @@ impl Error {
         Error::Corrupt(Box::new(Corruption { path: path.to_path_buf(), offset, block, what: what.into() }))
     }
 
-    /// An error of the table engine while `doing` something; a full disk is named as such.
-    pub(crate) fn engine(doing: &'static str, path: &Path, source: fjall::Error) -> Error {
-        match engine_io(&source) {
-            Some(io) if is_disk_full(io) => Error::DiskFull { doing, path: path.to_path_buf() },
-            _ => Error::Engine { doing, source: Arc::new(source) },
+    /// An error of the table engine while opening.
+    pub(crate) fn engine_opening(path: &Path, source: fjall::Error) -> Error {
+        match source {
+            fjall::Error::Locked => Error::Locked { path: path.to_path_buf() },
+            source if engine_io(&source).is_some_and(is_disk_full) => {
+                Error::DiskFull { doing: "opening", path: path.to_path_buf() }
+            }
+            source => Error::Engine { doing: "opening", source: Arc::new(source) },
         }
+    }
+
+    /// An error of the open table engine while `doing` something. After a failed write it takes no more of them, so a full
+    /// disk, too, asks for opening again.
+    pub(crate) fn engine(doing: &'static str, path: &Path, source: fjall::Error) -> Error {
+        if engine_io(&source).is_some_and(is_disk_full) {
+            let reason = format!("the disk is full (ENOSPC) {doing} {}: free space", path.display());
+            return Error::Broken { reason: reason.into() };
+        }
+        Error::Engine { doing, source: Arc::new(source) }
     }
 }
 

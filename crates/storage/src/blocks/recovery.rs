@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use base::BlockNumber;
+use base::rt;
 use base::rt::disk::{Directory, File};
 
 use super::NO_PREVIOUS;
@@ -116,17 +117,21 @@ async fn recover_last(
     report: &mut OpenReport,
 ) -> Result<(SegmentIndex, File), Error> {
     let fresh = SegmentIndex::new(segment.first, SEGMENT_HEADER_BYTES, tip);
+    let mark = segment.mark()?;
+    // A segment as short as that was being created; one that has a mark beyond its header was in use, and is damaged.
+    let was_being_created =
+        segment.bytes <= SEGMENT_HEADER_BYTES && mark.end <= SEGMENT_HEADER_BYTES && segment.first.get() == tip.height;
     let header = match segment.header()? {
-        Ok(header) => header,
-        Err(what) if segment.bytes <= SEGMENT_HEADER_BYTES && segment.first.get() == tip.height => {
-            report.torn_tail = Some(segment.torn(0, tip, what));
+        Ok(header) if segment.bytes >= SEGMENT_HEADER_BYTES => header,
+        decoded if was_being_created => {
+            report.torn_tail = decoded.err().map(|what| segment.torn(0, tip, what));
             let file = create_segment(directory, header_after(tip)).await?;
             return Ok((fresh, file));
         }
+        Ok(_) => return Err(segment.corrupt(0, "it ends within its header".into())),
         Err(what) => return Err(segment.corrupt(0, what)),
     };
     segment.check_continues(header, tip)?;
-    let mark = segment.mark()?;
     let (last, damage) = segment.scan(fresh)?;
     let damage = match damage {
         None if last.end < mark.end => Some("the file ends before what was durable in it".to_string()),
@@ -163,6 +168,9 @@ pub fn write_index(directory: &Directory, index: &SegmentIndex) {
         file.truncate(0)?;
         file.write_at(0, &index.encode())
     };
+    if rt::fault_point("storage.blocks.index_missing") {
+        return;
+    }
     if let Err(error) = write() {
         tracing::warn!(index = %directory.path().join(&name).display(), %error, "the index was not written");
     }

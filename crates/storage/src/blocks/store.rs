@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use base::rt;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::disk::{Directory, File};
 use base::rt::sync::Mutex as AsyncMutex;
@@ -186,7 +187,8 @@ impl BlockStore {
             return Err(Error::WrongPrevious { given: block.number });
         }
         let (header, transactions) = encode(block)?;
-        if writer.segment.end >= self.shared.options.segment_bytes && !writer.segment.blocks.is_empty() {
+        let is_full = writer.segment.end >= self.shared.options.segment_bytes;
+        if (is_full || rt::fault_point("storage.blocks.segment_early")) && !writer.segment.blocks.is_empty() {
             self.begin_segment(&mut writer).await?;
         }
         self.write(&mut writer, &header, block, transactions)
@@ -292,6 +294,9 @@ impl BlockStore {
         }
         let mark = Mark { end: current.end, height: current.height }.encode();
         // The mark only strengthens what opening can tell; a failure to write it is no failure of the sync.
+        if rt::fault_point("storage.blocks.mark_missing") {
+            return;
+        }
         if let Err(error) = current.file.write_at(MARK_OFFSETS[marked.slot], &mark) {
             tracing::warn!(%error, "the durable mark was not written");
         }

@@ -58,3 +58,14 @@ fn full_disk_is_named_and_asks_for_a_retry() {
     assert_eq!(error.kind(), ErrorKind::Retry);
     assert_eq!(error.to_string(), "the disk is full (ENOSPC) appending to /data/blocks: free space and try again");
 }
+
+#[test]
+fn disk_that_is_full_for_the_table_engine_closes_it_and_is_named() {
+    let full = || fjall::Error::Io(std::io::ErrorKind::StorageFull.into());
+    let error = Error::engine("writing rows", Path::new("/data/tables"), full());
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    let expected = "closed after a failure (the disk is full (ENOSPC) writing rows /data/tables: free space); \
+                    open it again to find out what is on disk";
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(Error::engine_opening(Path::new("/data/tables"), full()).kind(), ErrorKind::Retry);
+}

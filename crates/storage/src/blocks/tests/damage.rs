@@ -129,12 +129,13 @@ fn missing_segment_is_named() {
 
 #[test]
 fn shortened_segments_are_named() {
-    for position in [0, usize::MAX] {
+    // By a byte, to the header without a record, and into the header.
+    for (position, left) in [(0, None), (usize::MAX, None), (usize::MAX, Some(4096)), (usize::MAX, Some(2000))] {
         open_after(
             move |directory, segments| {
                 let (first, length) = segments[position.min(segments.len() - 1)];
                 let file = directory.open_file(&segment_name(first), false).expect("the segment is there");
-                file.truncate(length - 1).expect("the disk is well");
+                file.truncate(left.unwrap_or(length - 1)).expect("the disk is well");
             },
             |opened, _| {
                 let error = opened.expect_err("a durable record is cut off");

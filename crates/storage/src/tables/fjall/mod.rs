@@ -109,10 +109,7 @@ impl FjallEngine {
             }
             opened => opened,
         };
-        let database = database.map_err(|error| match error {
-            fjall::Error::Locked => Error::Locked { path: path.clone() },
-            error => Error::engine("opening", &path, error),
-        })?;
+        let database = database.map_err(|error| Error::engine_opening(&path, error))?;
         Ok(FjallEngine { path, options, database, bounds, tables: Mutex::default() })
     }
     fn tables_blocking(&self, name: &str) -> Result<Arc<FjallTables>, Error> {
