@@ -162,6 +162,78 @@ async fn a_deadline_ends_the_call_at_the_server() {
     server.end().await;
 }
 
+/// The story: a stranger opened calls, sent their headers and nothing more. Each held a place of the port for ever, and two
+/// connections of 2048 calls held them all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_without_a_message_is_ended() {
+    let settings = Settings { first_message_timeout: Duration::from_millis(300), ..Settings::default() };
+    let server = Server::start(true, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    for path in ["/echo/Once", "/echo/Stream"] {
+        for begun in [&b""[..], &b"\0\0\0\0"[..], &b"\0\0\0\0\x09half"[..]] {
+            let (mut requests, mut responses) = channel.open(path, None).await.expect("a stream");
+            requests.send_framed(Bytes::from_static(begun)).await.expect("room in the window");
+            let status = responses.next::<Envelope>().await.expect_err("an error");
+            assert_eq!(status.code, Code::DeadlineExceeded, "{path} {begun:?}");
+        }
+    }
+    // A stream that has begun may be silent for as long as it likes.
+    let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
+    for _ in 0..2 {
+        requests.send(&envelope(10)).await.expect("an open stream");
+        assert!(responses.next::<Envelope>().await.expect("an open stream").is_some());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    server.end().await;
+}
+
+/// The limit on waiting for a first message is not to hurt those whose message is long and whose line is slow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_message_that_keeps_arriving_is_waited_for() {
+    let settings = Settings { first_message_timeout: Duration::from_millis(300), ..Settings::default() };
+    let server = Server::start(true, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    let (mut requests, mut responses) = channel.open("/echo/Once", None).await.expect("a stream");
+    let mut rest = frame(&envelope(100_000));
+    while !rest.is_empty() {
+        requests.send_framed(rest.split_to(rest.len().min(10_000))).await.expect("room in the window");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    requests.close();
+    assert_eq!(responses.next().await, Ok(Some(envelope(100_000))));
+    server.end().await;
+}
+
+/// The story: calls that asked for the status of transactions that never come, without a deadline or with one of years,
+/// held their places for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unary_call_ends_without_a_deadline_of_its_client() {
+    let settings = Settings { unary_time_max: Duration::from_millis(300), ..Settings::default() };
+    let server = Server::start(true, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    for deadline in [None, Some(Duration::from_secs(1 << 30))] {
+        let status = channel.unary::<_, Envelope>("/echo/Forever", &envelope(3), deadline).await.expect_err("an error");
+        assert_eq!(status.code, Code::DeadlineExceeded);
+    }
+    echo(&channel, 10).await;
+    server.end().await;
+}
+
+/// The bounds on calls without a message are not to hurt a client that opens all its calls at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_calls_at_once_over_one_connection_are_answered() {
+    let server = Server::default().await;
+    let channel = server.channel().await;
+    let calls = (0..2000).map(|_| {
+        let channel = channel.clone();
+        tokio::spawn(async move { echo(&channel, 2500).await })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.expect("no panic");
+    }
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_announced_too_large_is_refused_before_it_is_sent() {
     let server = Server::default().await;

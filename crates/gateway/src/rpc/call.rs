@@ -10,6 +10,8 @@
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -19,7 +21,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response};
 use tokio::time::Instant;
 
-use super::message::Messages;
+use super::message::{Arrival, Budget, Messages};
 use super::status::Status;
 
 /// A unary answer up to this size is handed to the connection without waiting for the client's window.
@@ -37,8 +39,17 @@ pub struct Call {
     pub(crate) messages: Messages,
     pub(crate) responder: Responder,
     pub(crate) deadline: Option<Instant>,
+    /// When a call with one answer ends, whatever its client says.
+    pub(crate) unary_deadline: Instant,
+    /// When the first message must begin to arrive.
+    pub(crate) message_deadline: Instant,
     pub(crate) peer: SocketAddr,
+    pub(crate) held: Arc<Held>,
 }
+
+/// How many places of each kind the calls of one connection hold; the service says what the kinds are.
+#[derive(Default, Debug)]
+pub(crate) struct Held(pub(crate) [AtomicUsize; 3]);
 
 impl Call {
     /// Who calls.
@@ -56,14 +67,25 @@ impl Call {
         self.responder.finish(status);
     }
 
+    /// Waits for the first message, so that a call without one occupies nothing but its headers.
+    ///
+    /// # Errors
+    /// What the call is to be refused with.
+    pub(crate) async fn arrive(&mut self, budget: &Budget) -> Result<(), Status> {
+        let at_most = self.deadline.map_or(self.unary_deadline, |deadline| deadline.min(self.unary_deadline));
+        let arrival = Arrival { by: self.message_deadline.min(at_most), at_most };
+        self.messages.arrive(arrival, budget).await
+    }
+
     /// Reads the one message, runs `work` on it, sends the answer: a message with its prefix, from
-    /// [`super::message::frame`].
+    /// [`super::message::frame`]. A client that sets no deadline, or a later one, has the server's.
     pub async fn unary<W, F>(self, work: W)
     where
         W: FnOnce(Bytes) -> F,
         F: Future<Output = Result<Bytes, Status>>,
     {
-        let Call { mut messages, mut responder, deadline, peer: _ } = self;
+        let Call { mut messages, mut responder, deadline, unary_deadline, .. } = self;
+        let deadline = deadline.map_or(unary_deadline, |deadline| deadline.min(unary_deadline));
         let work = async {
             let message = messages.only().await?;
             work(message).await
@@ -73,17 +95,8 @@ impl Call {
             Ok(Ok(framed)) => {
                 let work = async { responder.send(framed).await };
                 // A client that has gone or does not read in time hears nothing more.
-                match deadline {
-                    Some(deadline) => {
-                        if let Ok(Ok(())) = tokio::time::timeout_at(deadline, work).await {
-                            responder.finish(&Status::ok());
-                        }
-                    }
-                    None => {
-                        if work.await.is_ok() {
-                            responder.finish(&Status::ok());
-                        }
-                    }
+                if let Ok(Ok(())) = tokio::time::timeout_at(deadline, work).await {
+                    responder.finish(&Status::ok());
                 }
             }
             Ok(Err(status)) => responder.finish(&status),
@@ -96,7 +109,7 @@ impl Call {
     where
         W: AsyncFnOnce(&mut Messages, &mut Responder) -> Status,
     {
-        let Call { mut messages, mut responder, deadline, peer: _ } = self;
+        let Call { mut messages, mut responder, deadline, .. } = self;
         let status = match deadline {
             None => work(&mut messages, &mut responder).await,
             Some(deadline) => match tokio::time::timeout_at(deadline, work(&mut messages, &mut responder)).await {
@@ -111,12 +124,12 @@ impl Call {
 /// Runs `work` to its end, unless the deadline passes (a status) or the client goes.
 async fn until_gone<T>(
     responder: &mut Responder,
-    deadline: Option<Instant>,
+    deadline: Instant,
     work: impl Future<Output = Result<T, Status>>,
 ) -> Result<Result<T, Status>, Gone> {
     let mut work = pin!(work);
     // The timer is registered only when the work does not complete at once.
-    let mut timer = pin!(deadline.map(tokio::time::sleep_until));
+    let mut timer = pin!(tokio::time::sleep_until(deadline));
     poll_fn(|context| {
         if let Poll::Ready(result) = work.as_mut().poll(context) {
             return Poll::Ready(Ok(result));
@@ -124,10 +137,7 @@ async fn until_gone<T>(
         if responder.poll_gone(context).is_ready() {
             return Poll::Ready(Err(Gone));
         }
-        match timer.as_mut().as_pin_mut() {
-            Some(timer) => timer.poll(context).map(|()| Ok(Err(Status::deadline_exceeded()))),
-            None => Poll::Pending,
-        }
+        timer.as_mut().poll(context).map(|()| Ok(Err(Status::deadline_exceeded())))
     })
     .await
 }

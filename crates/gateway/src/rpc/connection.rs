@@ -6,7 +6,7 @@
 //! 3. Told to stop, it announces so (GOAWAY), lets calls finish for a while, and closes.
 //!
 //! Invariants: no task is started for a call; calls in progress are bounded by the streams that the client may open;
-//! when the connection ends, its handlers are dropped.
+//! the service sees a call once its first message is there; when the connection ends, its handlers are dropped.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ use http::{Method, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep};
 
-use super::call::{Call, Responder};
+use super::call::{Call, Held, Responder};
 use super::message::{Budget, Messages};
 use super::status::{Code, Status};
 use super::timeout;
@@ -57,6 +57,10 @@ pub struct Settings {
     pub message_bytes_max: usize,
     /// How often a silent client is pinged; a ping that is not answered until the next one closes the connection.
     pub keep_alive_interval: Duration,
+    /// A call whose first message has not begun to arrive by then is ended. A long message has longer.
+    pub first_message_timeout: Duration,
+    /// A call with one answer is ended after this, whatever deadline its client set.
+    pub unary_time_max: Duration,
     /// How long calls may go on after a stop.
     pub grace: Duration,
 }
@@ -70,6 +74,8 @@ impl Default for Settings {
             send_buffer_bytes_max: 1 << 20,
             message_bytes_max: 100 << 20,
             keep_alive_interval: Duration::from_secs(30),
+            first_message_timeout: Duration::from_secs(10),
+            unary_time_max: Duration::from_secs(600),
             grace: Duration::from_secs(5),
         }
     }
@@ -109,6 +115,7 @@ where
         .unwrap_or_else(|_| Err(h2::Reason::SETTINGS_TIMEOUT.into()))?;
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), settings.keep_alive_interval);
     let mut calls = FuturesUnordered::new();
+    let held = Arc::new(Held::default());
     let mut stopped = pin!(stop.stopped());
     let mut grace: Option<Pin<Box<Sleep>>> = None;
 
@@ -129,9 +136,15 @@ where
                 let Some(accepted) = accepted else { return Poll::Ready(Ok(())) };
                 let (request, respond) = accepted?;
                 keep_alive.heard();
-                if let Some((method, call)) = admit(&service, request, respond, peer, settings, &budget) {
-                    let service = service.clone();
-                    calls.push(async move { service.call(method, call).await });
+                let from = Origin { peer, held: &held, budget: &budget };
+                if let Some((method, mut call)) = admit(&service, request, respond, from, settings) {
+                    let (service, budget) = (service.clone(), Arc::clone(&budget));
+                    calls.push(async move {
+                        match call.arrive(&budget).await {
+                            Ok(()) => service.call(method, call).await,
+                            Err(status) => call.refuse(&status),
+                        }
+                    });
                 }
                 progress = true;
             }
@@ -150,14 +163,20 @@ where
     .await
 }
 
+/// The connection of a call.
+struct Origin<'a> {
+    peer: SocketAddr,
+    held: &'a Arc<Held>,
+    budget: &'a Arc<Budget>,
+}
+
 /// Checks the form of a request; what is not a call of a method that exists is answered here.
 fn admit<S: Service>(
     service: &S,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
-    peer: SocketAddr,
+    from: Origin<'_>,
     settings: &Settings,
-    budget: &Arc<Budget>,
 ) -> Option<(S::Method, Call)> {
     let headers = request.headers();
     if request.method() != Method::POST || !headers.get(CONTENT_TYPE).is_some_and(|value| is_grpc(value.as_bytes())) {
@@ -172,11 +191,12 @@ fn admit<S: Service>(
         responder.finish(&Status::new(Code::Unimplemented, "compressed messages are not understood"));
         return None;
     }
+    let now = Instant::now();
     let deadline = match headers.get("grpc-timeout") {
         None => None,
         Some(value) => match timeout::parse(value.as_bytes()) {
             // A deadline beyond the clock's range is none.
-            Some(timeout) => Instant::now().checked_add(timeout),
+            Some(timeout) => now.checked_add(timeout),
             None => {
                 responder.finish(&Status::new(Code::Internal, "grpc-timeout is malformed"));
                 return None;
@@ -188,8 +208,17 @@ fn admit<S: Service>(
         responder.finish(&Status::new(Code::Unimplemented, message));
         return None;
     };
-    let messages = Messages::new(request.into_body(), settings.message_bytes_max, Some(Arc::clone(budget)));
-    Some((method, Call { messages, responder, deadline, peer }))
+    let messages = Messages::new(request.into_body(), settings.message_bytes_max, Some(Arc::clone(from.budget)));
+    let call = Call {
+        messages,
+        responder,
+        deadline,
+        unary_deadline: now + settings.unary_time_max,
+        message_deadline: now + settings.first_message_timeout,
+        peer: from.peer,
+        held: Arc::clone(from.held),
+    };
+    Some((method, call))
 }
 
 fn is_grpc(content_type: &[u8]) -> bool {

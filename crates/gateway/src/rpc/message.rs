@@ -2,35 +2,57 @@
 //!
 //! 1. [`Messages`] reads them from the body of a request. A message that lies within one DATA frame is a slice of it;
 //!    one that spans several is put together in memory that grows with what has arrived, never with what was announced.
-//! 2. Bytes that are being put together count against a [`Budget`] that all connections of a server share.
+//! 2. Bytes that are being put together count against a [`Budget`] that all connections of a server share, and so do
+//!    calls whose first message is not there yet.
+//! 3. A server waits for a first message for a limited time, which grows with the bytes that arrive ([`Arrival`]).
 //!
 //! Invariant: flow-control credit is returned to the sender as bytes are taken, so that a slow handler slows the sender.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use base::rt::sync::Semaphore;
 use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use h2::RecvStream;
 use prost::Message;
+use tokio::time::Instant;
 
 use super::status::{Code, Status};
+use crate::events::CallsRefused;
 
 /// Bytes before each message.
 pub const PREFIX_BYTES: usize = 5;
 /// Memory taken at once for a message that spans frames; it grows as more arrives.
 const FIRST_RESERVE_BYTES: usize = 64 << 10;
+/// Calls of a server that wait for their first message, each with little more than its headers. A call whose message
+/// arrives together with its headers, as most do, is not among them.
+const CALLS_WAITING_MAX: usize = 16 << 10;
+/// A first message that arrives more slowly is not waited for.
+const ARRIVAL_BYTES_PER_SECOND_MIN: u64 = 16 << 10;
 
-/// A bound on the bytes of unfinished messages that a server holds.
-#[derive(Debug)]
+/// A bound on what a server holds of messages that have not arrived: their bytes, and the calls that wait for them.
 pub struct Budget {
     used: AtomicUsize,
     limit: usize,
+    waiting: Semaphore,
+}
+
+/// Until when a first message is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    /// Moves on as bytes arrive.
+    pub(crate) by: Instant,
+    /// `by` never moves beyond.
+    pub(crate) at_most: Instant,
 }
 
 impl Budget {
     /// At most `limit` bytes.
     pub fn new(limit: usize) -> Arc<Budget> {
-        Arc::new(Budget { used: AtomicUsize::new(0), limit })
+        Arc::new(Budget { used: AtomicUsize::new(0), limit, waiting: Semaphore::new(CALLS_WAITING_MAX) })
     }
 
     fn try_take(&self, bytes: usize) -> bool {
@@ -56,11 +78,41 @@ pub struct Messages {
     message_bytes_max: usize,
     budget: Option<Arc<Budget>>,
     taken: usize,
+    /// At a server, until the first message is there.
+    arrival: Option<Arrival>,
 }
 
 impl Messages {
     pub(crate) fn new(body: RecvStream, message_bytes_max: usize, budget: Option<Arc<Budget>>) -> Messages {
-        Messages { body, pending: Bytes::new(), partial: BytesMut::new(), message_bytes_max, budget, taken: 0 }
+        let (pending, partial) = (Bytes::new(), BytesMut::new());
+        Messages { body, pending, partial, message_bytes_max, budget, taken: 0, arrival: None }
+    }
+
+    /// Waits until the first message is there, which [`Messages::next`] then returns at once, or until it is certain
+    /// that there is none.
+    ///
+    /// # Errors
+    /// As [`Messages::next`]; also when the message does not arrive in time, or too many calls wait for theirs.
+    pub(crate) async fn arrive(&mut self, arrival: Arrival, budget: &Budget) -> Result<(), Status> {
+        self.arrival = Some(arrival);
+        let arrived = {
+            let mut filled = pin!(self.fill());
+            match filled.as_mut().now_or_never() {
+                Some(arrived) => arrived,
+                None => {
+                    let Some(_waits) = budget.waiting.try_acquire() else {
+                        CallsRefused.add(1);
+                        return Err(Status::new(
+                            Code::ResourceExhausted,
+                            "too many calls wait for their messages; retry after a pause that grows",
+                        ));
+                    };
+                    filled.await
+                }
+            }
+        };
+        self.arrival = None;
+        arrived.map(|_| ())
     }
 
     /// The next message; `None` when the sender has closed its side. Dropping the future loses nothing.
@@ -73,29 +125,47 @@ impl Messages {
         if self.partial.is_empty() {
             self.release();
         }
+        if !self.fill().await? {
+            return Ok(None);
+        }
+        if !self.partial.is_empty() {
+            self.pending = std::mem::take(&mut self.partial).freeze();
+        }
+        let length = self.announced(&self.pending)?.expect("what is there whole has a prefix");
+        let mut message = self.pending.split_to(PREFIX_BYTES + length);
+        bytes::Buf::advance(&mut message, PREFIX_BYTES);
+        Ok(Some(message))
+    }
+
+    /// Reads until the next message is there whole; false when the sender has closed its side. Dropping the future
+    /// loses nothing.
+    async fn fill(&mut self) -> Result<bool, Status> {
         loop {
             let available = if self.partial.is_empty() { &self.pending[..] } else { &self.partial[..] };
             let needed = match self.announced(available)? {
-                Some(length) if available.len() >= PREFIX_BYTES + length => {
-                    if !self.partial.is_empty() {
-                        self.pending = std::mem::take(&mut self.partial).freeze();
-                    }
-                    let mut message = self.pending.split_to(PREFIX_BYTES + length);
-                    bytes::Buf::advance(&mut message, PREFIX_BYTES);
-                    return Ok(Some(message));
-                }
+                Some(length) if available.len() >= PREFIX_BYTES + length => return Ok(true),
                 Some(length) => PREFIX_BYTES + length,
                 None => PREFIX_BYTES,
             };
-            let Some(chunk) = self.body.data().await else {
+            let chunk = match self.arrival {
+                None => self.body.data().await,
+                Some(arrival) => tokio::time::timeout_at(arrival.by, self.body.data())
+                    .await
+                    .map_err(|_| Status::new(Code::DeadlineExceeded, "the request's message did not arrive in time"))?,
+            };
+            let Some(chunk) = chunk else {
                 if available_is_empty(&self.pending, &self.partial) {
-                    return Ok(None);
+                    return Ok(false);
                 }
                 return Err(Status::new(Code::Internal, "the request ended within a message"));
             };
             let chunk = chunk.map_err(|error| from_h2(&error))?;
             // Failing means the stream has gone, which the next read reports.
             let _ = self.body.flow_control().release_capacity(chunk.len());
+            if let Some(arrival) = &mut self.arrival {
+                let more = Duration::from_micros(chunk.len() as u64 * 1_000_000 / ARRIVAL_BYTES_PER_SECOND_MIN);
+                arrival.by = (arrival.by + more).min(arrival.at_most);
+            }
             self.append(chunk, needed)?;
         }
     }

@@ -4,8 +4,9 @@
 //! 2. The first endorser, the local one where the policy admits it, runs the proposal alone: a contract's refusal is
 //!    then known after one run.
 //! 3. If it wrote to other contracts too, their policies add endorsers.
-//! 4. The rest run at the same time. Where one fails, the next layout that does without it is tried; answers that are
-//!    there are kept.
+//! 4. The rest run at the same time. Where one of another organisation fails, the next layout that does without it is
+//!    tried; answers that are there are kept. What fails at the local endorser ends the call, and what failed last
+//!    decides its status where no layout is left.
 //! 5. All answers must be the same bytes. They become an envelope without the transient map, for the client to sign.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +15,7 @@ use std::sync::atomic::Ordering;
 
 use base::MspId;
 use bytes::Bytes;
-use chain::Channel;
-use chain::access::is_system_namespace;
+use chain::access::{Rules, is_system_namespace};
 use chain::endorse::EndorseError;
 use futures_util::future::join_all;
 use proto::gateway::ErrorDetail;
@@ -23,7 +23,7 @@ use proto::protos::{Endorsement, ProposalResponse};
 
 use super::assemble::endorse_response;
 use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response};
-use super::layout::Plan;
+use super::layout::{Plan, Plans};
 use super::proposal::{ProposalRequest, field, walk};
 use super::{Endorser, PeerState, in_a_task};
 use crate::events::{EndorseTime, Endorsed};
@@ -31,6 +31,8 @@ use crate::rpc::{Code, Status};
 
 /// Contracts that one transaction may write to.
 const CONTRACTS_MAX: usize = 64;
+/// The place of the local endorser.
+const LOCAL: usize = 0;
 
 pub(super) async fn endorse(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
     let begin = base::rt::now();
@@ -38,7 +40,9 @@ pub(super) async fn endorse(state: &Arc<PeerState>, message: Bytes) -> Result<By
     let channel = state.live_channel(&request.channel)?;
     let state = Arc::clone(state);
     in_a_task(async move {
-        let answer = Collection::new(&state, channel, &request).run().await?;
+        let turn = state.turn.fetch_add(1, Ordering::Relaxed);
+        let endorsers = Endorsers { local: &state.local, others: &state.others, plans: &state.plans };
+        let answer = Collection::new(endorsers, turn, channel.rules(), &request).run().await?;
         Endorsed.add(1);
         EndorseTime.record_since(begin);
         Ok(answer)
@@ -46,14 +50,25 @@ pub(super) async fn endorse(state: &Arc<PeerState>, message: Bytes) -> Result<By
     .await
 }
 
+/// Who can be asked.
+#[derive(Clone, Copy)]
+struct Endorsers<'a> {
+    local: &'a Endorser,
+    others: &'a [Endorser],
+    plans: &'a Plans,
+}
+
 /// Endorsements of one proposal on their way.
 struct Collection<'a> {
-    state: &'a PeerState,
-    channel: Arc<Channel>,
+    from: Endorsers<'a>,
+    turn: usize,
+    rules: &'a Rules,
     request: &'a ProposalRequest,
     answers: BTreeMap<usize, Answer>,
     failed: BTreeSet<usize>,
     details: Vec<ErrorDetail>,
+    /// The last failure, if it has a code of its own.
+    last: Option<(Code, String)>,
 }
 
 struct Answer {
@@ -62,8 +77,9 @@ struct Answer {
 }
 
 impl<'a> Collection<'a> {
-    fn new(state: &'a PeerState, channel: Arc<Channel>, request: &'a ProposalRequest) -> Collection<'a> {
-        Collection { state, channel, request, answers: BTreeMap::new(), failed: BTreeSet::new(), details: Vec::new() }
+    fn new(from: Endorsers<'a>, turn: usize, rules: &'a Rules, request: &'a ProposalRequest) -> Collection<'a> {
+        let (answers, failed, details) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+        Collection { from, turn, rules, request, answers, failed, details, last: None }
     }
 
     async fn run(mut self) -> Result<Bytes, Status> {
@@ -90,7 +106,9 @@ impl<'a> Collection<'a> {
         self.plan(&self.request.contract)?;
         let places: Vec<usize> = places.into_iter().collect();
         self.ask(&places[..1]).await?;
-        self.ask(&places).await?;
+        if self.failed.is_empty() {
+            self.ask(&places).await?;
+        }
         if self.failed.is_empty() { Ok(places) } else { Err(self.insufficient()) }
     }
 
@@ -106,15 +124,14 @@ impl<'a> Collection<'a> {
                 ),
             ));
         }
-        let turn = self.state.turn.fetch_add(1, Ordering::Relaxed);
         let mut written = None;
-        for layout in plan.in_turn(turn) {
+        for layout in plan.in_turn(self.turn) {
             if layout.iter().any(|place| self.failed.contains(place)) {
                 continue;
             }
             if self.answers.is_empty() {
                 self.ask(&layout[..1]).await?;
-                if !self.failed.is_empty() {
+                if self.failed.contains(&layout[0]) {
                     continue;
                 }
             }
@@ -143,7 +160,7 @@ impl<'a> Collection<'a> {
     /// Asks those of `places` that were not asked yet, at the same time.
     ///
     /// # Errors
-    /// The status that ends the call, when nobody else would answer otherwise.
+    /// The status that ends the call: nobody else would answer otherwise, or it is the local endorser that failed.
     async fn ask(&mut self, places: &[usize]) -> Result<(), Status> {
         let missing: Vec<usize> = places
             .iter()
@@ -170,11 +187,14 @@ impl<'a> Collection<'a> {
             };
             let (code, message, ends) = refused;
             let detail = endorser.detail(message.clone());
-            if let Some(code) = code {
+            if let Some(code) = code
+                && (place == LOCAL || ends)
+            {
                 return Err(Status::new(code, message).with_detail(detail));
             }
             self.details.push(detail);
             self.failed.insert(place);
+            self.last = code.map(|code| (code, message));
             if ends {
                 return Err(self.insufficient());
             }
@@ -188,27 +208,26 @@ impl<'a> Collection<'a> {
     }
 
     fn endorsers(&self) -> impl Iterator<Item = &'a Endorser> + use<'a> {
-        std::iter::once(&self.state.local).chain(&self.state.others)
+        std::iter::once(self.from.local).chain(self.from.others)
     }
 
     fn plan(&self, contract: &str) -> Result<Arc<Plan>, Status> {
-        let rules = self.channel.rules();
-        let policy = rules.endorsement_policy(contract).ok_or_else(|| {
+        let policy = self.rules.endorsement_policy(contract).ok_or_else(|| {
             Status::new(
                 Code::FailedPrecondition,
                 format!("no chaincode {contract} is defined on channel {}", self.request.channel),
             )
         })?;
         let endorsers: Vec<&MspId> = self.endorsers().map(|endorser| &endorser.msp_id).collect();
-        Ok(self.state.plans.get(rules.channel(), contract, policy, &endorsers))
+        Ok(self.from.plans.get(self.rules.channel(), contract, policy, &endorsers))
     }
 
     fn insufficient(&mut self) -> Status {
-        Status::new(
-            Code::Aborted,
-            "failed to collect enough transaction endorsements, see attached details for more info",
-        )
-        .with_details(std::mem::take(&mut self.details))
+        let (code, message) = self.last.take().unwrap_or_else(|| {
+            let message = "failed to collect enough transaction endorsements, see attached details for more info";
+            (Code::Aborted, message.to_owned())
+        });
+        Status::new(code, message).with_details(std::mem::take(&mut self.details))
     }
 
     /// The answers are not the same bytes: the contract is not deterministic, or a peer has another state.
@@ -285,6 +304,12 @@ fn final_code(error: &EndorseError) -> Option<Code> {
 }
 
 /// Whether every other endorser would refuse as well.
-fn is_final(error: &EndorseError) -> bool {
-    matches!(error, EndorseError::Invalid(_) | EndorseError::Expired(_) | EndorseError::Duplicate(_))
+pub(super) fn is_final(error: &EndorseError) -> bool {
+    matches!(
+        error,
+        EndorseError::Malformed(_) | EndorseError::Invalid(_) | EndorseError::Expired(_) | EndorseError::Duplicate(_)
+    )
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,16 @@
-//! `Gateway.Evaluate`: one endorser runs the contract; its answer goes back and nothing is signed.
+//! `Gateway.Evaluate`: one endorser runs the contract; its answer goes back and nothing is signed. Where the client
+//! names organisations, the next of them is asked when one cannot answer.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use chain::endorse::EndorseError;
 use proto::gateway::EvaluateResponse;
+use proto::protos::Response;
 
+use super::endorse::is_final;
 use super::proposal::ProposalRequest;
-use super::{PeerState, in_a_task};
+use super::{Endorser, PeerState, in_a_task};
 use crate::events::Evaluated;
 use crate::rpc::message::frame;
 use crate::rpc::{Code, Status};
@@ -17,42 +20,49 @@ pub(super) const CONTRACT_ERROR_MIN: i32 = 400;
 
 pub(super) async fn evaluate(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
     let request = ProposalRequest::read(&message)?;
-    let endorser = if request.organizations.is_empty() {
-        &state.local
+    let endorsers = if request.organizations.is_empty() {
+        vec![&state.local]
     } else {
-        // The local endorser, if it is among those named: it is the nearest.
-        let mut named = request.organizations.iter().map(|msp_id| state.endorser(msp_id));
-        let first = named.next().flatten();
-        let local = request.organizations.iter().any(|msp_id| msp_id.as_str() == state.local.msp_id.as_str());
-        match (local, first) {
-            (true, _) => &state.local,
-            (false, Some(endorser)) => endorser,
-            (false, None) => {
-                return Err(Status::new(
-                    Code::FailedPrecondition,
-                    format!("no endorsing peers found for organizations {:?}", request.organizations),
-                ));
-            }
-        }
+        named(&state.local, &state.others, &request.organizations)
     };
-    let endorser = endorser.clone();
+    if endorsers.is_empty() {
+        return Err(Status::new(
+            Code::FailedPrecondition,
+            format!("no endorsing peers found for organizations {:?}", request.organizations),
+        ));
+    }
+    let endorsers: Vec<Endorser> = endorsers.into_iter().cloned().collect();
     in_a_task(async move {
-        let failed = |code, message: String| {
-            let detail = endorser.detail(message.clone());
-            Status::new(code, format!("evaluate call to endorser returned error: {message}")).with_detail(detail)
-        };
-        match endorser.endorse.evaluate(request.signed_proposal).await {
-            Ok(response) if response.status >= CONTRACT_ERROR_MIN => {
-                Err(failed(Code::Unknown, chaincode_response(response.status, &response.message)))
-            }
-            Ok(response) => {
-                Evaluated.add(1);
-                Ok(frame(&EvaluateResponse { result: Some(response) }))
-            }
-            Err(error) => Err(failed(code(&error), error.to_string())),
-        }
+        let response = ask(&endorsers, &request.signed_proposal).await?;
+        Evaluated.add(1);
+        Ok(frame(&EvaluateResponse { result: Some(response) }))
     })
     .await
+}
+
+/// The endorsers of the organisations that the client names, those that are not here left out; the local one first: it
+/// is the nearest.
+pub(super) fn named<'a>(local: &'a Endorser, others: &'a [Endorser], organizations: &[String]) -> Vec<&'a Endorser> {
+    let is_named = |endorser: &&Endorser| organizations.iter().any(|msp_id| msp_id == endorser.msp_id.as_str());
+    std::iter::once(local).chain(others).filter(is_named).collect()
+}
+
+/// The answer of the first endorser that is able to give one.
+pub(super) async fn ask(endorsers: &[Endorser], signed_proposal: &Bytes) -> Result<Response, Status> {
+    let mut details = Vec::new();
+    for (index, endorser) in endorsers.iter().enumerate() {
+        let (code, message, may_differ) = match endorser.endorse.evaluate(signed_proposal.clone()).await {
+            Ok(response) if response.status < CONTRACT_ERROR_MIN => return Ok(response),
+            Ok(response) => (Code::Unknown, chaincode_response(response.status, &response.message), false),
+            Err(error) => (code(&error), error.to_string(), !is_final(&error)),
+        };
+        details.push(endorser.detail(message.clone()));
+        if !may_differ || index + 1 == endorsers.len() {
+            let message = format!("evaluate call to endorser returned error: {message}");
+            return Err(Status::new(code, message).with_details(details));
+        }
+    }
+    unreachable!("the last endorser's answer is returned, and there is one")
 }
 
 pub(super) fn chaincode_response(status: i32, message: &str) -> String {

@@ -4,8 +4,8 @@
 //! 2. [`OrdererPort`]: what an orderer's port offers: `orderer.AtomicBroadcast`.
 //! 3. Both answer `grpc.health.v1.Health`.
 //!
-//! Every call takes a place among a bounded number before its message is read; who finds none is answered
-//! `RESOURCE_EXHAUSTED`. Work that occupies a processor for long, which is running contracts, goes into a task of its
+//! Every call whose message is there takes a place among a bounded number; who finds none, or has the share of one
+//! connection, is answered `RESOURCE_EXHAUSTED`. Work that occupies a processor for long, which is running contracts, goes into a task of its
 //! own, so that a connection's other calls are not kept waiting; all else is answered in the connection's task.
 
 mod admission;
@@ -37,7 +37,7 @@ use proto::gateway::ErrorDetail;
 use crate::events::{CallsFailed, CallsRefused};
 use crate::rpc::connection::Service;
 use crate::rpc::{Call, Code, Status};
-use admission::Admission;
+use admission::{Admission, Kind};
 use deliver::Form;
 use layout::Plans;
 
@@ -198,15 +198,15 @@ impl Service for PeerPort {
 
     async fn call(&self, method: PeerMethod, call: Call) {
         let state = &self.0;
-        let is_stream = matches!(
-            method,
+        let kind = match method {
             PeerMethod::ChaincodeEvents
-                | PeerMethod::Deliver
-                | PeerMethod::DeliverFiltered
-                | PeerMethod::DeliverWithPrivateData
-                | PeerMethod::HealthWatch
-        );
-        let Some(_place) = state.admission.enter(is_stream) else { return refuse(call) };
+            | PeerMethod::Deliver
+            | PeerMethod::DeliverFiltered
+            | PeerMethod::DeliverWithPrivateData => Kind::Stream,
+            PeerMethod::HealthWatch => Kind::Watch,
+            _ => Kind::Call,
+        };
+        let Some(_place) = state.admission.enter(kind, &call.held) else { return refuse(call) };
         // Streams are few and live long: their state is kept apart from the much smaller state of calls with one answer.
         match method {
             PeerMethod::Evaluate => call.unary(|message| counted(evaluate::evaluate(state, message))).await,
@@ -243,7 +243,12 @@ impl Service for OrdererPort {
 
     async fn call(&self, method: OrdererMethod, call: Call) {
         let state = &self.0;
-        let Some(_place) = state.admission.enter(method != OrdererMethod::HealthCheck) else { return refuse(call) };
+        let kind = match method {
+            OrdererMethod::Broadcast | OrdererMethod::Deliver => Kind::Stream,
+            OrdererMethod::HealthWatch => Kind::Watch,
+            OrdererMethod::HealthCheck => Kind::Call,
+        };
+        let Some(_place) = state.admission.enter(kind, &call.held) else { return refuse(call) };
         match method {
             OrdererMethod::Broadcast => Box::pin(broadcast::serve(state, call)).await,
             OrdererMethod::Deliver => Box::pin(deliver::serve_orderer(state, call)).await,
@@ -301,11 +306,6 @@ impl PeerState {
                 Err(Status::new(Code::Unavailable, format!("channel {channel} has stopped at this peer: {error}")))
             }
         }
-    }
-
-    /// The endorser of an organisation.
-    fn endorser(&self, msp_id: &str) -> Option<&Endorser> {
-        std::iter::once(&self.local).chain(&self.others).find(|endorser| endorser.msp_id.as_str() == msp_id)
     }
 }
 

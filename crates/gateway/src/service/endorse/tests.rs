@@ -1,0 +1,201 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use chain::access::{Definition, Definitions};
+use chain::endorse::Endorse;
+use identity::issue::{Organization, Terms};
+use ledger::config::{
+    BatchLimits, Capabilities, ChannelConfig, Consensus, EndorsementRule, GenesisSpec, OrganizationSpec,
+};
+use prost::Message as _;
+use proto::protos::Response;
+
+use super::*;
+use crate::service::assemble::Parts;
+use crate::service::evaluate;
+
+/// An endorser that always does the same.
+#[derive(Clone)]
+enum Does {
+    Endorse,
+    Refuse,
+    Fail(EndorseError),
+}
+
+type Answering<'a, T> = Pin<Box<dyn Future<Output = Result<T, EndorseError>> + Send + 'a>>;
+
+/// Written out, as the macro of the trait expands.
+impl Endorse for Does {
+    fn process<'a, 'b>(&'a self, _: Bytes) -> Answering<'b, ProposalResponse>
+    where
+        'a: 'b,
+    {
+        Box::pin(async move {
+            Ok(ProposalResponse {
+                endorsement: matches!(self, Does::Endorse).then(Endorsement::default),
+                response: Some(self.evaluate(Bytes::new()).await?),
+                ..ProposalResponse::default()
+            })
+        })
+    }
+
+    fn evaluate<'a, 'b>(&'a self, _: Bytes) -> Answering<'b, Response>
+    where
+        'a: 'b,
+    {
+        Box::pin(async move {
+            match self {
+                Does::Endorse => Ok(Response { status: 200, ..Response::default() }),
+                Does::Refuse => Ok(Response { status: 500, message: "no".into(), ..Response::default() }),
+                Does::Fail(error) => Err(error.clone()),
+            }
+        })
+    }
+}
+
+const NAMES: [&str; 3] = ["Org1MSP", "Org2MSP", "Org3MSP"];
+
+fn endorsers(does: [Does; 3]) -> [Endorser; 3] {
+    let mut names = NAMES.into_iter();
+    does.map(|does| {
+        let name = names.next().expect("as many names");
+        Endorser { msp_id: name.into(), address: name.into(), endorse: Arc::new(does) }
+    })
+}
+
+fn rules(policy: &str) -> Rules {
+    let terms = Terms::seeded([7; 32]);
+    let spec = |msp_id: &str| {
+        let organization = Organization::found(msp_id, "example.com", &terms).expect("names are fine");
+        OrganizationSpec {
+            name: msp_id.to_owned(),
+            msp_id: msp_id.to_owned(),
+            msp: organization.definition().encode_to_vec().into(),
+            anchor_peers: vec![],
+            endpoints: vec!["orderer.example.com:7050".to_owned()],
+        }
+    };
+    let genesis = GenesisSpec {
+        channel: "ch".to_owned(),
+        application: NAMES.iter().map(|name| spec(name)).collect(),
+        orderers: vec![spec("OrdererMSP")],
+        endorsement: EndorsementRule::Policy(policy.to_owned()),
+        batch: BatchLimits {
+            messages_max: 10,
+            absolute_bytes_max: 1 << 20,
+            preferred_bytes_max: 512 << 10,
+            timeout: Duration::from_millis(50),
+        },
+        consensus: Consensus { kind: "solo".to_owned(), metadata: Bytes::new(), maintenance: false },
+        capabilities: Capabilities::newest(),
+    };
+    let block = genesis.build().expect("the specification is usable");
+    let config = ChannelConfig::from_block(&block).expect("what was just built");
+    let definitions = Definitions::from([("basic".to_owned(), Definition::default())]);
+    Rules::new(Arc::new(config), definitions).expect("the policy is well formed")
+}
+
+/// The code that `Endorse` answers, by policy or at the organisations that are named.
+async fn endorse_at(rules: &Rules, turn: usize, does: [Does; 3], organizations: &[&str]) -> Code {
+    let endorsers = endorsers(does);
+    let plans = Plans::default();
+    let from = Endorsers { local: &endorsers[LOCAL], others: &endorsers[1..], plans: &plans };
+    let request = ProposalRequest {
+        signed_proposal: Bytes::new(),
+        organizations: organizations.iter().map(|name| (*name).to_owned()).collect(),
+        channel: "ch".to_owned(),
+        contract: "basic".to_owned(),
+        parts: Parts::default(),
+    };
+    Collection::new(from, turn, rules, &request).run().await.map_or_else(|status| status.code, |_| Code::Ok)
+}
+
+fn failures() -> [(EndorseError, Code); 6] {
+    [
+        (EndorseError::Overloaded, Code::ResourceExhausted),
+        (EndorseError::TimedOut(Duration::from_secs(30)), Code::DeadlineExceeded),
+        (EndorseError::Stopped, Code::Unavailable),
+        (EndorseError::UnknownChannel("ch".into()), Code::FailedPrecondition),
+        (EndorseError::UnknownChaincode { name: "basic".into(), channel: "ch".into() }, Code::FailedPrecondition),
+        (EndorseError::State { kind: base::ErrorKind::Retry, message: "slow".into() }, Code::Aborted),
+    ]
+}
+
+/// The story: with two of three organisations wanted, one that was overloaded or stopping failed every call whose turn
+/// named it, although the third stood ready.
+#[tokio::test]
+async fn another_layout_is_tried_where_another_organisation_fails() {
+    let rules = rules("OutOf(2, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    for (error, code) in failures() {
+        let fail = || Does::Fail(error.clone());
+        for turn in 0..2 {
+            for does in [[Does::Endorse, fail(), Does::Endorse], [Does::Endorse, Does::Endorse, fail()]] {
+                assert_eq!(endorse_at(&rules, turn, does, &[]).await, Code::Ok, "{error}");
+            }
+            // Nobody is left: the last failure says why.
+            assert_eq!(endorse_at(&rules, turn, [Does::Endorse, fail(), fail()], &[]).await, code, "{error}");
+        }
+    }
+}
+
+/// The story: of two layouts without the local organisation, the second was asked after the first had failed, and its
+/// answer was then passed over.
+#[tokio::test]
+async fn the_answer_of_a_second_first_endorser_counts() {
+    let rules = rules("OR('Org2MSP.peer', 'Org3MSP.peer')");
+    for (error, _) in failures() {
+        let fail = || Does::Fail(error.clone());
+        for turn in 0..2 {
+            for does in [[fail(), fail(), Does::Endorse], [fail(), Does::Endorse, fail()]] {
+                assert_eq!(endorse_at(&rules, turn, does, &[]).await, Code::Ok, "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_local_endorser_and_refusals_decide_at_once() {
+    let rules = rules("OutOf(1, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    for (error, code) in failures().into_iter().take(5) {
+        let does = [Does::Fail(error.clone()), Does::Endorse, Does::Endorse];
+        assert_eq!(endorse_at(&rules, 0, does, &[]).await, code, "{error}");
+    }
+    let named = ["Org2MSP", "Org3MSP"];
+    let malformed = Does::Fail(EndorseError::Malformed("nonsense".into()));
+    for (does, code) in [(malformed, Code::InvalidArgument), (Does::Refuse, Code::Aborted)] {
+        let does = [Does::Endorse, does, Does::Endorse];
+        assert_eq!(endorse_at(&rules, 0, does, &named).await, code);
+    }
+    let all = [Does::Endorse, Does::Endorse, Does::Endorse];
+    assert_eq!(endorse_at(&rules, 0, all, &named).await, Code::Ok);
+}
+
+/// The story: an evaluation at ["Unknown", "Org2MSP"] was refused, because only the first name was looked at; and one
+/// at two organisations failed with the first, although the second stood ready.
+#[tokio::test]
+async fn an_evaluation_is_tried_at_all_organisations_that_are_named() {
+    let evaluate_at = async |does: [Does; 3], names: &[&str]| {
+        let endorsers = endorsers(does);
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let named: Vec<Endorser> =
+            evaluate::named(&endorsers[LOCAL], &endorsers[1..], &names).into_iter().cloned().collect();
+        let asked = named.len();
+        let answer = if asked == 0 { Ok(Response::default()) } else { evaluate::ask(&named, &Bytes::new()).await };
+        (asked, answer.map_or_else(|status| status.code, |_| Code::Ok))
+    };
+    let overloaded = || Does::Fail(EndorseError::Overloaded);
+    let expired = || Does::Fail(EndorseError::Expired("long ago".into()));
+    let names = ["Unknown", "Org3MSP", "Org2MSP"];
+    for (second, third, code) in [
+        (Does::Endorse, overloaded(), Code::Ok),
+        (overloaded(), Does::Endorse, Code::Ok),
+        (overloaded(), overloaded(), Code::ResourceExhausted),
+        // These would be the same everywhere.
+        (Does::Refuse, Does::Endorse, Code::Unknown),
+        (expired(), Does::Endorse, Code::Unavailable),
+    ] {
+        assert_eq!(evaluate_at([Does::Refuse, second, third], &names).await, (2, code));
+    }
+    assert_eq!(evaluate_at([Does::Endorse, Does::Endorse, Does::Endorse], &["Unknown"]).await.0, 0);
+}
