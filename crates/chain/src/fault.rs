@@ -68,3 +68,33 @@ impl Patience {
         self.0 = (self.0 * 2).min(RETRY_MAX);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use base::rt::production;
+
+    use super::*;
+
+    /// A stage that panicked ended without a word: the channel was called healthy, took transactions, and let everybody
+    /// who waited for one wait to the deadline.
+    #[test]
+    fn a_panic_is_reported_like_an_error() {
+        let report = |stage: fn() -> Result<(), Error>| {
+            production::run(async move {
+                let mut reported = None;
+                let stage = async move {
+                    rt::yield_now().await;
+                    stage()
+                };
+                run_stage(stage, |error| reported = Some(error)).await;
+                reported
+            })
+        };
+        let panicked = report(|| panic!("it was {}", "impossible")).expect("it is reported");
+        assert!(matches!(&panicked, Error::Panicked(message) if message == "it was impossible"), "{panicked}");
+        assert_eq!(panicked.kind(), ErrorKind::Closed);
+        assert!(matches!(report(|| Err(Error::Stopped)), Some(Error::Stopped)));
+        assert!(report(|| Ok(())).is_none());
+    }
+}
