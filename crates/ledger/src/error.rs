@@ -90,6 +90,14 @@ pub enum Error {
         /// First bytes of the computed hash.
         found: String,
     },
+    /// An envelope is not exactly a payload and a signature, so that the data hash does not say where it ends.
+    #[error("block {block}, transaction {index}: it is not exactly a payload and a signature")]
+    Envelope {
+        /// The block.
+        block: BlockNumber,
+        /// The envelope's position.
+        index: TxIndex,
+    },
     /// The transactions filter has not one code for each transaction.
     #[error("block {block}: its filter has {codes} codes for {transactions} transactions")]
     FilterLength {

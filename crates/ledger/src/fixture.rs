@@ -190,7 +190,7 @@ impl Chain {
         chain.append(&network.orderer, &[(tx("2a", &[("a", None)]), 0)], &[("a", None, 0)]);
         chain.append(
             &network.orderer,
-            &[(Bytes::from_static(b"\xff junk"), 255), (tx("3a", &[("z", Some("9"))]), 10)],
+            &[(Bytes::from_static(b"\x0a\x05\xffjunk\x12\x01s"), 255), (tx("3a", &[("z", Some("9"))]), 10)],
             &[],
         );
         chain

@@ -13,7 +13,8 @@
 //! Invariants:
 //! 1. Parsing is strict about the block's own three messages: each field at most once, no unknown one, hashes of 32
 //!    bytes, the metadata slots Fabric knows. Whatever is in a parsed block is either hashed or one of those slots.
-//! 2. What an envelope holds is not looked at here; see [`crate::transaction`].
+//! 2. What an envelope holds is not looked at here; see [`crate::transaction`]. Only its outline is, with the data hash: that
+//!    covers the envelopes one after the other, not where one ends and the next begins.
 
 mod commit_hash;
 mod header;
@@ -30,10 +31,11 @@ pub use signature::OrdererMetadata;
 
 use std::sync::Arc;
 
-use base::{BlockNumber, Bytes};
+use base::{BlockNumber, Bytes, TxIndex};
 
 use crate::error::Error;
 use crate::hash::{Hash, Sha256, Short};
+use crate::transaction::is_exact;
 use crate::wire::{self, Fields, Span, set_once};
 
 const FIELD_HEADER: u32 = 1;
@@ -231,10 +233,11 @@ impl Block {
         self.encoded.to_bytes()
     }
 
-    /// Checks that the envelopes are those that the header's data hash covers.
+    /// Checks that the envelopes are those that the header's data hash covers, and cut apart where the orderer did: that
+    /// each is exactly a payload and a signature. The envelope of block 0, which is alone, has no signature.
     ///
     /// # Errors
-    /// [`Error::DataHash`].
+    /// [`Error::DataHash`]; [`Error::Envelope`].
     pub fn check_data_hash(&self) -> Result<(), Error> {
         let mut hasher = Sha256::new();
         for envelope in self.envelope_slices() {
@@ -242,13 +245,22 @@ impl Block {
         }
         let found = hasher.finish();
         if found == self.header.data_hash {
-            return Ok(());
+            return self.check_envelopes();
         }
         Err(Error::DataHash {
             block: self.number(),
             expected: Short(&self.header.data_hash).to_string(),
             found: Short(&found).to_string(),
         })
+    }
+
+    fn check_envelopes(&self) -> Result<(), Error> {
+        let wrong = match self.number().get() {
+            0 if self.len() == 1 => None,
+            _ => self.envelope_slices().position(|envelope| !is_exact(envelope)),
+        };
+        let at = |index| TxIndex(u32::try_from(index).expect("a block has fewer envelopes"));
+        wrong.map_or(Ok(()), |index| Err(Error::Envelope { block: self.number(), index: at(index) }))
     }
 
     /// Checks that this block stands at `height` (the number of blocks before it) behind a block with hash `previous`.

@@ -33,7 +33,7 @@ use base::{Bytes, ErrorKind};
 use proto::common::HeaderType;
 use proto::protos::TxValidationCode;
 
-use crate::wire::{Fields, Span, WireError, set_once};
+use crate::wire::{self, Fields, Span, WireError, set_once};
 
 /// Why a transaction is not valid: the code for the block's filter, and a reason for people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -171,6 +171,17 @@ impl Transaction {
 
 /// The fields 1 and 2 of a message whose others do not matter, both bytes. Unknown fields are passed over, as a protobuf
 /// library does; a repeated one is refused.
+/// Whether these bytes are an encoded `Envelope` as Fabric's orderers take it: the payload, then the signature, neither
+/// empty, each length as short as can be, and nothing else.
+///
+/// Such bytes say where they end, so that several of them, one after the other, can be told apart in one way only.
+pub fn is_exact(envelope: &[u8]) -> bool {
+    let Ok((Some(payload), Some(signature))) = fields_1_2(envelope, Span::whole(envelope)) else { return false };
+    // Anything beside the two fields, and any longer form of them, would add bytes.
+    let length = wire::bytes_field_len(1, payload.len()) + wire::bytes_field_len(2, signature.len());
+    !payload.is_empty() && !signature.is_empty() && payload.start() < signature.start() && envelope.len() == length
+}
+
 fn fields_1_2(source: &[u8], message: Result<Span, WireError>) -> Result<(Option<Span>, Option<Span>), WireError> {
     let (mut first, mut second) = (None, None);
     let mut fields = Fields::new(source, message?);
