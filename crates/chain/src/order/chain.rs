@@ -87,8 +87,8 @@ impl Chain {
         let chain = Arc::new(Chain {
             rules,
             store,
-            settings,
             room: Semaphore::new(settings.queue_bytes_max as usize),
+            settings,
             queue,
             durable,
             recent: Mutex::default(),
@@ -189,8 +189,14 @@ impl Chain {
     }
 
     async fn enqueue(&self, message: Message, acknowledge: Option<OneshotSender<()>>) -> Result<(), BroadcastError> {
-        let room = self.stop.or_stopped(self.room.acquire_many(self.room_of(&message))).await;
-        let _room = room.ok_or(BroadcastError::Stopped)?;
+        let bytes = self.room_of(&message);
+        let _room = match self.room.try_acquire_many(bytes) {
+            Some(room) => room,
+            None => {
+                let room = self.stop.or_stopped(self.room.acquire_many(bytes)).await;
+                room.ok_or(BroadcastError::Stopped)?
+            }
+        };
         self.queue.send(Queued { message, acknowledge, _room }).await.map_err(|_| BroadcastError::Stopped)
     }
 
