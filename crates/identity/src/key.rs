@@ -20,6 +20,7 @@ use crate::der::{Curve, EcdsaSignature};
 use crate::digest::Sha256;
 use crate::error::Error;
 use crate::event;
+use crate::memo;
 
 /// The kinds of key that identities may hold.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -122,7 +123,7 @@ impl PublicKey {
                 return Err(Error::HighS);
             }
         }
-        let verdict = match (self.kind, message) {
+        let check = || match (self.kind, message) {
             (_, [whole]) => self.parsed.verify_sig(whole, signature),
             (KeyKind::P256 | KeyKind::P384, parts) => {
                 let mut hasher = Sha256::new();
@@ -131,7 +132,8 @@ impl PublicKey {
             }
             (KeyKind::Ed25519, parts) => self.parsed.verify_sig(&parts.concat(), signature),
         };
-        verdict.map_err(|_| Error::WrongSignature)
+        let is_right = memo::verdict(0, self.as_bytes(), message, signature, || check().is_ok());
+        is_right.then_some(()).ok_or(Error::WrongSignature)
     }
 
     /// Checks the signature of a certificate or of a revocation list that this key's owner issued.
@@ -142,6 +144,7 @@ impl PublicKey {
         signature: &[u8],
     ) -> Result<(), Error> {
         use CertificateSignature as By;
+        let scheme = 1 + algorithm as u8;
         let algorithm: &'static dyn VerificationAlgorithm = match (self.kind, algorithm) {
             (KeyKind::P256, By::EcdsaSha256) => &signature::ECDSA_P256_SHA256_ASN1,
             (KeyKind::P256, By::EcdsaSha384) => &signature::ECDSA_P256_SHA384_ASN1,
@@ -152,7 +155,10 @@ impl PublicKey {
             (KeyKind::Ed25519, By::Ed25519) => &signature::ED25519,
             _ => return Err(Error::WrongSignature),
         };
-        UnparsedPublicKey::new(algorithm, self.as_bytes()).verify(message, signature).map_err(|_| Error::WrongSignature)
+        let key = UnparsedPublicKey::new(algorithm, self.as_bytes());
+        let check = || key.verify(message, signature).is_ok();
+        let is_right = memo::verdict(scheme, self.as_bytes(), &[message], signature, check);
+        is_right.then_some(()).ok_or(Error::WrongSignature)
     }
 
     /// A certificate's signature by this key with its S lowered, or nothing when it already is canonical.

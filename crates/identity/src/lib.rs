@@ -21,6 +21,7 @@ pub mod identity;
 pub mod issue;
 pub mod key;
 pub mod manager;
+mod memo;
 pub mod msp;
 pub mod policy;
 pub mod principal;

@@ -103,8 +103,8 @@ fn fault_points(chance: &mut Chance) -> Vec<(&'static str, f64)> {
     if chance.one_in(2) {
         return Vec::new();
     }
-    let count = 1 + chance.index(3);
-    (0..count).map(|_| (*chance.pick(&FAULT_POINTS), 0.01 + 0.001 * chance.below(60) as f64)).collect()
+    let count = 1 + chance.index(4);
+    (0..count).map(|_| (*chance.pick(&FAULT_POINTS), *chance.pick(&[0.02, 0.05, 0.2]))).collect()
 }
 
 /// Faults of nodes, and faults of what is between nodes, clients included.

@@ -26,6 +26,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::Duration;
 
 use base::{BlockNumber, Bytes, Epoch, Version};
 use storage::tables::{RangeEntry, RowBatch, Savepoint, Tables};
@@ -133,7 +134,9 @@ impl WorldState for Monolithic {
         // The durable savepoint, not the written one: an earlier call may have written one and failed to persist it.
         if target > inner.tables.durable_savepoint().height {
             let written = base::rt::blocking(move || inner.write_savepoint(target)).await?;
+            hold_up("state.persist.written").await;
             self.inner.tables.persist().await?;
+            hold_up("state.persist.durable").await;
             let inner = self.inner.clone();
             base::rt::blocking(move || inner.settle(written)).await?;
         }
@@ -169,6 +172,16 @@ impl WorldState for Monolithic {
             }
         }
         Ok(context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
+    }
+}
+
+/// How long a step that a simulation holds up waits.
+const HELD_UP: Duration = Duration::from_millis(100);
+
+/// A named fault point: in a simulation a step may wait here, so that crashes and reads fall between two steps.
+async fn hold_up(name: &'static str) {
+    if base::rt::fault_point(name) {
+        base::rt::sleep(HELD_UP).await;
     }
 }
 

@@ -1,0 +1,35 @@
+//! A few whole seeds, and every planted mistake. `cargo xtask sim` runs more.
+
+use base::rt::simulation::Plan;
+use simulator::campaign::{MUTANT_SEEDS_MAX, catch};
+use simulator::mutant::Mutant;
+use simulator::scenario::{FAULTS_MIN, OPERATIONS_MIN};
+use simulator::seed::{Order, run, run_once};
+
+#[test]
+fn a_few_seeds_pass_and_repeat() {
+    for seed in 0..3 {
+        let outcome = run(&Order { seed, ..Order::default() });
+        let outcome = outcome.unwrap_or_else(|broken| panic!("{broken}\n{}", broken.details(40)));
+        assert!(outcome.operations.values().sum::<u64>() >= OPERATIONS_MIN as u64);
+        assert!(outcome.faults.values().sum::<u64>() >= FAULTS_MIN as u64);
+        assert!(outcome.codes[&0] > 0 && outcome.codes[&11] > 0, "{:?}", outcome.codes);
+    }
+}
+
+#[test]
+fn a_plan_in_text_takes_the_place_of_the_seeds_own() {
+    let plan = Plan::parse("at 100ms crash peer2 for 300ms; at 200ms cut orderer peer1 for 100ms; at 300ms fill orderer for 50ms");
+    let order = Order { seed: 5, plan: Some(plan.expect("the plan is well formed")), ..Order::default() };
+    let outcome = run_once(&order).unwrap_or_else(|broken| panic!("{broken}\n{}", broken.details(40)));
+    assert_eq!(outcome.faults.into_iter().collect::<Vec<_>>(), [("crash", 1), ("cut", 1), ("full disk", 1)]);
+}
+
+#[test]
+fn every_planted_mistake_is_caught() {
+    const { assert!(MUTANT_SEEDS_MAX <= 40) };
+    for mutant in Mutant::ALL {
+        let broken = catch(mutant, 0).unwrap_or_else(|reason| panic!("{reason}"));
+        assert!(!broken.reason.is_empty() && broken.order.mutant == Some(mutant));
+    }
+}
