@@ -1,6 +1,7 @@
 //! The store itself: appending, syncing and reading.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -212,7 +213,7 @@ impl BlockStore {
         parts.push(Bytes::copy_from_slice(&header.encode()));
         parts.extend_from_slice(block.parts);
         parts.push(transactions);
-        if let Err(error) = writer.file.write_vectored_at(writer.segment.end, &parts) {
+        if let Err(error) = write_record(&writer.file, writer.segment.end, &parts) {
             let error = io(error);
             writer.leftover = writer.file.truncate(writer.segment.end).is_err();
             return Err(error);
@@ -494,6 +495,15 @@ impl BlockStore {
     fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
         self.shared.index.write().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn write_record(file: &File, offset: u64, parts: &[Bytes]) -> io::Result<()> {
+    if rt::fault_point("storage.blocks.append_torn") {
+        // As where the disk fills up in the middle of the record.
+        file.write_vectored_at(offset, &parts[..parts.len() - 1])?;
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    file.write_vectored_at(offset, parts)
 }
 
 /// The header and the encoded transaction list of a new block's record.

@@ -44,6 +44,8 @@ use crate::Error;
 pub const VERSION: u32 = 1;
 /// Rows that one call of [`Tables::range`] passes over at most; beyond that it returns what it has.
 pub const SCAN_ROWS_MAX: usize = 100_000;
+/// A page of a range ends once its values have so many bytes; one value may pass it.
+pub const SCAN_BYTES_SOFT_MAX: usize = 4 << 20;
 
 /// Rows that one call of [`Tables::prune`] looks at if any: a deletion and one row below it, so that each call gets on.
 pub const PRUNE_ROWS_MIN: usize = 2;
@@ -160,7 +162,8 @@ pub trait Tables: Send + Sync + 'static {
     }
 
     /// At most `limit` live entries with `start <= key < end` in byte order of keys, as of block `through`; an empty `end`
-    /// means no upper bound. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed over.
+    /// means no upper bound. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed over, or
+    /// that the values have [`SCAN_BYTES_SOFT_MAX`] bytes.
     ///
     /// # Errors
     /// As [`Tables::get`].

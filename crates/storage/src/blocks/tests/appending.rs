@@ -153,6 +153,31 @@ fn full_disk_refuses_a_block_and_takes_it_when_there_is_room() {
 }
 
 #[test]
+fn half_written_block_is_undone_and_a_shorter_one_takes_its_place() {
+    simulate(|sim| async move {
+        let mut blocks = chain(8, 12, 2_000);
+        for block in &mut blocks {
+            block.payload = vec![Bytes::from(vec![1; 2_000])];
+            block.transactions = vec![(TxId::from(format!("id{}", block.number)), 0)];
+        }
+        let (store, _) = open("/blocks", 9_000).await.expect("a new store opens");
+        for block in &mut blocks {
+            sim.inject_next("storage.blocks.append_torn", 1);
+            let error = store.append(block.new_block()).await.expect_err("the disk fills up in the middle");
+            assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+            assert_eq!(store.height(), block.number);
+            block.payload = vec![Bytes::from_static(b"shorter")];
+            store.append(block.new_block()).await.expect("there is room for it");
+        }
+        check_holds(&store, &blocks);
+        store.sync().await.expect("the disk is well");
+        let (store, report) = open("/blocks", 9_000).await.expect("the store opens again");
+        assert_eq!(report.torn_tail, None, "nothing is left of the longer records");
+        check_holds(&store, &blocks);
+    });
+}
+
+#[test]
 fn failed_fsync_closes_the_store_until_it_is_opened_again() {
     simulate(|sim| async move {
         let node = sim.node("peer");

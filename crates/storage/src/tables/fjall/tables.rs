@@ -14,7 +14,8 @@ use super::hints::{Hints, Lookup, Newest};
 use crate::tables::key::{self, RowKey};
 use crate::tables::prune::Sweep;
 use crate::tables::{
-    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_ROWS_MAX, Savepoint, Tables, check_follows, check_readable,
+    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables, check_follows,
+    check_readable,
 };
 use crate::{Error, events, lock};
 
@@ -238,6 +239,7 @@ impl Tables for FjallTables {
         // The key whose row for this block has been passed: its older rows are skipped.
         let mut decided: Vec<u8> = Vec::new();
         let mut last: Vec<u8> = Vec::new();
+        let mut bytes_held = 0;
         for (scanned, row) in rows.enumerate() {
             let wanted = |bytes: &fjall::UserKey| {
                 RowKey::split(bytes)
@@ -250,7 +252,7 @@ impl Tables for FjallTables {
             }
             if row.prefix != last {
                 // Pages end between keys, so that each call gets on.
-                if page.entries.len() == limit || scanned >= SCAN_ROWS_MAX {
+                if page.entries.len() == limit || scanned >= SCAN_ROWS_MAX || bytes_held >= SCAN_BYTES_SOFT_MAX {
                     page.next = Some(self.decode_key(row.prefix)?);
                     break;
                 }
@@ -264,6 +266,7 @@ impl Tables for FjallTables {
             decided.extend_from_slice(row.prefix);
             if let Some(value) = value {
                 let key = self.decode_key(row.prefix)?;
+                bytes_held += value.len();
                 page.entries.push(RangeEntry { key, value: Bytes::copy_from_slice(&value), version: row.version });
             }
         }

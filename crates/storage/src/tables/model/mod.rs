@@ -25,13 +25,13 @@ use self::log::{Rows, encode_record, log_name, parse_name, replay};
 use super::key::{self, RowKey};
 use super::prune::Sweep;
 use super::{
-    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_ROWS_MAX, Savepoint, Tables, TablesEngine, check_follows,
-    check_readable,
+    Pruned, RangeEntry, RangePage, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint, Tables, TablesEngine,
+    check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
-/// A log shorter than this is never rewritten.
-const REWRITE_BYTES_MIN: u64 = 1 << 20;
+/// A log shorter than this is never rewritten. Little in tests, so that crashes meet rewriting.
+const REWRITE_BYTES_MIN: u64 = if cfg!(test) { 4 << 10 } else { 1 << 20 };
 /// A log is rewritten when it is this many times longer than its rows.
 const REWRITE_RATIO: u64 = 4;
 /// A log that is being begun.
@@ -274,12 +274,15 @@ impl Tables for ModelTables {
             }
             let bounds = (Bound::Included(&low[..]), Bound::Excluded(&high[..]));
             let (mut last, mut decided): (&[u8], &[u8]) = (&[], &[]);
+            let mut bytes_held = 0;
             for (scanned, (bytes, value)) in state.rows.range::<[u8], _>(bounds).enumerate() {
                 let row = split(bytes);
                 if row.prefix == decided {
                     continue;
                 }
-                if row.prefix != last && (page.entries.len() == limit || scanned >= SCAN_ROWS_MAX) {
+                let is_full =
+                    page.entries.len() == limit || scanned >= SCAN_ROWS_MAX || bytes_held >= SCAN_BYTES_SOFT_MAX;
+                if row.prefix != last && is_full {
                     page.next = Some(decode_key(row));
                     break;
                 }
@@ -289,6 +292,7 @@ impl Tables for ModelTables {
                 }
                 decided = row.prefix;
                 if row.live {
+                    bytes_held += value.len();
                     page.entries.push(RangeEntry { key: decode_key(row), value: value.clone(), version: row.version });
                 }
             }
