@@ -62,6 +62,9 @@ pub trait Servers: Send + Sync {
     /// They are gone.
     fn usage(&self) -> std::io::Result<Usage>;
 
+    /// How many signatures they have verified since they started; `None` when they do not tell.
+    fn signatures_verified(&self) -> Option<u64>;
+
     /// Bytes that they keep on disk.
     fn disk_bytes(&self) -> u64;
 }
@@ -105,6 +108,8 @@ pub struct Measurement {
     pub client_cpu_us: u64,
     /// The servers' largest resident memory seen in the window.
     pub server_resident_bytes: u64,
+    /// Signatures that the servers verified in the window; `None` when they do not tell.
+    pub signatures_verified: Option<u64>,
     /// The servers' bytes on disk after loading, and when the window ended.
     pub disk_bytes: (u64, u64),
     /// How long loading took; `None` when nothing was loaded.
@@ -211,6 +216,7 @@ async fn measure(
     let mut watch = Watch { board, servers, stop, seen: 0, seen_at: Instant::now(), resident_bytes: 0 };
     watch.pass(Phase::WarmUp, plan.warm_up, observer).await?;
 
+    let verified_before = servers.signatures_verified();
     let server_before = servers.usage().map_err(Error::ServerGone)?;
     let client_before = process::usage(None).map_err(Error::Proc)?;
     let start = Instant::now();
@@ -221,12 +227,14 @@ async fn measure(
     passed?;
     let server_after = servers.usage().map_err(Error::ServerGone)?;
     let client_after = process::usage(None).map_err(Error::Proc)?;
+    let verified_after = servers.signatures_verified();
     Ok(Measurement {
         tally,
         elapsed,
         server_cpu_us: server_after.cpu_us.saturating_sub(server_before.cpu_us),
         client_cpu_us: client_after.cpu_us.saturating_sub(client_before.cpu_us),
         server_resident_bytes: watch.resident_bytes.max(server_after.resident_bytes),
+        signatures_verified: verified_before.zip(verified_after).map(|(before, after)| after.saturating_sub(before)),
         disk_bytes: (0, servers.disk_bytes()),
         load: None,
     })

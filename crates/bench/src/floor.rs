@@ -30,7 +30,7 @@ pub struct Needs {
     pub signatures: u32,
 }
 
-const BATCHES: usize = 9;
+const BATCHES: usize = 25;
 const OPERATIONS_PER_BATCH: usize = 300;
 
 impl Needs {
@@ -46,7 +46,7 @@ impl Needs {
 }
 
 impl Prices {
-    /// Measures for about 200 ms on the calling thread.
+    /// Measures for less than half a second on the calling thread.
     pub fn measure() -> Prices {
         let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("a key pair can be generated");
         let random = SystemRandom::new();

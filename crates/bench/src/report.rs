@@ -89,6 +89,10 @@ impl Report {
         amount as f64 / self.measurement.tally.valid().max(1) as f64
     }
 
+    fn verifications_per_valid(&self) -> Option<f64> {
+        self.measurement.signatures_verified.map(|count| self.for_each_valid(count))
+    }
+
     fn invalid_percent(&self) -> f64 {
         let tally = &self.measurement.tally;
         100.0 * (tally.committed() - tally.valid()) as f64 / tally.committed().max(1) as f64
@@ -139,6 +143,7 @@ impl Report {
             "server_cpu_us_per_valid": rounded(self.server_cpu_us()),
             "client_cpu_us_per_valid": rounded(self.for_each_valid(self.measurement.client_cpu_us)),
             "server_processors": rounded(self.measurement.server_cpu_us as f64 / elapsed.as_micros() as f64),
+            "verifications_per_valid": self.verifications_per_valid().map(rounded),
             "server_resident_bytes": self.measurement.server_resident_bytes,
             "disk_bytes": self.measurement.disk_bytes.1,
             "disk_bytes_per_valid": rounded(self.disk_bytes_for_each()),
@@ -220,6 +225,9 @@ impl Report {
                 self.prices.sign_us
             ),
         );
+        if let Some(count) = self.verifications_per_valid() {
+            table.row("  verified", format!("{count:.2} signatures a valid transaction"));
+        }
         let client = self.for_each_valid(self.measurement.client_cpu_us);
         table.row("clients' processor", format!("{client:.0} µs a valid transaction"));
         table.row("servers' memory", format!("{:.0} MiB", self.measurement.server_resident_bytes as f64 / MIB));

@@ -1,30 +1,24 @@
-//! Asking a network's own page (metrics, status, health): one small HTTP request.
+//! Asking a network's own page (metrics and health): one small HTTP request, without a runtime.
 
-use std::io::{Error, ErrorKind, Result};
-use std::net::SocketAddr;
+use std::io::{Error, Read as _, Result, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The body of what the page answers to a path.
+/// The body of what the page answers to a path. Blocks for milliseconds, and for a few seconds when nobody answers.
 ///
 /// # Errors
-/// There is no answer within five seconds, or it is not 200.
-pub async fn get(address: SocketAddr, path: &str) -> Result<String> {
-    tokio::time::timeout(ANSWER_WAIT_MAX, ask(address, path)).await.map_err(|_| Error::from(ErrorKind::TimedOut))?
-}
-
-async fn ask(address: SocketAddr, path: &str) -> Result<String> {
-    let mut socket = TcpStream::connect(address).await?;
+/// There is no answer in time, or it is not 200.
+pub fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let mut socket = TcpStream::connect_timeout(&address, ANSWER_WAIT_MAX)?;
+    socket.set_read_timeout(Some(ANSWER_WAIT_MAX))?;
+    socket.set_write_timeout(Some(ANSWER_WAIT_MAX))?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    socket.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    socket.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
-    let answer = String::from_utf8(answer).map_err(|_| Error::other("the answer is no text"))?;
+    socket.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    socket.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| Error::other("the answer is no HTTP"))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),

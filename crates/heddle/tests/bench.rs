@@ -2,8 +2,11 @@
 
 mod support;
 
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
-use support::{run, text};
+use support::{heddle, run, text};
 
 #[test]
 fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() {
@@ -57,4 +60,31 @@ fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
         let expected = |error: &Value| error["example"].as_str().is_some_and(|text| text.contains("do not match"));
         assert!(errors.values().all(expected), "{line:?}: {report:#}");
     }
+}
+
+#[test]
+fn ctrl_c_ends_a_measurement_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut command = heddle(&["bench", "smallbank", "--seconds", "100", "--clients", "10", "--accounts", "100"]);
+    command.env("TMPDIR", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the program can be started");
+    let start = Instant::now();
+    let network = loop {
+        assert!(start.elapsed() < Duration::from_secs(60), "the network did not start");
+        let inside = std::fs::read_dir(folder.path()).expect("a folder").flatten().next();
+        match inside.map(|entry| node::Endpoints::load(&entry.path().join("network"))) {
+            Some(Ok(endpoints)) => break endpoints.process,
+            _ => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    std::thread::sleep(Duration::from_millis(1_500));
+    let interrupt = |process: u32| {
+        let pid = rustix::process::Pid::from_raw(process as i32).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    };
+    interrupt(child.id());
+    let status = child.wait().expect("it is a child");
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "the temporary network is removed");
+    assert!(!std::path::Path::new(&format!("/proc/{network}")).exists(), "the network's process has ended");
 }

@@ -98,6 +98,29 @@ fn damage_is_found_and_named() {
     assert!(text(&output).contains("block 0") || text(&output).contains("segment"), "{}", text(&output));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_the_blocks_did_not_leave_behind_is_found() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut states = Vec::new();
+    for owner in ["Tom", "Ann"] {
+        let path = folder.path().join(owner);
+        let network = Network::start(&path, &["--orgs", "1"]);
+        let client = network.client(1).await;
+        let args = ["asset7", "blue", "5", owner, "100"].map(Bytes::from);
+        let committed = client.transact(&network.endpoints.channel, "basic", "CreateAsset", &args).await;
+        assert!(committed.expect("it commits").commit.is_valid());
+        network.down();
+        let verify = run(&["ledger", "verify", "--dir", &path.display().to_string()]);
+        assert!(text(&verify).contains("state of 1 keys after 2 blocks"), "{}", text(&verify));
+        states.push(path);
+    }
+    std::fs::rename(states[0].join("peers/Org1/state"), folder.path().join("state")).expect("it is there");
+    std::fs::rename(states[1].join("peers/Org1/state"), states[0].join("peers/Org1/state")).expect("it is there");
+    let verify = run(&["ledger", "verify", "--dir", &states[0].display().to_string()]);
+    assert_eq!(verify.status.code(), Some(3), "{}", text(&verify));
+    assert!(text(&verify).contains("\"asset7\" of basic, written by 1:0, has another value"), "{}", text(&verify));
+}
+
 /// The segments of blocks below a folder, with their sizes.
 fn collect(folder: &std::path::Path, into: &mut Vec<(std::path::PathBuf, u64)>) {
     for entry in std::fs::read_dir(folder).expect("a folder").flatten() {

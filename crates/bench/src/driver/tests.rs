@@ -54,6 +54,10 @@ impl Servers for Fake {
         }
     }
 
+    fn signatures_verified(&self) -> Option<u64> {
+        None
+    }
+
     fn disk_bytes(&self) -> u64 {
         7
     }

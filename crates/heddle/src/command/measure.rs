@@ -6,6 +6,7 @@
 //! 3. Print the table, write JSON and plot.
 //! 4. End the child and remove its directory, however the run ended.
 
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -29,7 +30,7 @@ use node::Endpoints;
 use crate::cli::bench::{Bench, Run, WaitFor};
 use crate::cli::exit;
 use crate::failure::Failure;
-use crate::{instance, output};
+use crate::{instance, output, page};
 
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
@@ -137,7 +138,7 @@ async fn measure(
         warm_up_seconds: run.warm_up,
         workload: workload.parameters(),
     };
-    let servers = Process { id: endpoints.process, dir: dir.to_path_buf() };
+    let servers = Process { id: endpoints.process, metrics: endpoints.metrics, dir: dir.to_path_buf() };
     let mut terminal = Terminal::new();
     let before = Prices::measure();
     let measured = driver::run(&plan, workload.clone(), network.clone(), &servers, &mut terminal, stop).await;
@@ -158,12 +159,18 @@ async fn measure(
 /// The one process that runs all servers.
 struct Process {
     id: u32,
+    metrics: SocketAddr,
     dir: PathBuf,
 }
 
 impl Servers for Process {
     fn usage(&self) -> std::io::Result<Usage> {
         process::usage(Some(self.id))
+    }
+
+    fn signatures_verified(&self) -> Option<u64> {
+        let page = page::get(self.metrics, "/metrics").ok()?;
+        page::metric(&page, "heddle_signatures_verified_total").map(|count| count as u64)
     }
 
     fn disk_bytes(&self) -> u64 {

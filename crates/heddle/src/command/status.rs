@@ -40,18 +40,15 @@ pub async fn run(arguments: &Status) -> Result<(), Failure> {
         }
         peers.push(peer);
     }
-    let page = |path: &'static str| {
-        let metrics = endpoints.metrics;
-        async move {
-            let page = page::get(metrics, path).await;
-            page.map_err(|error| Failure::new(format!("the network's page http://{metrics}{path}: {error}")))
-        }
+    let page = |path: &str| {
+        let failed = |error| Failure::new(format!("the network's page http://{}{path}: {error}", endpoints.metrics));
+        page::get(endpoints.metrics, path).map_err(failed)
     };
-    let health = page::get(endpoints.metrics, "/healthz").await.unwrap_or_else(|error| error.to_string());
-    let before = page("/metrics").await?;
+    let health = page("/healthz").unwrap_or_else(|failure| failure.message().unwrap_or_default().to_owned());
+    let before = page("/metrics")?;
     let start = Instant::now();
     tokio::time::sleep(RATE_WINDOW).await;
-    let after = page("/metrics").await?;
+    let after = page("/metrics")?;
     let usage = bench::process::usage(Some(endpoints.process)).unwrap_or_default();
     let view = json!({
         "channel": endpoints.channel,
