@@ -28,10 +28,7 @@ pub(crate) async fn hold_up(name: &'static str) {
 
 /// Runs a stage. Its panic becomes [`Error::Panicked`], so that whoever depends on the stage is told like of any error,
 /// instead of finding out one by one that nobody answers. In a simulation the panic goes on after `failed` was told.
-pub(crate) async fn run_stage(
-    stage: impl Future<Output = Result<(), Error>>,
-    failed: impl FnOnce(Error),
-) {
+pub(crate) async fn run_stage(stage: impl Future<Output = Result<(), Error>>, failed: impl FnOnce(Error)) {
     let mut stage = pin!(stage);
     // Of what a stage leaves behind half done nothing is used any more: its channel ends.
     let polled = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| stage.as_mut().poll(context))) {

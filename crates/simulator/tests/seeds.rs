@@ -19,7 +19,9 @@ fn a_few_seeds_pass_and_repeat() {
 
 #[test]
 fn a_plan_in_text_takes_the_place_of_the_seeds_own() {
-    let plan = Plan::parse("at 100ms crash peer2 for 300ms; at 200ms cut orderer peer1 for 100ms; at 300ms fill orderer for 50ms");
+    let plan = Plan::parse(
+        "at 100ms crash peer2 for 300ms; at 200ms cut orderer peer1 for 100ms; at 300ms fill orderer for 50ms",
+    );
     let order = Order { seed: 5, plan: Some(plan.expect("the plan is well formed")), ..Order::default() };
     let outcome = run_once(&order).unwrap_or_else(|broken| panic!("{broken}\n{}", broken.details(40)));
     assert_eq!(outcome.faults.into_iter().collect::<Vec<_>>(), [("crash", 1), ("cut", 1), ("full disk", 1)]);

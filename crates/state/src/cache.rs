@@ -40,7 +40,10 @@ struct Entry {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        ENTRY_OVERHEAD_BYTES + self.namespace.len() + self.key.len() + self.record.as_ref().map_or(0, |record| record.value.len())
+        ENTRY_OVERHEAD_BYTES
+            + self.namespace.len()
+            + self.key.len()
+            + self.record.as_ref().map_or(0, |record| record.value.len())
     }
 }
 
