@@ -9,7 +9,7 @@ pub const FAULTS: [&str; 7] = ["break", "crash", "cut", "failing disk", "full di
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
 
 /// Fault points in the code under test.
-pub const FAULT_POINTS: [&str; 11] = [
+pub const FAULT_POINTS: [&str; 12] = [
     "chain.commit.appended",
     "chain.commit.applied",
     "chain.commit.durable",
@@ -18,6 +18,7 @@ pub const FAULT_POINTS: [&str; 11] = [
     "chain.order.durable",
     "state.persist.durable",
     "state.persist.written",
+    "storage.blocks.append_torn",
     "storage.blocks.index_missing",
     "storage.blocks.mark_missing",
     "storage.blocks.segment_early",

@@ -101,6 +101,8 @@ struct Writer {
     segment: SegmentIndex,
     /// A write failed, so there may be bytes beyond the last record.
     leftover: bool,
+    /// The next block begins a new segment, if this one has any.
+    is_full: bool,
 }
 
 /// How far the last segment has been written, for whoever syncs.
@@ -145,7 +147,7 @@ impl BlockStore {
             end: recovered.last.end,
             height: tip.height,
         };
-        let writer = Writer { file: recovered.last_file, segment: recovered.last, leftover: false };
+        let writer = Writer { file: recovered.last_file, segment: recovered.last, leftover: false, is_full: false };
         let marked = Marked { first: current.first, height: 0, slot: 0 };
         let files = SegmentFiles::new(directory.clone(), options.open_segments_max);
         files.insert(current.first, current.file.clone());
@@ -188,8 +190,10 @@ impl BlockStore {
             return Err(Error::WrongPrevious { given: block.number });
         }
         let (header, transactions) = encode(block)?;
-        let is_full = writer.segment.end >= self.shared.options.segment_bytes;
-        if (is_full || rt::fault_point("storage.blocks.segment_early")) && !writer.segment.blocks.is_empty() {
+        // Once it is full it stays so: a segment that was being created when that failed must not be passed by.
+        writer.is_full |= writer.segment.end >= self.shared.options.segment_bytes;
+        writer.is_full |= rt::fault_point("storage.blocks.segment_early");
+        if writer.is_full && !writer.segment.blocks.is_empty() {
             self.begin_segment(&mut writer).await?;
         }
         self.write(&mut writer, &header, block, transactions)
@@ -245,7 +249,7 @@ impl BlockStore {
         self.shared.files.insert(first, file.clone());
         let end = SEGMENT_HEADER_BYTES;
         *lock(&self.shared.current) = Current { first, file: file.clone(), handle, end, height: tip.height };
-        *writer = Writer { file, segment: SegmentIndex::new(first, end, tip), leftover: false };
+        *writer = Writer { file, segment: SegmentIndex::new(first, end, tip), leftover: false, is_full: false };
         let mut index = self.index_mut();
         index.seal_segment();
         index.start_segment(first, end);
