@@ -4,6 +4,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 type Check = Box<dyn FnOnce() -> Result<(), String>>;
+/// How a step ended; `None` where it was left out.
+type Outcome = Option<Result<(), String>>;
 
 /// One thing that must pass.
 pub struct Step {
@@ -23,7 +25,7 @@ impl Step {
 
 /// Runs every wanted step, the rest after a failure too, and prints a summary. True when all wanted ones passed.
 pub fn run_all(steps: Vec<Step>, wanted: impl Fn(&str) -> bool) -> bool {
-    let mut rows: Vec<(&str, Option<Result<(), String>>, Duration)> = Vec::new();
+    let mut rows: Vec<(&str, Outcome, Duration)> = Vec::new();
     for step in steps {
         if !wanted(step.name) {
             rows.push((step.name, None, Duration::ZERO));
