@@ -116,7 +116,7 @@ mod tests {
     fn every_value_lies_in_its_bucket_and_buckets_are_narrow() {
         let mut random = Random::new(11);
         for round in 0..200_000u64 {
-            let micros = if round < 1_000 { round } else { random.next() >> (28 + random.below(36)) };
+            let micros = if round < 1_000 { round } else { random.draw() >> (28 + random.below(36)) };
             let index = index_of(micros);
             let (low, high) = (lower_bound(index), lower_bound(index + 1));
             assert!((low..high).contains(&micros), "{micros} is not within {low}..{high}");

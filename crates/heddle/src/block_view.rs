@@ -67,7 +67,7 @@ fn describe(transaction: &Transaction, view: &mut Map<String, Value>) {
     if let Some((seconds, nanos)) = header.timestamp() {
         put("timestamp", json!({ "seconds": seconds, "nanos": nanos }));
     }
-    put("creator", identity_name(&header.creator()).into());
+    put("creator", identity_name(header.creator()).into());
     if !transaction.is_endorser_transaction() {
         return;
     }

@@ -54,7 +54,9 @@ mod tests {
 
     #[test]
     fn every_part_of_a_signature_decides_and_production_remembers_nothing() {
-        const SIGNATURES: [(u8, &[u8], &[&[u8]], &[u8]); 6] = [
+        /// Purpose, key, message in parts, signature.
+        type Case = (u8, &'static [u8], &'static [&'static [u8]], &'static [u8]);
+        const SIGNATURES: [Case; 6] = [
             (0, b"key", &[b"message"], b"signature"),
             (0, b"keys", &[b"message"], b"ignature"),
             (0, b"key", &[b"messages"], b"signature"),

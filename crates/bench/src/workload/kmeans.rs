@@ -97,7 +97,7 @@ impl Generator for Client {
             let coordinates: Vec<String> = (0..dimensions).map(|_| format!("{:.6}", self.random.unit())).collect();
             return Call::new("updateProfile", [id, coordinates.join(",")]);
         }
-        let seed = self.random.next() >> 1;
+        let seed = self.random.draw() >> 1;
         let arguments = [
             id,
             clusters.to_string(),

@@ -62,7 +62,7 @@ pub trait Generator: Send {
 pub fn client_random(seed: u64, client: usize) -> Random {
     // Seeds of neighbours differ in all bits, or their sequences would be shifted copies of each other.
     let mut mixer = Random::new(seed ^ (client as u64).wrapping_mul(0xd6e8_feb8_6659_fd93));
-    Random::new(mixer.next())
+    Random::new(mixer.draw())
 }
 
 /// How a workload chooses among its items.
@@ -135,7 +135,7 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for client in 0..400 {
             let mut random = client_random(1, client);
-            (0..100).for_each(|_| assert!(seen.insert(random.next()), "client {client} repeats a number"));
+            (0..100).for_each(|_| assert!(seen.insert(random.draw()), "client {client} repeats a number"));
         }
     }
 }

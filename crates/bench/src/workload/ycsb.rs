@@ -184,7 +184,7 @@ impl Client {
         const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let mut value = Vec::with_capacity(self.value_bytes);
         while value.len() < self.value_bytes {
-            let draw = self.random.next().to_le_bytes();
+            let draw = self.random.draw().to_le_bytes();
             let wanted = draw.len().min(self.value_bytes - value.len());
             value.extend(draw[..wanted].iter().map(|byte| ALPHABET[usize::from(byte & 63)]));
         }
