@@ -241,13 +241,15 @@ async fn blocks_are_waited_for_and_follow_one_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_call_more_than_may_be_in_progress_is_refused_at_once() {
     let mut config = config(1);
-    config.limits.calls = 3;
-    config.limits.streams = 2;
+    // One connection has a share of half the places.
+    config.limits.calls = 6;
+    config.limits.streams = 4;
     let network = TestNetwork::start(&config).await;
     let client = network.client(0).await;
-    let waiting: Vec<_> = (0..3)
-        .map(|_| {
-            let client = client.with_deadline(Some(Duration::from_millis(700)));
+    let others = [network.client(0).await, network.client(0).await];
+    let waiting: Vec<_> = (0..6)
+        .map(|index| {
+            let client = others[index % 2].with_deadline(Some(Duration::from_millis(700)));
             tokio::spawn(async move { client.commit_status(CHANNEL, "unknown").await })
         })
         .collect();
