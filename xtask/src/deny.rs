@@ -14,6 +14,8 @@ pub fn check() -> Result<(), String> {
         "cargo-deny could not be installed into target/tools; see the messages above, or leave this step out with \
          `--without deny`",
     )?;
+    // On a fresh machine nothing but xtask's own dependencies is there yet.
+    run(Command::new("cargo").args(["fetch", "--locked"]))?;
     run(Command::new(program).args(["--offline", "check", "bans", "licenses", "sources"]))
 }
 
