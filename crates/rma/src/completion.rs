@@ -1,0 +1,164 @@
+//! Completions: the futures of posted verbs.
+//!
+//! A provider that finishes a verb while posting it gives a completion that is ready and costs nothing; any other keeps
+//! the [`Completer`] of a pending one until the verb's outcome is known. A completer that is dropped without an outcome
+//! completes its verb as ambiguous: no verb is left hanging, and none is taken for refused.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::Error;
+
+/// The outcome of a posted verb, once it is there.
+///
+/// Dropping it gives up waiting; the verb takes effect, or not, all the same.
+#[must_use = "a verb whose completion nobody awaits has an unknown outcome"]
+pub struct Completion<T>(State<T>);
+
+enum State<T> {
+    Ready(Result<T, Error>),
+    Pending(Arc<Slot<T>>),
+    /// The outcome was taken.
+    Done,
+}
+
+struct Slot<T>(Mutex<Progress<T>>);
+
+enum Progress<T> {
+    Waiting(Option<Waker>),
+    Finished(Result<T, Error>),
+    /// The completion was dropped, or has the outcome.
+    Over,
+}
+
+impl<T> Slot<T> {
+    fn lock(&self) -> MutexGuard<'_, Progress<T>> {
+        // Whole between any two statements, so that a poisoned lock is as good as another.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The provider's end of a pending completion.
+#[must_use = "dropping it completes the verb as ambiguous"]
+pub struct Completer<T>(Option<Arc<Slot<T>>>);
+
+impl<T> Completion<T> {
+    /// One whose outcome is known.
+    #[inline]
+    pub fn ready(outcome: Result<T, Error>) -> Completion<T> {
+        Completion(State::Ready(outcome))
+    }
+
+    /// One whose outcome is to come.
+    pub fn pending() -> (Completer<T>, Completion<T>) {
+        let slot = Arc::new(Slot(Mutex::new(Progress::Waiting(None))));
+        (Completer(Some(Arc::clone(&slot))), Completion(State::Pending(slot)))
+    }
+
+    /// The outcome, if it is there by now; else the completion again. Never waits.
+    ///
+    /// # Errors
+    /// The completion itself.
+    #[inline]
+    pub fn now(self) -> Result<Result<T, Error>, Completion<T>> {
+        match self.0 {
+            State::Ready(outcome) => Ok(outcome),
+            State::Pending(slot) => {
+                let mut progress = slot.lock();
+                match std::mem::replace(&mut *progress, Progress::Over) {
+                    Progress::Finished(outcome) => Ok(outcome),
+                    waiting => {
+                        *progress = waiting;
+                        drop(progress);
+                        Err(Completion(State::Pending(slot)))
+                    }
+                }
+            }
+            State::Done => Err(Completion(State::Done)),
+        }
+    }
+}
+
+impl<T> Completer<T> {
+    /// Ends the verb.
+    pub fn complete(mut self, outcome: Result<T, Error>) {
+        self.finish(outcome);
+    }
+
+    /// Whether anybody still waits for the outcome.
+    pub fn is_awaited(&self) -> bool {
+        self.0.as_ref().is_some_and(|slot| Arc::strong_count(slot) > 1)
+    }
+
+    fn finish(&mut self, outcome: Result<T, Error>) {
+        let Some(slot) = self.0.take() else { return };
+        let before = std::mem::replace(&mut *slot.lock(), Progress::Finished(outcome));
+        if let Progress::Waiting(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        self.finish(Err(Error::Ambiguous("the verb was given up while it was in flight")));
+    }
+}
+
+impl<T: Unpin> Future for Completion<T> {
+    type Output = Result<T, Error>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match std::mem::replace(&mut self.0, State::Done) {
+            State::Ready(outcome) => Poll::Ready(outcome),
+            State::Pending(slot) => {
+                {
+                    let mut progress = slot.lock();
+                    match std::mem::replace(&mut *progress, Progress::Over) {
+                        Progress::Finished(outcome) => return Poll::Ready(outcome),
+                        Progress::Waiting(waker) => {
+                            let waker = match waker {
+                                Some(waker) if waker.will_wake(cx.waker()) => waker,
+                                _ => cx.waker().clone(),
+                            };
+                            *progress = Progress::Waiting(Some(waker));
+                        }
+                        Progress::Over => {}
+                    }
+                }
+                self.0 = State::Pending(slot);
+                Poll::Pending
+            }
+            State::Done => Poll::Pending,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completer_that_is_dropped_leaves_an_ambiguous_verb() {
+        let (completer, completion) = Completion::<u64>::pending();
+        let Err(completion) = completion.now() else { panic!("nothing completed it") };
+        drop(completer);
+        let outcome = completion.now().map_err(|_| "pending").expect("the completer is gone");
+        assert_eq!(outcome.expect_err("no outcome was given").kind(), base::ErrorKind::Ambiguous);
+    }
+
+    #[test]
+    fn an_outcome_reaches_whoever_waits() {
+        base::rt::production::run(async {
+            let (completer, completion) = Completion::<u64>::pending();
+            assert!(completer.is_awaited());
+            let waiting = base::rt::spawn(completion);
+            base::rt::yield_now().await;
+            completer.complete(Ok(7));
+            assert_eq!(waiting.await.expect("nothing aborts it"), Ok(7));
+        });
+    }
+}
