@@ -19,6 +19,12 @@ pub enum Error {
     /// Bytes on disk are not what was written.
     #[error("{0}")]
     Corrupt(Box<Corruption>),
+    /// A stored block whose writes cannot be read.
+    #[error("block {block} cannot be made into rows: {reason}")]
+    Unreadable { block: BlockNumber, reason: String },
+    /// Tables that do not belong to the blocks beside them.
+    #[error("tables and blocks do not belong together: {reason}")]
+    Mismatched { reason: String },
     /// A block that is not the next one.
     #[error("block {given} does not follow: the store is at height {height}")]
     OutOfOrder { given: BlockNumber, height: u64 },
@@ -80,7 +86,7 @@ impl Error {
         match self {
             Error::DiskFull { .. } | Error::Locked { .. } | Error::TooOld { .. } => ErrorKind::Retry,
             Error::Io { source, .. } => ErrorKind::of_io(source),
-            Error::Corrupt(_) => ErrorKind::Corrupt,
+            Error::Corrupt(_) | Error::Unreadable { .. } | Error::Mismatched { .. } => ErrorKind::Corrupt,
             Error::OutOfOrder { .. }
             | Error::WrongPrevious { .. }
             | Error::TooLarge { .. }

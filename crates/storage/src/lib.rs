@@ -4,6 +4,8 @@
 //!   synced is never lost, what is damaged is named and never served.
 //! * [`tables`]: the rows of the world state, keyed (namespace, key, version descending), on an embedded engine and on a
 //!   deterministic model that passes the same suite.
+//! * [`StateStore`]: what a world state kept elsewhere asks of storage: rows at a block, and blocks made into rows where
+//!   they lie.
 //! * [`GroupSync`]: one fsync round for all who wait for the disk.
 //! * [`DataDirectory`]: the version and the lock of a directory of data.
 //!
@@ -18,11 +20,13 @@ pub mod blocks;
 pub mod directory;
 mod error;
 pub mod events;
+pub mod state_store;
 mod sync;
 pub mod tables;
 
 pub use directory::DataDirectory;
 pub use error::{Corruption, Error};
+pub use state_store::{LocalStateStore, Materializer, MemoryStateStore, StateStore};
 pub use sync::{GroupSync, SyncHandle};
 
 /// The checksum of every format of this crate: XXH3, 64 bits, seed 0.

@@ -27,6 +27,7 @@ mod files;
 mod fingerprints;
 mod format;
 mod index;
+mod interface;
 mod recovery;
 mod store;
 
@@ -35,8 +36,9 @@ mod tests;
 
 pub use format::{RECORD_BYTES_MAX, VERSION};
 pub use index::Tip;
+pub use interface::{Blocks, PAGE_BLOCKS_MAX, PAGE_BYTES_SOFT_MAX};
 pub use recovery::{OpenReport, TornTail};
-pub use store::{BlockOptions, BlockStore, Blocks, NewBlock, StoredBlock, TransactionPlace};
+pub use store::{BlockIterator, BlockOptions, BlockStore, NewBlock, StoredBlock, TransactionPlace};
 
 /// The previous hash of block 0, which has none.
 pub const NO_PREVIOUS: [u8; 32] = [0; 32];

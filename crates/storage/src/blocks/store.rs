@@ -419,8 +419,8 @@ impl BlockStore {
     }
 
     /// The blocks from a number on. It ends at the height, and goes on when asked again after more was appended.
-    pub fn iterate(&self, from: BlockNumber) -> Blocks {
-        Blocks { store: self.clone(), next: from }
+    pub fn iterate(&self, from: BlockNumber) -> BlockIterator {
+        BlockIterator { store: self.clone(), next: from }
     }
 
     fn collect_transactions(&self, header: &RecordHeader, list: &[u8]) -> Result<Vec<(TxId, u8)>, Error> {
@@ -539,12 +539,12 @@ fn encode(block: NewBlock<'_>) -> Result<(RecordHeader, Bytes), Error> {
 
 /// Iterates over stored blocks in order; see [`BlockStore::iterate`].
 #[derive(Clone, Debug)]
-pub struct Blocks {
+pub struct BlockIterator {
     store: BlockStore,
     next: BlockNumber,
 }
 
-impl Iterator for Blocks {
+impl Iterator for BlockIterator {
     type Item = Result<StoredBlock, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -16,6 +16,8 @@ pub struct RowBatch {
     keys: Vec<u8>,
     rows: Vec<BatchRow>,
     value_bytes: usize,
+    /// All rows are of blocks below this number.
+    blocks_end: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -27,7 +29,7 @@ struct BatchRow {
 impl RowBatch {
     /// A batch without rows.
     pub fn new(savepoint: Savepoint) -> RowBatch {
-        RowBatch { savepoint, keys: Vec::new(), rows: Vec::new(), value_bytes: 0 }
+        RowBatch { savepoint, keys: Vec::new(), rows: Vec::new(), value_bytes: 0, blocks_end: 0 }
     }
 
     /// Adds a row: `value`, or the deletion of the key, written by transaction `version`. Of rows with the same key and
@@ -53,7 +55,17 @@ impl RowBatch {
         key::push_prefix(&mut self.keys, namespace, key);
         key::push_suffix(&mut self.keys, version, value.is_some());
         self.value_bytes += value.as_ref().map_or(0, Bytes::len);
+        self.blocks_end = self.blocks_end.max(version.block + 1);
         self.rows.push(BatchRow { key_end: self.keys.len(), value });
+        Ok(())
+    }
+
+    /// Lets it lead to an earlier savepoint that covers all its rows.
+    pub(crate) fn cover(&mut self, savepoint: Savepoint) -> Result<(), Error> {
+        if self.blocks_end > savepoint.height {
+            return Err(Error::Invalid("a row's block must lie below the savepoint's height"));
+        }
+        self.savepoint = savepoint;
         Ok(())
     }
 

@@ -1,0 +1,167 @@
+//! The block store of a channel as its users see it, wherever it is.
+//!
+//! [`BlockStore`] keeps it in this process; a storage node keeps it for others. Both append at (height, previous hash)
+//! only, and both find again what a sync has covered.
+//!
+//! 1. [`Blocks::append`] hands a block over. From its return on, reads of this object see the block.
+//! 2. [`Blocks::sync`] returns once everything appended before is durable. Call it for several blocks at a time: appending
+//!    goes on meanwhile.
+//! 3. An error that is not a refusal of the one block (`Retry`, `Rejected`) ends the object: it is to be opened again,
+//!    and then says how far it got.
+
+use base::rt::channel::WatchReceiver;
+use base::{BlockNumber, Bytes, TxId};
+
+use super::{BlockStore, NewBlock, StoredBlock, Tip, TransactionPlace};
+use crate::Error;
+
+/// Blocks of one page of [`Blocks::read_page`].
+pub const PAGE_BLOCKS_MAX: usize = 64;
+/// A page ends once its blocks have so many bytes; one block may pass it.
+pub const PAGE_BYTES_SOFT_MAX: usize = 8 << 20;
+
+/// The blocks of one channel; see [the module](self).
+#[async_trait::async_trait]
+pub trait Blocks: Send + Sync + 'static {
+    /// Appends the next block. Visible to readers of this object on return, durable after [`Blocks::sync`].
+    ///
+    /// A future that is dropped may have appended the block or not; ask [`Blocks::tip`].
+    ///
+    /// # Errors
+    /// As [`BlockStore::append`]. A store elsewhere may find out only later that a block was refused; it then fails all
+    /// that follows, [`Blocks::sync`] first.
+    async fn append(&self, block: NewBlock<'_>) -> Result<(), Error>;
+
+    /// Makes everything appended before this call durable; gives the number of durable blocks.
+    ///
+    /// # Errors
+    /// As [`BlockStore::sync`], and what appending came upon meanwhile.
+    async fn sync(&self) -> Result<u64, Error>;
+
+    /// Number of blocks appended.
+    fn height(&self) -> u64 {
+        self.tip().height
+    }
+
+    /// The end of the chain.
+    fn tip(&self) -> Tip;
+
+    /// Number of blocks that are known to be durable.
+    fn durable_height(&self) -> u64;
+
+    /// Follows [`Blocks::durable_height`].
+    fn subscribe_durable(&self) -> WatchReceiver<u64>;
+
+    /// The bytes of a block, as they were appended; `None` at and above the height.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when they are not what was written; errors of the operating system or of the link.
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error>;
+
+    /// A block with all that was appended with it; `None` at and above the height.
+    ///
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, Error>;
+
+    /// The blocks from a number on, at most `limit` and [`PAGE_BLOCKS_MAX`], fewer when they are large
+    /// ([`PAGE_BYTES_SOFT_MAX`]); none only at and above the height.
+    ///
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error>;
+
+    /// The transactions of a block in order, with their validation codes; `None` at and above the height.
+    ///
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, Error>;
+
+    /// The number of the block with this header hash.
+    ///
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error>;
+
+    /// Where each of these transactions was committed first, valid or not, in the order asked: what the check of a whole
+    /// block for repeated transactions asks, at once.
+    ///
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error>;
+
+    /// [`Blocks::find_transactions`] for one.
+    ///
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+        Ok(self.find_transactions(std::slice::from_ref(id)).await?.pop().flatten())
+    }
+
+    /// Makes everything durable and gives up what is held open. Reads go on where that needs nothing.
+    ///
+    /// # Errors
+    /// As [`Blocks::sync`].
+    async fn close(&self) -> Result<(), Error>;
+}
+
+#[async_trait::async_trait]
+impl Blocks for BlockStore {
+    async fn append(&self, block: NewBlock<'_>) -> Result<(), Error> {
+        BlockStore::append(self, block).await
+    }
+
+    async fn sync(&self) -> Result<u64, Error> {
+        BlockStore::sync(self).await
+    }
+
+    fn tip(&self) -> Tip {
+        BlockStore::tip(self)
+    }
+
+    fn durable_height(&self) -> u64 {
+        BlockStore::durable_height(self)
+    }
+
+    fn subscribe_durable(&self) -> WatchReceiver<u64> {
+        BlockStore::subscribe_durable(self)
+    }
+
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
+        BlockStore::read(self, number)
+    }
+
+    async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, Error> {
+        BlockStore::read_stored(self, number)
+    }
+
+    async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
+        let mut page = Vec::new();
+        let mut bytes = 0;
+        for block in self.iterate(from).take(limit.min(PAGE_BLOCKS_MAX)) {
+            let block = block?;
+            bytes += block.payload.len();
+            page.push(block);
+            if bytes >= PAGE_BYTES_SOFT_MAX {
+                break;
+            }
+        }
+        Ok(page)
+    }
+
+    async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, Error> {
+        BlockStore::transactions(self, number)
+    }
+
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error> {
+        BlockStore::number_by_hash(self, header_hash)
+    }
+
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+        ids.iter().map(|id| BlockStore::find_transaction(self, id)).collect()
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        BlockStore::close(self).await
+    }
+}
