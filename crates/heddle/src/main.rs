@@ -13,6 +13,7 @@ mod failure;
 mod instance;
 mod output;
 mod page;
+mod signals;
 
 use std::process::ExitCode;
 

@@ -63,9 +63,15 @@ fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
 }
 
 #[test]
-fn ctrl_c_ends_a_measurement_and_leaves_nothing_behind() {
+fn a_signal_ends_a_measurement_and_leaves_nothing_behind() {
+    // Ctrl-C while clients are at work, and what a service manager sends while accounts are still loaded.
+    interrupt(rustix::process::Signal::INT, "100");
+    interrupt(rustix::process::Signal::TERM, "1000000");
+}
+
+fn interrupt(signal: rustix::process::Signal, accounts: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut command = heddle(&["bench", "smallbank", "--seconds", "100", "--clients", "10", "--accounts", "100"]);
+    let mut command = heddle(&["bench", "smallbank", "--seconds", "100", "--clients", "10", "--accounts", accounts]);
     command.env("TMPDIR", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the program can be started");
     let start = Instant::now();
@@ -78,13 +84,10 @@ fn ctrl_c_ends_a_measurement_and_leaves_nothing_behind() {
         }
     };
     std::thread::sleep(Duration::from_millis(1_500));
-    let interrupt = |process: u32| {
-        let pid = rustix::process::Pid::from_raw(process as i32).expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
-    };
-    interrupt(child.id());
+    let process = rustix::process::Pid::from_raw(child.id() as i32).expect("a process");
+    rustix::process::kill_process(process, signal).expect("it runs");
     let status = child.wait().expect("it is a child");
-    assert_eq!(status.code(), Some(130));
+    assert_eq!(status.code(), Some(130), "{signal:?}");
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "the temporary network is removed");
     assert!(!std::path::Path::new(&format!("/proc/{network}")).exists(), "the network's process has ended");
 }

@@ -39,7 +39,7 @@ Exit codes:
   2    the command line is wrong
   3    `ledger verify` found damage
   4    the network that the command needs is not running
-  130  interrupted by Ctrl-C";
+  130  interrupted by Ctrl-C or SIGTERM";
 
 /// A permissioned ledger for Hyperledger Fabric's clients: one program, one command for a network.
 #[derive(Parser, Debug)]

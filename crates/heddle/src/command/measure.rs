@@ -30,6 +30,7 @@ use node::Endpoints;
 use crate::cli::bench::{Bench, Run, WaitFor};
 use crate::cli::exit;
 use crate::failure::Failure;
+use crate::signals::StopSignals;
 use crate::{instance, output, page};
 
 const READY_PATIENCE: Duration = Duration::from_secs(60);
@@ -42,8 +43,9 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
     let run = bench.run();
     let stop = Stop::new();
     let interrupted = stop.clone();
+    let mut signals = StopSignals::listen()?;
     tokio::spawn(async move {
-        let _ = tokio::signal::ctrl_c().await;
+        signals.received().await;
         interrupted.stop();
     });
     match &run.connect {

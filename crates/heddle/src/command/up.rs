@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use node::config::organization_names;
 use node::{Config, Endpoints, Network};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::network::Up;
 use crate::failure::Failure;
+use crate::signals::StopSignals;
 use crate::{instance, output};
 
 /// How long a detached network may take: it may have blocks to replay.
@@ -37,7 +37,7 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
         rustix::process::set_parent_process_death_signal(Some(name))
             .map_err(|error| Failure::new(format!("the parent's end cannot be watched: {error}")))?;
     }
-    let mut stop = StopSignals::listen()?;
+    let mut signals = StopSignals::listen()?;
     node::logging::start(&config.log).map_err(Failure::new)?;
     let network = Network::open_or_create(&dir, Some(&config)).await?;
     if arguments.detach {
@@ -47,39 +47,19 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
     let running = network.run().await?;
     output::print(&banner(&dir, &Endpoints::load(&dir)?, is_new, start.elapsed()))?;
     let failed = tokio::select! {
-        () = stop.received() => None,
+        () = signals.received() => None,
         reason = running.failed() => Some(reason),
     };
     let stopping = async {
         tokio::select! {
             stopped = running.stop() => stopped.map_err(Failure::from),
-            () = stop.received() => Err(Failure::interrupted()),
+            () = signals.received() => Err(Failure::interrupted()),
         }
     };
     stopping.await?;
     match failed {
         None => Ok(()),
         Some(reason) => Err(Failure::new(format!("the network has ended: {reason}"))),
-    }
-}
-
-/// SIGINT and SIGTERM.
-struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    fn listen() -> Result<StopSignals, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(format!("signals cannot be received: {error}")));
-        Ok(StopSignals { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
-    }
-
-    async fn received(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
     }
 }
 
