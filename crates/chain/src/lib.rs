@@ -24,6 +24,7 @@ pub mod order;
 pub mod peer;
 pub mod rwset;
 pub mod validate;
+pub mod view;
 
 // Tests and examples share their network; inside the crate it finds this crate under its outer name.
 #[cfg(test)]

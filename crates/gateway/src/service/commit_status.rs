@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::TxId;
 use bytes::Bytes;
-use chain::Channel;
+use chain::view::ChannelView;
 use proto::gateway::{CommitStatusRequest, CommitStatusResponse, SignedCommitStatusRequest};
 
 use super::{PeerState, of_channel};
@@ -42,7 +42,7 @@ pub(super) fn authorized(
     signed: &[u8],
     signature: &[u8],
     resource: &str,
-) -> Result<Arc<Channel>, Status> {
+) -> Result<Arc<dyn ChannelView>, Status> {
     let denied = |reason: String| Status::new(Code::PermissionDenied, reason);
     let channel = state.channel(channel).ok_or_else(|| denied(format!("channel {channel} is not known here")))?;
     let rules = channel.rules();

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, Stop};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use chain::Channel;
 use chain::access::Rules;
 use chain::commit::recent::CommittedBlock;
 use chain::order::chain::Chain;
+use chain::view::ChannelView;
 use identity::Identity;
 use ledger::Block;
 use ledger::wire::bytes_field_len;
@@ -75,7 +75,7 @@ pub(super) async fn serve_orderer(state: &Arc<OrdererState>, call: Call) {
 
 /// Where blocks come from.
 enum Source {
-    Peer(Arc<Channel>),
+    Peer(Arc<dyn ChannelView>),
     Orderer(Arc<Chain>),
 }
 
@@ -101,9 +101,9 @@ impl Source {
         }
     }
 
-    fn read(&self, number: u64) -> Result<Option<Bytes>, chain::Error> {
+    async fn read(&self, number: u64) -> Result<Option<Bytes>, chain::Error> {
         match self {
-            Source::Peer(channel) => channel.read_block(number),
+            Source::Peer(channel) => channel.read_block(number).await,
             Source::Orderer(chain) => chain.block(number),
         }
     }
@@ -233,16 +233,16 @@ async fn send_block(
     if form == Form::Filtered
         && let Source::Peer(channel) = source
     {
-        let block = match channel.committed_block(number) {
+        let block = match channel.committed_block(number).await {
             Ok(Some(block)) => block,
             Ok(None) => return Ok(missing(None)),
             Err(error) => return Ok(missing(Some(error))),
         };
-        let filtered = filtered(&block, channel.id().as_str());
+        let filtered = filtered(&block, channel.rules().channel().as_str());
         let response = DeliverResponse { r#type: Some(deliver_response::Type::FilteredBlock(filtered)) };
         return responder.send(frame(&response)).await.map(|()| Sent::Whole).map_err(|_| Ended::Gone);
     }
-    let mut bytes = match source.read(number) {
+    let mut bytes = match source.read(number).await {
         Ok(Some(bytes)) => bytes,
         Ok(None) => return Ok(missing(None)),
         Err(error) => return Ok(missing(Some(error))),

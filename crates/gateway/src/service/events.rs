@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use base::TxId;
 use bytes::Bytes;
-use chain::Channel;
 use chain::commit::recent::CommittedBlock;
+use chain::view::ChannelView;
 use proto::gateway::{ChaincodeEventsRequest, ChaincodeEventsResponse, SignedChaincodeEventsRequest};
 use proto::orderer::seek_position;
 use proto::protos::ChaincodeEvent;
@@ -23,7 +23,7 @@ const RESOURCE: &str = "gateway/ChaincodeEvents";
 pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
     call.streaming(async |messages, responder| {
         let prepared = match messages.only().await {
-            Ok(message) => prepare(state, message),
+            Ok(message) => prepare(state, message).await,
             Err(status) => Err(status),
         };
         match prepared {
@@ -35,7 +35,7 @@ pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
 }
 
 struct EventStream {
-    channel: Arc<Channel>,
+    channel: Arc<dyn ChannelView>,
     contract: String,
     /// The next block to look at.
     next: u64,
@@ -43,14 +43,15 @@ struct EventStream {
     after: Option<TxId>,
 }
 
-fn prepare(state: &PeerState, message: Bytes) -> Result<EventStream, Status> {
+async fn prepare(state: &PeerState, message: Bytes) -> Result<EventStream, Status> {
     let signed: SignedChaincodeEventsRequest = decode(message)?;
     let request: ChaincodeEventsRequest = decode(signed.request.clone())?;
     let channel =
         authorized(state, &request.channel_id, &request.identity, &signed.request, &signed.signature, RESOURCE)?;
     if !request.after_transaction_id.is_empty() {
         let after = TxId::new(request.after_transaction_id);
-        if let Some(next) = channel.block_by_tx_id(&after).map_err(|error| of_channel(&error))? {
+        if let Some(status) = channel.tx_status(&after).await.map_err(|error| of_channel(&error))? {
+            let next = status.block;
             return Ok(EventStream { channel, contract: request.chaincode_id, next, after: Some(after) });
         }
     }
@@ -85,7 +86,7 @@ impl EventStream {
                 }
                 () = responder.gone() => return Status::ok(),
             }
-            let block = match self.channel.committed_block(self.next) {
+            let block = match self.channel.committed_block(self.next).await {
                 Ok(Some(block)) => block,
                 Ok(None) => return Status::new(Code::DataLoss, format!("block {} is not there", self.next)),
                 Err(error) => return of_channel(&error),

@@ -31,7 +31,7 @@ use base::rt::{Stop, Task};
 use base::{ErrorKind, MspId};
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer};
-use chain::{Channel, Peer};
+use chain::view::{ChannelView, PeerView};
 use proto::gateway::ErrorDetail;
 
 use crate::events::{CallsFailed, CallsRefused};
@@ -68,8 +68,8 @@ pub struct OrderingNode {
 
 /// What an organisation's port is made of.
 pub struct PeerPortOptions {
-    /// The organisation's own peer.
-    pub peer: Arc<Peer>,
+    /// The organisation's own peer, wherever it runs.
+    pub peer: Arc<dyn PeerView>,
     /// The same peer as an endorser.
     pub local: Endorser,
     /// The endorsers of other organisations, one each.
@@ -89,7 +89,7 @@ pub struct PeerPortOptions {
 pub struct PeerPort(Arc<PeerState>);
 
 pub(crate) struct PeerState {
-    peer: Arc<Peer>,
+    peer: Arc<dyn PeerView>,
     local: Endorser,
     others: Vec<Endorser>,
     orderers: Vec<OrderingNode>,
@@ -287,7 +287,7 @@ fn stopping() -> Status {
 }
 
 impl PeerState {
-    fn channel(&self, channel: &str) -> Option<Arc<Channel>> {
+    fn channel(&self, channel: &str) -> Option<Arc<dyn ChannelView>> {
         self.peer.channel(channel)
     }
 
@@ -295,7 +295,7 @@ impl PeerState {
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`, `UNAVAILABLE`.
-    fn live_channel(&self, channel: &str) -> Result<Arc<Channel>, Status> {
+    fn live_channel(&self, channel: &str) -> Result<Arc<dyn ChannelView>, Status> {
         self.intake.check()?;
         let Some(found) = self.channel(channel) else {
             return Err(Status::new(Code::FailedPrecondition, format!("channel {channel} is not known here")));

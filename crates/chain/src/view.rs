@@ -1,0 +1,109 @@
+//! What others than the peer itself see of its channels: committed blocks and what became of transactions.
+//!
+//! A gateway works on this interface, because the peer may run in its own process ([`crate::Peer`]) or in another one
+//!. Whatever a view shows is committed: durable and applied at the peer.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::channel::WatchReceiver;
+use base::{Bytes, TxId};
+
+use crate::access::Rules;
+use crate::commit::recent::CommittedBlock;
+use crate::commit::waiters::TxStatus;
+use crate::{Channel, Error, Peer};
+
+/// The channels of a peer.
+pub trait PeerView: Send + Sync + 'static {
+    /// A channel that the peer has joined.
+    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>>;
+}
+
+/// A channel that a peer has joined.
+#[async_trait]
+pub trait ChannelView: Send + Sync + 'static {
+    /// Who may do what.
+    fn rules(&self) -> &Arc<Rules>;
+
+    /// Number of committed blocks that are known here.
+    fn height(&self) -> u64;
+
+    /// Follows [`ChannelView::height`].
+    fn committed(&self) -> WatchReceiver<u64>;
+
+    /// A committed block, encoded, with the peer's metadata; nothing from [`ChannelView::height`] on.
+    ///
+    /// # Errors
+    /// The block store's; `Retry` for a peer elsewhere that cannot be asked now.
+    async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error>;
+
+    /// A committed block in decoded form.
+    ///
+    /// # Errors
+    /// As [`ChannelView::read_block`].
+    async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error>;
+
+    /// What became of a transaction; nothing while it is not committed. Of several with one id the first counts.
+    ///
+    /// # Errors
+    /// As [`ChannelView::read_block`].
+    async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error>;
+
+    /// Waits until a transaction is committed. Dropping the future gives the wait up.
+    ///
+    /// # Errors
+    /// [`Error::TooManyWaiters`]; [`Error::Stopped`] when the channel ends first; as [`ChannelView::read_block`].
+    async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error>;
+
+    /// Why the channel takes nothing new, if it does not. What is committed can still be read.
+    fn failure(&self) -> Option<Arc<Error>>;
+
+    /// Resolves when the channel has stopped following the orderers.
+    async fn stopped(&self);
+}
+
+impl PeerView for Peer {
+    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
+        Peer::channel(self, name).map(|channel| channel as Arc<dyn ChannelView>)
+    }
+}
+
+#[async_trait]
+impl ChannelView for Channel {
+    fn rules(&self) -> &Arc<Rules> {
+        Channel::rules(self)
+    }
+
+    fn height(&self) -> u64 {
+        Channel::height(self)
+    }
+
+    fn committed(&self) -> WatchReceiver<u64> {
+        Channel::committed(self)
+    }
+
+    async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
+        Channel::read_block(self, number)
+    }
+
+    async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
+        Channel::committed_block(self, number)
+    }
+
+    async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
+        Channel::tx_status(self, tx_id)
+    }
+
+    async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
+        Channel::wait_committed(self, tx_id).await
+    }
+
+    fn failure(&self) -> Option<Arc<Error>> {
+        Channel::failure(self)
+    }
+
+    async fn stopped(&self) {
+        Channel::stopped(self).await;
+    }
+}
