@@ -9,6 +9,7 @@
 //! An address is a name. In production it names a listener of this process (links to other hosts are a provider of a
 //! later release); in simulation, a listener of any node.
 
+pub mod call;
 mod production;
 
 use std::fmt;

@@ -1,0 +1,175 @@
+//! The side that answers.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::frame::{self, Kind, Malformed, Outgoing, encode_refusal};
+use super::outbox::{WAITING_FRAMES_MAX, send_frames};
+use super::{BODY_BYTES_MAX, Body, Refusal};
+use crate::ErrorKind;
+use crate::rt::channel::{Closed, Sender, bounded};
+use crate::rt::net::Link;
+use crate::rt::sync::Semaphore;
+use crate::rt::{Stop, spawn};
+
+/// What becomes of a request, some time.
+pub type Answer = Pin<Box<dyn Future<Output = Result<Body, Refusal>> + Send>>;
+
+/// Answers the requests of one link.
+pub trait Handler: Send + Sync + 'static {
+    /// Told once, before the first request, how to send notices over this link.
+    fn opened(&self, notifier: Notifier) {
+        drop(notifier);
+    }
+
+    /// Takes a request. Called in the order of sending and must not wait; the answers run side by side. An answer is
+    /// dropped when its link ends: what must be finished all the same is handed to somebody else.
+    fn request(&self, request: Bytes) -> Answer;
+}
+
+/// Why a server stopped serving a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The link ended.
+    Link,
+    /// It was asked to stop.
+    Stopped,
+    /// The other side sent bytes that are no request.
+    Malformed(&'static str),
+    /// The handler panicked.
+    Panicked,
+}
+
+/// Sends notices over one link.
+#[derive(Clone)]
+pub struct Notifier {
+    queue: Sender<Outgoing>,
+    ended: Stop,
+}
+
+impl Notifier {
+    /// Waits for room, then queues a notice. Dropping the future before it completes sends nothing.
+    ///
+    /// # Errors
+    /// [`Closed`] when the link has ended. A notice that was queued may be lost all the same.
+    pub async fn notify(&self, notice: impl Into<Body>) -> Result<(), Closed> {
+        let body = notice.into();
+        assert!(body.len() <= BODY_BYTES_MAX, "notices are small");
+        let frame = Outgoing { kind: Kind::Notice, number: 0, body };
+        self.ended.or_stopped(self.queue.send(frame)).await.unwrap_or(Err(Closed))
+    }
+
+    /// Completes when the link has ended.
+    pub async fn ended(&self) {
+        self.ended.stopped().await;
+    }
+}
+
+/// Serves one link until it ends or `stop` is stopped; at most `concurrency_max` requests at a time.
+///
+/// Dropping the future ends the link.
+pub async fn serve(link: Link, handler: Arc<dyn Handler>, concurrency_max: usize, stop: Stop) -> Ended {
+    assert!(concurrency_max > 0, "a server that may not work is a mistake");
+    let (sender, mut receiver) = link.split();
+    let (queue, to_send) = bounded(WAITING_FRAMES_MAX);
+    let ending = Ending(Stop::new());
+    let ended = &ending.0;
+    let writing = Ending(ended.clone());
+    let _writer = spawn(async move {
+        let ended = writing.0.clone();
+        send_frames(sender, to_send, ended, |_| true).await;
+        drop(writing);
+    })
+    .abort_on_drop();
+    let panicked = Stop::new();
+    let places = Semaphore::new(concurrency_max);
+    handler.opened(Notifier { queue: queue.clone(), ended: ended.clone() });
+    loop {
+        let mut message = match stop.or_stopped(ended.or_stopped(receiver.receive())).await {
+            None => return Ended::Stopped,
+            Some(Some(Ok(message))) => message,
+            Some(_) if panicked.is_stopped() => return Ended::Panicked,
+            Some(_) => return Ended::Link,
+        };
+        loop {
+            let frame = match frame::next(&mut message) {
+                Ok(None) => break,
+                Ok(Some(frame)) if frame.kind == Kind::Request => frame,
+                Ok(Some(_)) => return Ended::Malformed("an answer from the side that asks"),
+                Err(Malformed(what)) => return Ended::Malformed(what),
+            };
+            let place = match stop.or_stopped(ended.or_stopped(places.acquire())).await {
+                None => return Ended::Stopped,
+                Some(None) => break,
+                Some(Some(place)) => place,
+            };
+            let answer = handler.request(frame.body);
+            let unanswered = Unanswered { ended: ended.clone(), panicked: panicked.clone(), answered: false };
+            let queue = queue.clone();
+            drop(spawn(async move {
+                let outcome = unanswered.ended.or_stopped(answer).await;
+                if let Some(outcome) = outcome {
+                    // Closed: nobody is left to answer.
+                    let _ = unanswered.ended.or_stopped(queue.send(reply(frame.number, outcome))).await;
+                }
+                unanswered.done();
+                drop(place);
+            }));
+        }
+    }
+}
+
+fn reply(number: u64, outcome: Result<Body, Refusal>) -> Outgoing {
+    let outcome = outcome.and_then(|body| match body.len() {
+        0..=BODY_BYTES_MAX => Ok(body),
+        bytes => {
+            let text = format!("the answer has {bytes} bytes, above the limit of {BODY_BYTES_MAX}");
+            Err(Refusal::new(ErrorKind::Rejected, text))
+        }
+    });
+    match outcome {
+        Ok(body) => Outgoing { kind: Kind::Reply, number, body },
+        Err(refusal) => Outgoing { kind: Kind::Refusal, number, body: encode_refusal(&refusal) },
+    }
+}
+
+/// Stops a link's tasks when it is dropped.
+struct Ending(Stop);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// A request whose answer may yet panic; the caller must not wait for it for ever.
+struct Unanswered {
+    ended: Stop,
+    panicked: Stop,
+    answered: bool,
+}
+
+impl Unanswered {
+    fn done(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.panicked.stop();
+            self.ended.stop();
+        }
+    }
+}
+
+impl fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notifier").field("ended", &self.ended.is_stopped()).finish()
+    }
+}

@@ -1,0 +1,326 @@
+//! What callers may rely on, in production and, for several seeds, in simulation with cut links.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::frame::{Incoming, Kind, Outgoing};
+use super::*;
+use crate::rt::net::{Link, connect, listen};
+use crate::rt::simulation::{Chance, Simulation};
+use crate::rt::{self, Stop};
+
+/// Longer than any test waits.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Answers `n` with `n + 1` after a pause by chance; refuses 13; panics at 99.
+#[derive(Default)]
+struct Next {
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    order: Arc<Mutex<Vec<u64>>>,
+    notifier: Mutex<Option<Notifier>>,
+}
+
+fn number(body: &[u8]) -> u64 {
+    u64::from_le_bytes(body[..8].try_into().expect("a number has 8 bytes"))
+}
+
+fn request(number: u64) -> Bytes {
+    Bytes::copy_from_slice(&number.to_le_bytes())
+}
+
+impl Handler for Next {
+    fn opened(&self, notifier: Notifier) {
+        *self.notifier.lock().expect("nobody panics") = Some(notifier);
+    }
+
+    fn request(&self, request: Bytes) -> Answer {
+        let number = number(&request);
+        self.order.lock().expect("nobody panics").push(number);
+        let (running, most) = (Arc::clone(&self.running), Arc::clone(&self.most));
+        Box::pin(async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            rt::sleep(Duration::from_micros(rt::random_below(300))).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            match number {
+                13 => Err(Refusal::new(crate::ErrorKind::Fenced, "unlucky")),
+                99 => panic!("told to"),
+                _ => Ok(vec![Bytes::copy_from_slice(&(number + 1).to_le_bytes()), request.slice(8..)].into()),
+            }
+        })
+    }
+}
+
+async fn pair(name: &str) -> (Link, Link) {
+    let mut listener = listen(name).await.expect("the address is free");
+    let near = connect(name).await.expect("somebody listens");
+    (near, listener.accept().await.expect("the link is there"))
+}
+
+fn in_both_worlds<F, Fut>(scenario: F)
+where
+    F: Fn(String) -> Fut,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    static RUNS: AtomicU64 = AtomicU64::new(0);
+    let name = format!("call-test-{}", RUNS.fetch_add(1, Ordering::Relaxed));
+    rt::production::run(async {
+        let task = rt::spawn(scenario(name.clone()));
+        rt::timeout(LONG, task).await.expect("the scenario ends").expect("nobody aborts it");
+    });
+    for seed in 0..20 {
+        let report = Simulation::new(seed).time_max(LONG).check(|_| scenario(name.clone()));
+        report.expect("the scenario succeeds");
+    }
+}
+
+#[test]
+fn answers_belong_to_their_requests_however_they_overtake_each_other() {
+    in_both_worlds(|name| async move {
+        let (near, far) = pair(&name).await;
+        let handler = Arc::new(Next::default());
+        let server = rt::spawn(serve(far, handler.clone(), 8, Stop::new()));
+        let caller = Caller::new(near, 20, |_| {});
+        let calls: Vec<_> = (0..200u64)
+            .filter(|number| *number != 99)
+            .map(|number| {
+                let caller = caller.clone();
+                rt::spawn(async move {
+                    let tail = Bytes::from(vec![7; (number as usize % 5) * 20_000]);
+                    let body = vec![request(number), tail.clone()];
+                    match caller.call(body).await {
+                        Ok(reply) => {
+                            assert_eq!(reply[..8], (number + 1).to_le_bytes());
+                            assert_eq!(reply[8..], tail);
+                        }
+                        Err(error) => {
+                            assert_eq!((number, error.kind()), (13, crate::ErrorKind::Fenced));
+                            assert_eq!(error.to_string(), "unlucky");
+                        }
+                    }
+                })
+            })
+            .collect();
+        for call in calls {
+            call.await.expect("nobody aborts it");
+        }
+        assert!(handler.most.load(Ordering::SeqCst) <= 8, "no more run than may");
+        drop(caller);
+        assert_eq!(server.await, Ok(Ended::Link));
+    });
+}
+
+#[test]
+fn requests_arrive_in_the_order_in_which_they_began_and_notices_in_theirs() {
+    in_both_worlds(|name| async move {
+        let (near, far) = pair(&name).await;
+        let handler = Arc::new(Next::default());
+        let stop = Stop::new();
+        let server = rt::spawn(serve(far, handler.clone(), 3, stop.clone()));
+        let noticed = Arc::new(Mutex::new(Vec::new()));
+        let caller = Caller::new(near, 50, {
+            let noticed = Arc::clone(&noticed);
+            move |notice| noticed.lock().expect("nobody panics").push(number(&notice))
+        });
+        let mut pending = Vec::new();
+        for number in 100..140 {
+            let reply = caller.begin(request(number)).await.expect("the link is whole");
+            // Every third answer is given up; its request is served all the same.
+            if number % 3 > 0 {
+                pending.push((number, reply));
+            }
+        }
+        for (asked, reply) in pending {
+            assert_eq!(number(&reply.await.expect("the link is whole")), asked + 1);
+        }
+        assert_eq!(*handler.order.lock().expect("nobody panics"), (100..140).collect::<Vec<_>>());
+        let notifier = handler.notifier.lock().expect("nobody panics").clone().expect("the link was opened");
+        for number in 0..300 {
+            notifier.notify(request(number)).await.expect("the link is whole");
+        }
+        caller.call(request(1)).await.expect("the link is whole");
+        assert_eq!(*noticed.lock().expect("nobody panics"), (0..300).collect::<Vec<_>>());
+        stop.stop();
+        assert_eq!(server.await, Ok(Ended::Stopped));
+        caller.ended().await;
+        assert_eq!(caller.call(request(1)).await, Err(CallError::Closed));
+        assert!(notifier.notify(request(1)).await.is_err());
+    });
+}
+
+/// A handler that panicked answered nothing, and its caller waited for ever.
+#[test]
+fn a_panic_of_the_handler_ends_the_link() {
+    rt::production::run(async {
+        let (near, far) = pair("call-test-panic").await;
+        let server = rt::spawn(serve(far, Arc::new(Next::default()), 8, Stop::new()));
+        let caller = Caller::new(near, 4, |_| {});
+        assert_eq!(caller.call(request(99)).await, Err(CallError::Ambiguous));
+        assert_eq!(server.await, Ok(Ended::Panicked));
+    });
+}
+
+/// Takes requests and never answers.
+struct Silent;
+
+impl Handler for Silent {
+    fn request(&self, _: Bytes) -> Answer {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[test]
+fn a_link_that_ends_leaves_sent_requests_ambiguous_and_others_unsent() {
+    in_both_worlds(|name| async move {
+        let (near, far) = pair(&name).await;
+        let stop = Stop::new();
+        let server = rt::spawn(serve(far, Arc::new(Silent), 100, stop.clone()));
+        let caller = Caller::new(near, 2, |_| {});
+        let first = caller.begin(request(1)).await.expect("the link is whole");
+        let second = caller.begin(request(2)).await.expect("the link is whole");
+        let third = rt::spawn({
+            let caller = caller.clone();
+            async move { caller.call(request(3)).await }
+        });
+        let given_up = caller.begin(request(4));
+        assert!(rt::timeout(Duration::from_millis(20), given_up).await.is_err(), "two are in flight");
+        stop.stop();
+        assert_eq!(server.await, Ok(Ended::Stopped));
+        assert_eq!(first.await, Err(CallError::Ambiguous));
+        assert_eq!(second.await, Err(CallError::Ambiguous));
+        assert_eq!(third.await, Ok(Err(CallError::Closed)), "it had no place, so it was not sent");
+        assert_eq!(caller.call(request(5)).await, Err(CallError::Closed));
+    });
+}
+
+#[test]
+fn a_request_that_was_said_to_be_unsent_is_never_served() {
+    for seed in 0..200 {
+        let run = Simulation::new(seed).time_max(LONG).run(|sim| async move {
+            let served = Arc::new(Mutex::new(Vec::new()));
+            let server = sim.node("server");
+            server.start({
+                let served = Arc::clone(&served);
+                move || {
+                    let served = Arc::clone(&served);
+                    async move {
+                        let mut listener = listen("server").await.expect("the address is free");
+                        while let Ok(link) = listener.accept().await {
+                            let handler = Next { order: Arc::clone(&served), ..Next::default() };
+                            drop(rt::spawn(serve(link, Arc::new(handler), 4, Stop::new())));
+                        }
+                    }
+                }
+            });
+            let mut chance = sim.chance();
+            rt::sleep(Duration::from_millis(1)).await;
+            let mut unsent = Vec::new();
+            let mut answered = Vec::new();
+            for round in 0..10u64 {
+                let Ok(link) = connect("server").await else {
+                    rt::sleep(Duration::from_millis(100)).await;
+                    continue;
+                };
+                let caller = Caller::new(link, 8, |_| {});
+                let calls: Vec<_> = (0..30u64)
+                    .map(|index| {
+                        let (caller, number) = (caller.clone(), 1000 * (round + 1) + index);
+                        rt::spawn(async move { (number, caller.call(request(number)).await) })
+                    })
+                    .collect();
+                rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(2)))).await;
+                match chance.index(4) {
+                    0 => sim.break_links("driver", "server"),
+                    1 => {
+                        server.crash();
+                        server.restart();
+                    }
+                    2 => caller.end(),
+                    _ => {}
+                }
+                for call in calls {
+                    match call.await.expect("nobody aborts it") {
+                        (number, Ok(_)) => answered.push(number),
+                        (number, Err(CallError::Closed)) => unsent.push(number),
+                        (_, Err(error)) => assert_eq!(error, CallError::Ambiguous),
+                    }
+                }
+            }
+            rt::sleep(Duration::from_secs(5)).await;
+            let served = served.lock().expect("nobody panics");
+            assert!(unsent.iter().all(|number| !served.contains(number)), "an unsent request was served");
+            assert!(answered.iter().all(|number| served.contains(number)));
+            let mut once = served.clone();
+            once.sort_unstable();
+            once.dedup();
+            assert_eq!(once.len(), served.len(), "no request is served twice");
+        });
+        run.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
+#[test]
+fn frames_have_the_documented_bytes() {
+    let frame =
+        Outgoing { kind: Kind::Request, number: 0x0102, body: vec![Bytes::from("he"), Bytes::from("y")].into() };
+    let mut message = BytesMut::new();
+    frame.encode(&mut message);
+    assert_eq!(message[..], *b"\x01\0\0\0\x03\0\0\0\x02\x01\0\0\0\0\0\0hey");
+    assert_eq!(message.len(), frame.bytes());
+    let refusal = Refusal::new(crate::ErrorKind::Fenced, "no");
+    let body = frame::encode_refusal(&refusal);
+    assert_eq!(body.parts()[0][..], *b"\x02no");
+    assert_eq!(frame::decode_refusal(b"\x02no"), Ok(refusal));
+    let mut both = message.clone();
+    both.put_slice(&message);
+    let mut both = both.freeze();
+    for _ in 0..2 {
+        let incoming = Incoming { kind: Kind::Request, number: 0x0102, body: Bytes::from("hey") };
+        assert_eq!(frame::next(&mut both), Ok(Some(incoming)));
+    }
+    assert_eq!(frame::next(&mut both), Ok(None));
+    let long = Refusal::new(crate::ErrorKind::Retry, "ä".repeat(REFUSAL_BYTES_MAX));
+    assert!(long.text.len() <= REFUSAL_BYTES_MAX && long.text.chars().all(|letter| letter == 'ä'));
+}
+
+#[test]
+fn hostile_bytes_end_the_link_and_nothing_else() {
+    let good = |kind: u8, number: u8| {
+        let mut bytes = vec![kind, 0, 0, 0, 8, 0, 0, 0, number, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend_from_slice(&5u64.to_le_bytes());
+        bytes
+    };
+    let mut cases: Vec<Vec<u8>> = vec![vec![1], good(9, 0), good(2, 0), good(3, 0), good(4, 1), good(1, 0)];
+    cases.push([&good(1, 0)[..], &[1, 2, 3]].concat());
+    cases.push(vec![1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
+    cases.push(vec![3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let mut chance = Chance::new(5);
+    for _ in 0..300 {
+        let mut bytes = good(1 + chance.index(4) as u8, 0);
+        let at = chance.index(bytes.len());
+        bytes[at] = chance.number() as u8;
+        bytes.truncate(chance.index(bytes.len() + 1));
+        cases.push(bytes);
+    }
+    for bytes in cases {
+        let run = Simulation::new(1).time_max(LONG).run(|_| async move {
+            // To a server.
+            let (near, far) = pair("a").await;
+            let server = rt::spawn(serve(far, Arc::new(Silent), 4, Stop::new()));
+            near.send(bytes.clone().into()).await.expect("the link is whole");
+            drop(near);
+            assert_ne!(server.await.expect("it ends"), Ended::Panicked);
+            // To a caller.
+            let (near, far) = pair("b").await;
+            let caller = Caller::new(near, 4, |_| {});
+            far.send(bytes.into()).await.expect("the link is whole");
+            let answer = rt::timeout(Duration::from_secs(1), caller.call(request(1)));
+            // An answer, an error or silence; and no panic.
+            let _ = answer.await;
+        });
+        run.expect("hostile bytes do no harm");
+    }
+}
