@@ -1,0 +1,163 @@
+//! Copies between shared memory, which others read and write at the same time, and private memory.
+//!
+//! Invariants:
+//! * Shared memory is touched by atomic instructions and by assembly only, never through a Rust reference to bytes, so
+//!   that a concurrent writer is a race of the hardware and no undefined behaviour of the program.
+//! * An aligned word that lies wholly within a copy is read or written by one access, never torn. Bytes of words that the
+//!   copy covers in part are read or written one by one, so that their neighbours are left alone.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Bytes of a word.
+const WORD: usize = crate::WORD_BYTES;
+
+/// From this many bytes on, the string or vector instructions pay for their start.
+const BULK_BYTES_MIN: usize = 256;
+
+/// How many bytes of `length` come before the first aligned word at or behind `shared`.
+#[inline]
+fn head(shared: usize, length: usize) -> usize {
+    (shared.wrapping_neg() & (WORD - 1)).min(length)
+}
+
+/// Copies `length` bytes from shared memory to private memory.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `length` bytes; nobody else uses the bytes at `to` meanwhile.
+#[inline]
+pub(super) unsafe fn load(from: *const u8, to: *mut u8, length: usize) {
+    let head = head(from.addr(), length);
+    let words = (length - head) / WORD;
+    // SAFETY: both ranges are as the caller promises, and every piece below lies within them; `words` whole words start
+    // at an aligned address.
+    unsafe {
+        load_bytes(from, to, head);
+        load_words(from.add(head), to.add(head), words);
+        let done = head + words * WORD;
+        load_bytes(from.add(done), to.add(done), length - done);
+    }
+}
+
+/// Copies `length` bytes from private memory to shared memory.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `length` bytes; nobody writes the bytes at `from` meanwhile.
+#[inline]
+pub(super) unsafe fn store(to: *mut u8, from: *const u8, length: usize) {
+    let head = head(to.addr(), length);
+    let words = (length - head) / WORD;
+    // SAFETY: as in `load`.
+    unsafe {
+        store_bytes(to, from, head);
+        store_words(to.add(head), from.add(head), words);
+        let done = head + words * WORD;
+        store_bytes(to.add(done), from.add(done), length - done);
+    }
+}
+
+#[inline]
+unsafe fn load_bytes(from: *const u8, to: *mut u8, count: usize) {
+    for at in 0..count {
+        // SAFETY: within the range that the caller promises; a byte is aligned.
+        unsafe { to.add(at).write(AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed)) };
+    }
+}
+
+#[inline]
+unsafe fn store_bytes(to: *mut u8, from: *const u8, count: usize) {
+    for at in 0..count {
+        // SAFETY: within the range that the caller promises; a byte is aligned.
+        unsafe { AtomicU8::from_ptr(to.add(at)).store(from.add(at).read(), Ordering::Relaxed) };
+    }
+}
+
+#[inline]
+unsafe fn load_words(from: *const u8, to: *mut u8, words: usize) {
+    if words * WORD >= BULK_BYTES_MIN {
+        // SAFETY: the caller's promise is the same.
+        return unsafe { bulk(from, to, words) };
+    }
+    for at in 0..words {
+        // SAFETY: within the range that the caller promises; `from` is aligned to a word, `to` need not be.
+        unsafe {
+            let word = AtomicU64::from_ptr(from.cast_mut().cast::<u64>().add(at)).load(Ordering::Relaxed);
+            to.cast::<u64>().add(at).write_unaligned(word);
+        }
+    }
+}
+
+#[inline]
+unsafe fn store_words(to: *mut u8, from: *const u8, words: usize) {
+    if words * WORD >= BULK_BYTES_MIN {
+        // SAFETY: the caller's promise is the same.
+        return unsafe { bulk(from, to, words) };
+    }
+    for at in 0..words {
+        // SAFETY: within the range that the caller promises; `to` is aligned to a word, `from` need not be.
+        unsafe {
+            let word = from.cast::<u64>().add(at).read_unaligned();
+            AtomicU64::from_ptr(to.cast::<u64>().add(at)).store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Copies whole words, at least [`BULK_BYTES_MIN`] bytes; the shared side is aligned to words.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
+    // SAFETY: the ranges are as the caller promises; the direction flag is clear as the ABI demands. Assembly may race
+    // with others' accesses. The unit of the instruction is the word.
+    unsafe {
+        std::arch::asm!(
+            "rep movsq",
+            inout("rcx") words => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Copies whole words; the shared side is aligned to words.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
+    for at in 0..words {
+        // SAFETY: within the ranges that the caller promises. Volatile accesses are not merged or split; whichever side
+        // is shared is aligned to words.
+        unsafe {
+            let from = from.cast::<u64>().add(at);
+            let word = if from.is_aligned() { from.read_volatile() } else { from.read_unaligned() };
+            let to = to.cast::<u64>().add(at);
+            if to.is_aligned() { to.write_volatile(word) } else { to.write_unaligned(word) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_move_exactly_their_bytes_at_every_alignment() {
+        let source: Vec<u8> = (0..700u32).map(|n| (n * 7 + 3) as u8).collect();
+        for length in (0..70).chain([255, 256, 257, 300, 513, 600]) {
+            for from in 0..9 {
+                for to in 0..9 {
+                    let mut target = vec![0xEEu8; 640];
+                    // SAFETY: both ranges lie within the vectors.
+                    unsafe { load(source.as_ptr().add(from), target.as_mut_ptr().add(to), length) };
+                    assert_eq!(target[to..to + length], source[from..from + length]);
+                    assert!(target[..to].iter().chain(&target[to + length..]).all(|byte| *byte == 0xEE));
+                    let mut target = vec![0xEEu8; 640];
+                    // SAFETY: both ranges lie within the vectors.
+                    unsafe { store(target.as_mut_ptr().add(to), source.as_ptr().add(from), length) };
+                    assert_eq!(target[to..to + length], source[from..from + length]);
+                    assert!(target[..to].iter().chain(&target[to + length..]).all(|byte| *byte == 0xEE));
+                }
+            }
+        }
+    }
+}

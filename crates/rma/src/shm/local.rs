@@ -1,0 +1,41 @@
+//! Hosts that are reached within this process, by name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::host::Inner;
+use crate::Error;
+
+/// What their addresses begin with.
+pub(super) const PREFIX: &str = "local:";
+
+static HOSTS: Mutex<BTreeMap<String, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+
+fn hosts() -> MutexGuard<'static, BTreeMap<String, Weak<Inner>>> {
+    // Whole between any two statements.
+    HOSTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a host known by its address.
+pub(super) fn insert(host: &Arc<Inner>) -> Result<(), Error> {
+    let mut hosts = hosts();
+    if hosts.get(&host.address).is_some_and(|other| other.strong_count() > 0) {
+        let taken = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+        return Err(Error::system("host regions under a name of this process", &taken));
+    }
+    hosts.insert(host.address.clone(), Arc::downgrade(host));
+    Ok(())
+}
+
+/// The host at an address.
+pub(super) fn find(address: &str) -> Option<Arc<Inner>> {
+    hosts().get(address).and_then(Weak::upgrade)
+}
+
+/// Forgets a host, unless another has its address by now.
+pub(super) fn remove(address: &str, host: &Inner) {
+    let mut hosts = hosts();
+    if hosts.get(address).is_some_and(|found| std::ptr::eq(found.as_ptr(), host)) {
+        hosts.remove(address);
+    }
+}

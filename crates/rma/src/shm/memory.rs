@@ -1,0 +1,262 @@
+//! Shared memory: sealed memfds and their mappings.
+//!
+//! Invariants:
+//! * A memfd is mapped only when its seals say that it can neither shrink nor grow, and only as far as its size: no access
+//!   within a mapping faults, whatever another process does.
+//! * A mapping's bytes are reached by atomic instructions and by [`copy`] only; every access is checked against its size.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use base::{Bytes, BytesMut};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::copy;
+use crate::{Error, WORD_BYTES};
+
+/// Bytes of a page, the unit of regions.
+pub(super) const PAGE_BYTES: u64 = 4096;
+
+/// Seals without which nothing is mapped.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+fn system(doing: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::system(doing, &std::io::Error::from(errno))
+}
+
+/// Makes a memfd of `bytes` zero bytes whose size is sealed. `reserved` takes its memory from the system now, so that
+/// later accesses cannot fail for want of it.
+pub(super) fn create(name: &str, bytes: u64, reserved: bool) -> Result<OwnedFd, Error> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(system("create shared memory"))?;
+    rustix::fs::ftruncate(&fd, bytes).map_err(system("size shared memory"))?;
+    if reserved {
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes)
+            .map_err(|errno| Error::Exhausted(format!("{bytes} bytes of memory: {errno}")))?;
+    }
+    rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).map_err(system("seal shared memory"))?;
+    Ok(fd)
+}
+
+/// From now on nobody maps the memfd for writing; mappings that exist stay as they are.
+pub(super) fn seal_against_writers(fd: &OwnedFd) -> Result<(), Error> {
+    rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL).map_err(system("seal shared memory"))
+}
+
+/// No seal can be added any more.
+pub(super) fn seal_finally(fd: &OwnedFd) -> Result<(), Error> {
+    rustix::fs::fcntl_add_seals(fd, SealFlags::SEAL).map_err(system("seal shared memory"))
+}
+
+/// Gives a memfd's memory back to the system, whoever still maps it; it reads as zeros afterwards.
+pub(super) fn discard(fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
+    rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
+        .map_err(system("give shared memory back"))
+}
+
+/// How a memfd is mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Its words can be loaded.
+    Read,
+    /// Everything.
+    Write,
+}
+
+/// A whole memfd in this process's address space.
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    access: Access,
+}
+
+// SAFETY: the memory is shared between processes to begin with; every access is atomic or made for racing.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` bytes, which must be all that the memfd has. `populate` fills the page table now rather than at the
+    /// first access of each page.
+    pub(super) fn new(fd: impl AsFd, bytes: u64, access: Access, populate: bool) -> Result<Mapping, Error> {
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("read the seals of shared memory"))?;
+        let size = rustix::fs::fstat(&fd).map_err(system("read the size of shared memory"))?.st_size;
+        let length =
+            usize::try_from(bytes).map_err(|_| Error::Malformed("more shared memory than can be addressed"))?;
+        if !seals.contains(SIZE_SEALS) || u64::try_from(size) != Ok(bytes) || length == 0 {
+            return Err(Error::Malformed("shared memory of another size, or of one that may change"));
+        }
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a new mapping at an address of the system's choosing touches nothing that exists.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &fd, 0) }
+            .map_err(system("map shared memory"))?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(Error::Malformed("a mapping at address zero"))?;
+        let mapping = Mapping { start, bytes: length, access };
+        // A child that is forked without a new program could write without marks: it gets no mapping.
+        mapping.advise(Advice::LinuxDontFork).map_err(system("keep shared memory from forked children"))?;
+        // What follows only makes accesses faster, so that a system which lacks it is good enough.
+        let _unsupported = mapping.advise(Advice::LinuxHugepage);
+        if populate {
+            let advice = if access == Access::Write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+            let _unsupported = mapping.advise(advice);
+        }
+        Ok(mapping)
+    }
+
+    fn advise(&self, advice: Advice) -> Result<(), rustix::io::Errno> {
+        // SAFETY: the range is this mapping; none of the advice that is given here changes its contents.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice) }
+    }
+
+    /// Its size.
+    #[inline]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The word at a byte offset. Of a mapping that can only be read, only relaxed loads are allowed.
+    #[inline]
+    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(WORD_BYTES) && offset < self.bytes, "a word within the mapping");
+        // SAFETY: the mapping's size is a multiple of a page, so that the aligned word lies wholly within it; it lives as
+        // long as `self`; the memory is accessed atomically only.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+
+    fn check(&self, offset: usize, length: usize) {
+        assert!(offset <= self.bytes && length <= self.bytes - offset, "a range within the mapping");
+    }
+
+    /// Appends `length` bytes at `offset` to `into`.
+    #[inline]
+    pub(super) fn read(&self, offset: usize, length: usize, into: &mut BytesMut) {
+        self.check(offset, length);
+        into.reserve(length);
+        let to = into.spare_capacity_mut();
+        assert!(to.len() >= length, "it was reserved");
+        let before = into.len();
+        // SAFETY: the source was checked; the target is spare capacity of at least `length` bytes, which are written
+        // before they count as contents.
+        unsafe {
+            let to = into.as_mut_ptr().add(before);
+            copy::load(self.start.as_ptr().add(offset), to, length);
+            into.set_len(before + length);
+        }
+    }
+
+    /// Writes `bytes` at `offset`.
+    #[inline]
+    pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        assert!(self.access == Access::Write, "a mapping for writing");
+        // SAFETY: the target was checked; the source is a slice.
+        unsafe { copy::store(self.start.as_ptr().add(offset), bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Writes the parts one behind the other from `offset` on. A word that is covered by the last bytes of one part and
+    /// the first of the next is written whole.
+    #[inline]
+    pub(super) fn write_parts(&self, offset: usize, parts: &[Bytes]) {
+        if let [only] = parts {
+            return self.write(offset, only);
+        }
+        self.write_gathered(offset, parts);
+    }
+
+    fn write_gathered(&self, mut offset: usize, parts: &[Bytes]) {
+        // Bytes of a word that earlier parts began and that was not yet written; they belong at `offset`.
+        let mut begun = [0u8; WORD_BYTES];
+        let mut held = 0;
+        for part in parts {
+            let mut part: &[u8] = part;
+            if held > 0 {
+                let taken = part.len().min(WORD_BYTES - held);
+                begun[held..held + taken].copy_from_slice(&part[..taken]);
+                held += taken;
+                part = &part[taken..];
+                if held < WORD_BYTES {
+                    continue;
+                }
+                self.write(offset, &begun);
+                offset += WORD_BYTES;
+            }
+            // What ends amid a word is held back when the word began within this verb.
+            let end = offset + part.len();
+            let kept = if end - end % WORD_BYTES >= offset { end % WORD_BYTES } else { 0 };
+            let (now, later) = part.split_at(part.len() - kept);
+            self.write(offset, now);
+            offset += now.len();
+            begun[..kept].copy_from_slice(later);
+            held = kept;
+        }
+        self.write(offset, &begun[..held]);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nothing can refer to the mapping any more: references to its words borrow it.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "a whole mapping can be unmapped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(bytes: u64) -> Mapping {
+        let fd = create("test", bytes, true).expect("there is memory");
+        Mapping::new(&fd, bytes, Access::Write, true).expect("it is sealed")
+    }
+
+    #[test]
+    fn parts_land_one_behind_the_other_at_every_alignment() {
+        let mapping = mapping(PAGE_BYTES);
+        let content: Bytes = (0..200u8).collect::<Vec<_>>().into();
+        for offset in 0..9 {
+            for cuts in [[0, 0, 0], [1, 2, 3], [3, 11, 12], [5, 5, 60], [8, 16, 24], [7, 9, 199], [1, 9, 17]] {
+                mapping.write(0, &[0xEE; 256]);
+                let mut parts = Vec::new();
+                let mut start = 0;
+                for cut in cuts.into_iter().chain([200]) {
+                    parts.push(content.slice(start..cut));
+                    start = cut;
+                }
+                mapping.write_parts(offset, &parts);
+                let mut found = BytesMut::new();
+                mapping.read(0, 256, &mut found);
+                assert_eq!(found[offset..offset + 200], content[..], "at {offset} cut {cuts:?}");
+                assert!(found[..offset].iter().chain(&found[offset + 200..]).all(|byte| *byte == 0xEE));
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_may_shrink_is_not_mapped() {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("there is memory");
+        rustix::fs::ftruncate(&fd, PAGE_BYTES).expect("it has no seals");
+        assert!(Mapping::new(&fd, PAGE_BYTES, Access::Write, false).is_err());
+        let sealed = create("test", PAGE_BYTES, false).expect("there is memory");
+        assert!(Mapping::new(&sealed, 2 * PAGE_BYTES, Access::Write, false).is_err());
+        assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
+    }
+
+    #[test]
+    fn memory_sealed_against_writers_is_only_read() {
+        let fd = create("test", PAGE_BYTES, false).expect("there is memory");
+        let writable = Mapping::new(&fd, PAGE_BYTES, Access::Write, false).expect("it is sealed");
+        seal_against_writers(&fd).expect("it can be sealed");
+        assert!(Mapping::new(&fd, PAGE_BYTES, Access::Write, false).is_err());
+        let readable = Mapping::new(&fd, PAGE_BYTES, Access::Read, false).expect("it can be read");
+        writable.word(8).store(7, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(readable.word(8).load(std::sync::atomic::Ordering::Relaxed), 7);
+    }
+}

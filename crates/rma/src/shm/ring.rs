@@ -1,0 +1,205 @@
+//! A ring of bytes between one producer and one consumer in shared memory.
+//!
+//! 1. The producer writes behind the tail and publishes the tail; the consumer reads behind the head and publishes the
+//!    head. Both count bytes since the beginning, so that `tail - head` bytes are in the ring.
+//! 2. A consumer that finds nothing says that it is asleep, and looks once more; a producer that has published looks
+//!    whether the consumer is asleep, and then must ring ([`Producer::must_ring`]). A sequentially consistent fence lies
+//!    between the two steps of either, so that one of them sees the other.
+//! 3. A producer without room does the same with its own flag ([`Producer::wait`], [`Consumer::must_ring`]). It is rung when
+//!    a quarter of the ring has become free or the ring is empty, not for every few bytes.
+//!
+//! Invariants: each side believes its own index only; the other's is hostile and checked at every reading, so that a
+//! wrong one is [`Corrupt`] and never an access outside of the ring. Records begin at multiples of a word.
+
+use std::sync::atomic::Ordering;
+
+use base::BytesMut;
+
+use super::marks::Word;
+use crate::WORD_BYTES;
+
+/// Bytes of one ring; a power of two.
+pub(super) const RING_BYTES: usize = 256 << 10;
+
+/// The other side's index is not possible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Corrupt;
+
+/// The words that both sides use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Index {
+    /// Bytes that the producer has written.
+    Tail = 0,
+    /// Bytes that the consumer has read.
+    Head = 1,
+    /// 1 when the consumer must be rung.
+    Asleep = 2,
+    /// 1 when the producer must be rung.
+    Waiting = 3,
+}
+
+/// Where a ring lies.
+pub(super) trait Place {
+    type Word: Word;
+    /// A power of two, and a multiple of [`WORD_BYTES`].
+    fn bytes(&self) -> usize;
+    fn index(&self, index: Index) -> &Self::Word;
+    /// The word at a position within the ring.
+    fn load(&self, at: usize) -> u64;
+    fn store(&self, at: usize, word: u64);
+    /// Copies to and from a range that does not wrap.
+    fn write(&self, at: usize, bytes: &[u8]);
+    fn read(&self, at: usize, length: usize, into: &mut BytesMut);
+}
+
+/// `length` and what fills its last word.
+pub(super) fn padded(length: usize) -> usize {
+    length.next_multiple_of(WORD_BYTES)
+}
+
+/// The writing side.
+pub(super) struct Producer<P> {
+    place: P,
+    /// Written, published or not.
+    tail: u64,
+    /// The consumer's, as last read.
+    head: u64,
+}
+
+impl<P: Place> Producer<P> {
+    pub(super) fn new(place: P) -> Producer<P> {
+        Producer { place, tail: 0, head: 0 }
+    }
+
+    /// Bytes that can be written now: exact when less than `wanted`.
+    pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Corrupt> {
+        let size = self.place.bytes() as u64;
+        let mut used = self.tail - self.head;
+        if size - used < wanted as u64 {
+            let head = self.place.index(Index::Head).load(Ordering::Acquire);
+            // The consumer is at or behind the tail and never goes back.
+            if head < self.head || head > self.tail || !head.is_multiple_of(WORD_BYTES as u64) {
+                return Err(Corrupt);
+            }
+            self.head = head;
+            used = self.tail - head;
+        }
+        Ok((size - used) as usize)
+    }
+
+    /// Writes a word; there must be room.
+    pub(super) fn word(&mut self, word: u64) {
+        self.place.store(self.tail as usize & (self.place.bytes() - 1), word);
+        self.tail += WORD_BYTES as u64;
+    }
+
+    /// Writes bytes; there must be room.
+    pub(super) fn write(&mut self, bytes: &[u8]) {
+        let at = self.tail as usize & (self.place.bytes() - 1);
+        let (first, second) = bytes.split_at(bytes.len().min(self.place.bytes() - at));
+        self.place.write(at, first);
+        self.place.write(0, second);
+        self.tail += bytes.len() as u64;
+    }
+
+    /// Ends a record: fills its last word and shows everything to the consumer.
+    pub(super) fn publish(&mut self) {
+        self.tail = self.tail.next_multiple_of(WORD_BYTES as u64);
+        assert!(self.tail - self.head <= self.place.bytes() as u64, "there was room");
+        self.place.index(Index::Tail).store(self.tail, Ordering::Release);
+    }
+
+    /// Whether the consumer sleeps and must be rung; call it after publishing.
+    pub(super) fn must_ring(&self) -> bool {
+        P::Word::fence(Ordering::SeqCst);
+        let asleep = self.place.index(Index::Asleep);
+        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Asks to be rung when there is room. False when there are `wanted` bytes by now.
+    pub(super) fn wait(&mut self, wanted: usize) -> Result<bool, Corrupt> {
+        let waiting = self.place.index(Index::Waiting);
+        waiting.store(1, Ordering::Relaxed);
+        P::Word::fence(Ordering::SeqCst);
+        if self.room(wanted)? < wanted {
+            return Ok(true);
+        }
+        self.place.index(Index::Waiting).store(0, Ordering::Relaxed);
+        Ok(false)
+    }
+}
+
+/// The reading side.
+pub(super) struct Consumer<P> {
+    place: P,
+    /// Read, published or not.
+    head: u64,
+    /// The producer's, as last read.
+    tail: u64,
+    /// What the head was when the producer was last looked after.
+    looked: u64,
+}
+
+impl<P: Place> Consumer<P> {
+    pub(super) fn new(place: P) -> Consumer<P> {
+        Consumer { place, head: 0, tail: 0, looked: 0 }
+    }
+
+    /// Bytes that can be read now.
+    pub(super) fn available(&mut self) -> Result<usize, Corrupt> {
+        if self.tail == self.head {
+            let tail = self.place.index(Index::Tail).load(Ordering::Acquire);
+            let ahead = tail.wrapping_sub(self.head);
+            if ahead > self.place.bytes() as u64 || !tail.is_multiple_of(WORD_BYTES as u64) {
+                return Err(Corrupt);
+            }
+            self.tail = tail;
+        }
+        Ok((self.tail - self.head) as usize)
+    }
+
+    /// Reads a word, which must be available.
+    pub(super) fn word(&mut self) -> u64 {
+        let word = self.place.load(self.head as usize & (self.place.bytes() - 1));
+        self.head += WORD_BYTES as u64;
+        word
+    }
+
+    /// Appends bytes, which must be available.
+    pub(super) fn read(&mut self, length: usize, into: &mut BytesMut) {
+        let at = self.head as usize & (self.place.bytes() - 1);
+        let first = length.min(self.place.bytes() - at);
+        self.place.read(at, first, into);
+        self.place.read(0, length - first, into);
+        self.head += length as u64;
+    }
+
+    /// Ends a record: gives its room back.
+    pub(super) fn publish(&mut self) {
+        self.head = self.head.next_multiple_of(WORD_BYTES as u64);
+        assert!(self.head <= self.tail, "only what was available is read");
+        self.place.index(Index::Head).store(self.head, Ordering::Release);
+    }
+
+    /// Whether the producer waits for room, has some by now, and must be rung; call it after publishing.
+    pub(super) fn must_ring(&mut self) -> bool {
+        if self.head != self.tail && self.head - self.looked < self.place.bytes() as u64 / 4 {
+            return false;
+        }
+        self.looked = self.head;
+        P::Word::fence(Ordering::SeqCst);
+        let waiting = self.place.index(Index::Waiting);
+        waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Asks to be rung when something is there. False when something is there by now.
+    pub(super) fn sleep(&mut self) -> Result<bool, Corrupt> {
+        self.place.index(Index::Asleep).store(1, Ordering::Relaxed);
+        P::Word::fence(Ordering::SeqCst);
+        if self.available()? == 0 {
+            return Ok(true);
+        }
+        self.place.index(Index::Asleep).store(0, Ordering::Relaxed);
+        Ok(false)
+    }
+}

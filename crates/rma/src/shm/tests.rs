@@ -1,0 +1,132 @@
+//! The provider within one process.
+
+use std::sync::Arc;
+
+use base::rt::production::run;
+use base::{Bytes, BytesMut, ErrorKind};
+
+use super::{Shm, ShmOptions};
+use crate::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
+
+const TOKEN: Token = Token::new([7; 32]);
+
+fn credential() -> Credential {
+    Credential { name: "caller".to_owned(), token: TOKEN }
+}
+
+/// A host under a name of its own, and both ends of a connection to it.
+async fn connected() -> (Arc<dyn Host>, Endpoint, Endpoint) {
+    let fabric = Shm::new(ShmOptions::default());
+    let tokens = Arc::new(|name: &str| (name == "caller").then_some(TOKEN));
+    let host = fabric.host("local:", HostOptions { node: NodeId(3), tokens }).await.expect("the name is new");
+    let caller = fabric.connect(&host.address(), &credential()).await.expect("the token is right");
+    let accepted = host.accept().await.expect("somebody connected");
+    (host, caller, accepted)
+}
+
+#[test]
+fn verbs_reach_the_region_until_the_grant_is_revoked() {
+    run(async {
+        let (host, caller, _accepted) = connected().await;
+        let region = host.register("test", 1 << 20).await.expect("there is memory");
+        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let parts = [Bytes::from_static(b"hello, "), Bytes::from_static(b"world")];
+        caller.write(&capability, 100, &parts).await.expect("it is granted");
+        let read = caller.read(&capability, 100, 12, BytesMut::new()).now().map_err(|_| "pending");
+        assert_eq!(read.expect("the provider is synchronous").expect("it is granted")[..], b"hello, world"[..]);
+        assert_eq!(caller.fetch_add(&capability, 4096, 5).await, Ok(0));
+        assert_eq!(caller.compare_swap(&capability, 4096, 5, 9).await, Ok(5));
+        assert_eq!(caller.compare_swap(&capability, 4096, 5, 9).await, Ok(9));
+        host.revoke(&capability).await.expect("no verb is in flight");
+        host.revoke(&capability).await.expect("again does no harm");
+        assert_eq!(caller.fetch_add(&capability, 4096, 5).await, Err(Error::Revoked));
+        let other = host.grant(region, Rights::READ).expect("the place is free again");
+        assert_eq!(other.grant, capability.grant);
+        assert_eq!(caller.fetch_add(&capability, 4096, 5).await, Err(Error::Revoked));
+        assert_eq!(caller.fetch_add(&other, 4096, 5).await, Err(Error::Forbidden));
+        assert_eq!(
+            caller.read(&other, 4096, 8, BytesMut::new()).await.expect("it is granted")[..],
+            [9, 0, 0, 0, 0, 0, 0, 0]
+        );
+        host.deregister(region).await.expect("no verb is in flight");
+        let gone = caller.read(&other, 4096, 8, BytesMut::new()).await;
+        assert_eq!(gone.expect_err("the region is gone"), Error::Revoked);
+        assert_eq!(host.deregister(region).await, Err(Error::Unknown));
+    });
+}
+
+#[test]
+fn a_wrong_secret_is_unknown() {
+    run(async {
+        let (host, caller, _accepted) = connected().await;
+        let region = host.register("test", 4096).await.expect("there is memory");
+        let mut capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        capability.secret.0[15] ^= 1;
+        assert_eq!(caller.fetch_add(&capability, 0, 5).await, Err(Error::Unknown));
+        assert_eq!(host.revoke(&capability).await, Err(Error::Unknown));
+        let token = Credential { name: "caller".to_owned(), token: Token::new([8; 32]) };
+        let refused = Shm::default().connect(&host.address(), &token).await;
+        assert!(matches!(refused, Err(Error::Refused(_))));
+    });
+}
+
+#[test]
+fn messages_of_every_size_arrive_in_order() {
+    run(async {
+        let (_host, caller, accepted) = connected().await;
+        let sizes = [0usize, 1, 7, 8, 9, 100, 65_535, 65_536, 65_537, 262_144, 1 << 20, (10 << 20) + 3, 5];
+        let sending = base::rt::spawn(async move {
+            let sends: Vec<_> = sizes
+                .iter()
+                .map(|size| {
+                    let message: Bytes = (0..*size).map(|at| (at % 251) as u8).collect::<Vec<_>>().into();
+                    caller.send(&[message.slice(..size / 3), message.slice(size / 3..)])
+                })
+                .collect();
+            for send in sends {
+                send.await.expect("the other side receives");
+            }
+            caller
+        });
+        for size in sizes {
+            let Ok(Incoming::Message(message)) = accepted.receive().await else { panic!("a message was sent") };
+            assert_eq!(message.len(), size);
+            assert!(message.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
+        }
+        let caller = sending.await.expect("nothing aborts it");
+        accepted.send(&[Bytes::from_static(b"bye")]).await.expect("there is room");
+        drop(accepted);
+        assert_eq!(caller.receive().await, Ok(Incoming::Message(Bytes::from_static(b"bye"))));
+        assert_eq!(caller.receive().await, Err(Error::Closed));
+        assert_eq!(caller.send(&[Bytes::new()]).await, Err(Error::Closed));
+    });
+}
+
+#[test]
+fn immediate_data_follows_its_bytes() {
+    run(async {
+        let (host, caller, accepted) = connected().await;
+        let region = host.register("test", 4096).await.expect("there is memory");
+        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let parts = [Bytes::from_static(b"12345")];
+        caller.write_with_immediate(&capability, 8, &parts, 77).await.expect("it is granted");
+        let incoming = accepted.receive().await.expect("it was sent");
+        assert_eq!(incoming, Incoming::Immediate { immediate: 77, region, offset: 8, length: 5 });
+    });
+}
+
+#[test]
+fn an_ended_host_is_closed_and_waiting_messages_are_ambiguous() {
+    run(async {
+        let (host, caller, accepted) = connected().await;
+        let region = host.register("test", 4096).await.expect("there is memory");
+        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let waiting = caller.send(&[Bytes::from(vec![0; 1 << 20])]);
+        host.close().await;
+        assert_eq!(waiting.await.expect_err("nobody received it").kind(), ErrorKind::Ambiguous);
+        assert_eq!(caller.fetch_add(&capability, 0, 1).await, Err(Error::Closed));
+        assert!(host.accept().await.is_err());
+        assert!(Shm::default().connect(&host.address(), &credential()).await.is_err());
+        drop(accepted);
+    });
+}
