@@ -54,6 +54,8 @@ pub struct Scenario {
     pub segment_bytes: u64,
     /// Bytes of records that a peer's state keeps in memory besides what is not persisted.
     pub cache_bytes: usize,
+    /// Bytes of what is not persisted at which a peer persists it before it goes on.
+    pub delta_bytes: usize,
     /// How often faults are injected at points in the code.
     pub fault_points: Vec<(&'static str, f64)>,
     pub plan: Plan,
@@ -85,6 +87,7 @@ impl Scenario {
             cache_bytes: *chance.pick(&[0, 2_000, 1 << 20]),
             fault_points: fault_points(&mut chance),
             plan: plan(&mut chance, clients),
+            delta_bytes: *chance.pick(&[3_000, 20_000, 128 << 20]),
         }
     }
 

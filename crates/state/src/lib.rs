@@ -41,6 +41,25 @@ pub struct Entry {
     pub versioned: Versioned,
 }
 
+/// Keys and values of one page of a range, in bytes, at which it ends.
+pub const RANGE_BYTES_SOFT_MAX: usize = 4 << 20;
+
+/// Some entries of a range, in byte order of keys.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct RangePage {
+    pub entries: Vec<Entry>,
+    /// Whether a live entry follows the last one; never true of a page without entries.
+    pub more: bool,
+}
+
+/// Keys and versions of some entries of a range, in byte order of keys.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct VersionPage {
+    pub entries: Vec<(Arc<str>, Version)>,
+    /// Whether a live entry follows the last one; never true of a page without entries.
+    pub more: bool,
+}
+
 /// The world state of one peer in one channel.
 #[async_trait::async_trait]
 pub trait WorldState: Send + Sync + 'static {
@@ -52,11 +71,19 @@ pub trait WorldState: Send + Sync + 'static {
 
     /// Applies block `number` as one batch. On return every later snapshot sees it; it is not yet durable here.
     ///
+    /// Values own their memory: they are held for longer than the block they came in, and charged for by their length.
+    ///
     /// Not cancellation safe: drive it to its end.
     ///
     /// # Errors
     /// [`Error::OutOfOrder`] unless `number` equals [`WorldState::height`]; storage errors otherwise.
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error>;
+
+    /// Whether so much waits to be persisted that the caller should do that before it applies the next block. Apply itself
+    /// never waits for the disk, so that a full one is waited out in one place.
+    fn wants_persist(&self) -> bool {
+        false
+    }
 
     /// Makes every applied block durable and moves the savepoint to the current height.
     async fn persist(&self) -> Result<u64, Error>;
@@ -90,5 +117,22 @@ pub trait Snapshot: Send + Sync {
     }
 
     /// At most `limit` live entries with `start <= key < end` in byte order of keys; an empty `end` means no upper bound.
-    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<Vec<Entry>, Error>;
+    ///
+    /// A page also ends once its keys and values have [`RANGE_BYTES_SOFT_MAX`] bytes; one entry may pass that. Where a page
+    /// ends depends on the entries alone, so that it is the same at all peers.
+    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, Error>;
+
+    /// [`Snapshot::range`] without the values: what a conflict check needs. Where a page ends short of `limit` is the
+    /// implementation's business.
+    async fn range_versions(
+        &self,
+        namespace: &str,
+        start: &str,
+        end: &str,
+        limit: usize,
+    ) -> Result<VersionPage, Error> {
+        let RangePage { entries, more } = self.range(namespace, start, end, limit).await?;
+        let entries = entries.into_iter().map(|entry| (entry.key, entry.versioned.version)).collect();
+        Ok(VersionPage { entries, more })
+    }
 }

@@ -24,6 +24,7 @@
 //! This form is the baseline of measurements and the oracle of tests for the disaggregated one.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
@@ -33,14 +34,17 @@ use storage::tables::{RangeEntry, RowBatch, Savepoint, Tables};
 
 use crate::cache::Cache;
 use crate::delta::{Delta, Newest};
-use crate::{Entry, Error, Snapshot, Update, UpdateBatch, Versioned, WorldState, events};
+use crate::{
+    Entry, Error, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, Update, UpdateBatch, VersionPage, Versioned, WorldState,
+    events,
+};
 
 /// Limits of one peer's state in one channel.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Bytes of clean records kept in memory.
     pub cache_bytes: usize,
-    /// Bytes of unpersisted writes above which apply persists before it goes on.
+    /// Bytes of unpersisted writes above which [`WorldState::wants_persist`] says so.
     pub delta_bytes_max: usize,
     /// Blocks that a view may lag behind the savepoint before it is fenced.
     pub view_lag_blocks_max: u64,
@@ -116,15 +120,16 @@ impl WorldState for Monolithic {
         if number != height {
             return Err(Error::OutOfOrder { given: number, height });
         }
-        if self.inner.delta.read().expect("no writer panics").bytes() > self.inner.settings.delta_bytes_max {
-            self.persist().await?;
-        }
         self.inner.delta.write().expect("no writer panics").add(batch);
         let view = self.inner.publish(number + 1);
         let before = self.inner.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one committer applies blocks in order");
         *self.current.write().expect("no reader panics") = view;
         Ok(())
+    }
+
+    fn wants_persist(&self) -> bool {
+        self.inner.is_crowded()
     }
 
     async fn persist(&self) -> Result<u64, Error> {
@@ -158,15 +163,15 @@ impl WorldState for Monolithic {
             let mut start = String::new();
             loop {
                 let page = view.range(&namespace, &start, "", DIGEST_PAGE_ENTRIES).await?;
-                for Entry { key, versioned: Versioned { value, version } } in &page {
+                for Entry { key, versioned: Versioned { value, version } } in &page.entries {
                     feed(namespace.as_bytes());
                     feed(key.as_bytes());
                     feed(value);
                     feed(&version.block.to_le_bytes());
                     feed(&version.tx.to_le_bytes());
                 }
-                match page.last() {
-                    Some(last) if page.len() == DIGEST_PAGE_ENTRIES => start = format!("{}\0", last.key),
+                match page.entries.last() {
+                    Some(last) if page.more => start = format!("{}\0", last.key),
                     _ => break,
                 }
             }
@@ -188,6 +193,9 @@ async fn hold_up(name: &'static str) {
 /// Entries that a digest reads at once.
 const DIGEST_PAGE_ENTRIES: usize = 1024;
 
+/// Blocks that a view may lag behind the savepoint while more waits to be persisted than should.
+const CROWDED_LAG_BLOCKS_MAX: u64 = 16;
+
 /// Rows that one persist lets the tables examine for versions that nobody can see any more.
 const PRUNE_ROWS_MAX: usize = 65_536;
 
@@ -208,9 +216,16 @@ impl Inner {
         views.front().map_or_else(|| self.height.load(Ordering::Acquire), |(height, _)| *height)
     }
 
+    /// Whether the delta holds more than it should.
+    fn is_crowded(&self) -> bool {
+        self.delta.read().expect("no writer panics").bytes() > self.settings.delta_bytes_max
+    }
+
     /// Steps 1 and 2 of persist, short of the wait for the disk.
     fn write_savepoint(&self, target: u64) -> Result<Written, Error> {
-        let lag = target.saturating_sub(self.settings.view_lag_blocks_max);
+        // While the delta is crowded, no view but the newest ones may keep it so.
+        let lag_max = if self.is_crowded() { CROWDED_LAG_BLOCKS_MAX } else { u64::MAX };
+        let lag = target.saturating_sub(lag_max.min(self.settings.view_lag_blocks_max));
         self.admitted.fetch_max(lag, Ordering::AcqRel);
         let floor = self.oldest_view().clamp(lag, target);
         let (newest, seen) = {
@@ -232,8 +247,7 @@ impl Inner {
         {
             let mut cache = self.cache.lock().expect("no holder panics");
             for Newest { namespace, key, value, version } in newest {
-                // The value is a slice of its block; a copy lets the block's memory go.
-                let record = value.map(|value| Versioned { value: Bytes::copy_from_slice(&value), version });
+                let record = value.map(|value| Versioned { value, version });
                 cache.replace(&namespace, &key, record);
             }
         }
@@ -268,6 +282,33 @@ impl View {
             }
             false => Ok(()),
         }
+    }
+
+    /// Shows `visit` the live entries of a range in key order: `limit` and one more, to know whether more follow.
+    fn scan(
+        &self,
+        namespace: &str,
+        start: &str,
+        end: &str,
+        limit: usize,
+        visit: impl FnMut(Entry) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let wanted = limit.saturating_add(1);
+        // The delta is copied before the tables are read: what leaves the delta meanwhile is in the tables by then.
+        let delta: Vec<(Arc<str>, Update)> = {
+            let delta = self.inner.delta.read().expect("no writer panics");
+            let writes = delta.range(namespace, start, end, self.height);
+            // Deletes hide rows of the tables, so all writes up to the last live one that is wanted are needed.
+            let mut live = 0;
+            writes
+                .take_while(|(_, update)| {
+                    live += usize::from(update.value.is_some());
+                    live <= wanted
+                })
+                .map(|(key, update)| (key.clone(), update.clone()))
+                .collect()
+        };
+        merge(delta, TableRange::new(self, namespace, start, end, wanted), visit)
     }
 
     /// What the delta and the cache know of a key: `None` means that the tables have to be asked.
@@ -340,23 +381,38 @@ impl Snapshot for View {
         self.admitted().map(|()| versions)
     }
 
-    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<Vec<Entry>, Error> {
-        // The delta is copied before the tables are read: what leaves the delta meanwhile is in the tables by then.
-        let delta: Vec<(Arc<str>, Update)> = {
-            let delta = self.inner.delta.read().expect("no writer panics");
-            let writes = delta.range(namespace, start, end, self.height);
-            // Deletes hide rows of the tables, so all writes up to the limit-th live one are needed.
-            let mut live = 0;
-            writes
-                .take_while(|(_, update)| {
-                    live += usize::from(update.value.is_some());
-                    live <= limit
-                })
-                .map(|(key, update)| (key.clone(), update.clone()))
-                .collect()
-        };
-        let entries = merge(delta, TableRange::new(self, namespace, start, end, limit), limit)?;
-        self.admitted().map(|()| entries)
+    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, Error> {
+        let mut page = RangePage::default();
+        let mut bytes = 0;
+        self.scan(namespace, start, end, limit, |entry| {
+            if page.entries.len() >= limit || bytes >= RANGE_BYTES_SOFT_MAX {
+                page.more = !page.entries.is_empty();
+                return ControlFlow::Break(());
+            }
+            bytes += entry.key.len() + entry.versioned.value.len();
+            page.entries.push(entry);
+            ControlFlow::Continue(())
+        })?;
+        self.admitted().map(|()| page)
+    }
+
+    async fn range_versions(
+        &self,
+        namespace: &str,
+        start: &str,
+        end: &str,
+        limit: usize,
+    ) -> Result<VersionPage, Error> {
+        let mut page = VersionPage::default();
+        self.scan(namespace, start, end, limit, |Entry { key, versioned }| {
+            if page.entries.len() >= limit {
+                page.more = !page.entries.is_empty();
+                return ControlFlow::Break(());
+            }
+            page.entries.push((key, versioned.version));
+            ControlFlow::Continue(())
+        })?;
+        self.admitted().map(|()| page)
     }
 }
 
@@ -393,31 +449,36 @@ impl<'a> TableRange<'a> {
     }
 }
 
-/// At most `limit` live entries of both in key order; a write of the delta hides the row of the same key.
-fn merge(delta: Vec<(Arc<str>, Update)>, mut tables: TableRange<'_>, limit: usize) -> Result<Vec<Entry>, Error> {
-    let mut entries = Vec::new();
+/// Shows `visit` the live entries of both in key order, until it breaks off; a write of the delta hides the row of the
+/// same key.
+fn merge(
+    delta: Vec<(Arc<str>, Update)>,
+    mut tables: TableRange<'_>,
+    mut visit: impl FnMut(Entry) -> ControlFlow<()>,
+) -> Result<(), Error> {
     let mut delta = delta.into_iter().peekable();
     let mut row = tables.next()?;
-    while entries.len() < limit {
+    loop {
         let order = match (delta.peek(), &row) {
-            (None, None) => break,
+            (None, None) => return Ok(()),
             (Some(_), None) => std::cmp::Ordering::Less,
             (None, Some(_)) => std::cmp::Ordering::Greater,
             (Some((key, _)), Some(row)) => key.as_ref().cmp(row.key.as_ref()),
         };
-        if order.is_ge() {
-            let hidden = order.is_eq();
-            let entry = row.take().expect("a row was compared");
-            row = tables.next()?;
-            if !hidden {
-                entries.push(entry);
-                continue;
-            }
+        let stored = if order.is_ge() { row.take() } else { None };
+        let entry = if order.is_le() {
+            let (key, update) = delta.next().expect("a write was compared");
+            update.value.map(|value| Entry { key, versioned: Versioned { value, version: update.version } })
+        } else {
+            stored
+        };
+        if let Some(entry) = entry
+            && visit(entry).is_break()
+        {
+            return Ok(());
         }
-        let (key, update) = delta.next().expect("a write was compared");
-        if let Some(value) = update.value {
-            entries.push(Entry { key, versioned: Versioned { value, version: update.version } });
+        if order.is_ge() {
+            row = tables.next()?;
         }
     }
-    Ok(entries)
 }

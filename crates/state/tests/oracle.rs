@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{Bytes, Version};
-use state::{Monolithic, Settings, Snapshot, UpdateBatch, WorldState};
+use state::{Monolithic, RANGE_BYTES_SOFT_MAX, RangePage, Settings, Snapshot, UpdateBatch, WorldState};
 use storage::tables::{FjallEngine, FjallOptions, ModelEngine, Tables, TablesEngine};
 
 const NAMESPACES: [&str; 2] = ["basic", "smallbank"];
@@ -56,19 +56,25 @@ async fn check(snapshot: &dyn Snapshot, history: &History, seed: u64) {
         for (start, end, limit) in
             [("", "", 100), ("k05", "k15", 100), ("k05", "", 3), ("", "k20", 1), ("k09", "k09", 5)]
         {
-            let found = snapshot.range(namespace, start, end, limit).await.expect("the view is admitted");
-            let found: Vec<_> = found
+            let page = snapshot.range(namespace, start, end, limit).await.expect("the view is admitted");
+            let more = page.more;
+            let found: Vec<_> = page
+                .entries
                 .into_iter()
                 .map(|entry| (entry.key.to_string(), entry.versioned.value, entry.versioned.version))
                 .collect();
-            let wanted: Vec<_> = expected
-                .iter()
-                .filter(|((other, key), _)| {
-                    other == namespace && key.as_str() >= start && (end.is_empty() || key.as_str() < end)
-                })
-                .map(|((_, key), (value, version))| (key.clone(), value.clone(), *version))
-                .take(limit)
-                .collect();
+            let within = expected.iter().filter(|((other, key), _)| {
+                other == namespace && key.as_str() >= start && (end.is_empty() || key.as_str() < end)
+            });
+            let mut wanted: Vec<_> =
+                within.map(|((_, key), (value, version))| (key.clone(), value.clone(), *version)).collect();
+            assert_eq!(more, wanted.len() > limit, "seed {seed}: {namespace}[{start}..{end}] limit {limit}");
+            wanted.truncate(limit);
+            let versions = snapshot.range_versions(namespace, start, end, limit).await.expect("the view is admitted");
+            assert_eq!(versions.more, more, "seed {seed}: {namespace}[{start}..{end}] limit {limit}");
+            let versions = versions.entries.into_iter().map(|(key, version)| (key.to_string(), version));
+            let known = wanted.iter().map(|(key, _, version)| (key.clone(), *version));
+            assert!(versions.eq(known), "seed {seed}: {namespace}[{start}..{end}] limit {limit} at height {height}");
             assert_eq!(found, wanted, "seed {seed}: {namespace}[{start}..{end}] limit {limit} at height {height}");
         }
     }
@@ -163,6 +169,68 @@ fn a_view_too_far_behind_is_refused_rather_than_wrong() {
         let refused = old.get("basic", "k00").await.expect_err("the view is seven blocks behind");
         assert_eq!(refused.kind(), base::ErrorKind::Retry);
         check(state.snapshot().as_ref(), &history, 1).await;
+        [0; 32]
+    });
+}
+
+/// Apply persisted by itself once too much waited, so that a full disk ended the channel there, while every other write
+/// waited for room.
+#[test]
+fn a_crowded_delta_asks_to_be_persisted_and_is_not_kept_crowded_by_an_old_view() {
+    with_model(|tables| async move {
+        let settings = Settings { delta_bytes_max: 30_000, ..Settings::default() };
+        let state = Monolithic::open(tables, settings);
+        let block = |number: u64| {
+            let mut batch = UpdateBatch::default();
+            let value = Some(Bytes::from(vec![number as u8; 1_000]));
+            batch.put(&"basic".into(), "k".into(), value, Version::new(number, 0));
+            batch
+        };
+        state.apply(0, block(0)).await.expect("in order");
+        let old = state.snapshot();
+        let mut number = 1;
+        while !state.wants_persist() {
+            state.apply(number, block(number)).await.expect("in order");
+            number += 1;
+        }
+        assert_eq!(number, 27, "a version is charged for its value and a little more");
+        for number in number..=40 {
+            state.apply(number, block(number)).await.expect("a crowded state can still be told of a block");
+        }
+        assert_eq!(state.savepoint(), 0, "nothing is persisted that the caller did not ask for");
+        state.persist().await.expect("the tables take a savepoint");
+        assert!(!state.wants_persist());
+        let refused = old.get("basic", "k").await.expect_err("it would keep all versions since in memory");
+        assert_eq!(refused.kind(), base::ErrorKind::Retry);
+        let newest = state.snapshot().get("basic", "k").await.expect("it is admitted").expect("it was written");
+        assert_eq!(newest.version, Version::new(40, 0));
+        [0; 32]
+    });
+}
+
+/// A page of a hundred values of 20 MiB was held at once, by each of many queries.
+#[test]
+fn a_page_of_a_range_ends_by_bytes_and_one_of_versions_does_not() {
+    with_model(|tables| async move {
+        let state = Monolithic::open(tables, Settings::default());
+        let mut batch = UpdateBatch::default();
+        let value = Bytes::from(vec![7; RANGE_BYTES_SOFT_MAX / 3]);
+        for number in 0..10 {
+            batch.put(&"basic".into(), format!("k{number}").into(), Some(value.clone()), Version::new(0, number));
+        }
+        state.apply(0, batch).await.expect("in order");
+        for persisted in [false, true] {
+            let view = state.snapshot();
+            let page = view.range("basic", "", "", 100).await.expect("the view is admitted");
+            assert_eq!((page.entries.len(), page.more), (3, true), "persisted: {persisted}");
+            let page = view.range("basic", "k7", "", 100).await.expect("the view is admitted");
+            assert_eq!((page.entries.len(), page.more), (3, false), "persisted: {persisted}");
+            let page = view.range_versions("basic", "", "", 100).await.expect("the view is admitted");
+            assert_eq!((page.entries.len(), page.more), (10, false), "persisted: {persisted}");
+            let page = view.range("basic", "", "", 0).await.expect("the view is admitted");
+            assert_eq!(page, RangePage::default(), "who asks for nothing gets nothing to go on from");
+            state.persist().await.expect("the tables take a savepoint");
+        }
         [0; 32]
     });
 }

@@ -246,8 +246,7 @@ async fn judge_blocks(
     mut to_judge: Receiver<Examining>,
     judged: Sender<Judged>,
 ) -> Result<(), Error> {
-    // Batches of blocks that the state has not applied yet, as far as this stage knows.
-    let mut pending: VecDeque<(u64, Arc<UpdateBatch>)> = VecDeque::new();
+    let mut pending = Pending::new();
     while let Some(Some(examining)) = ledger.stop.or_stopped(to_judge.recv()).await {
         let Examining { block, received, chunks } = examining;
         let number = block.number().get();
@@ -259,11 +258,7 @@ async fn judge_blocks(
         events::ExamineTime.record_since(received);
 
         let started = rt::now();
-        let snapshot = ledger.state.snapshot();
-        let applied = snapshot.height();
-        pending.retain(|(number, _)| *number >= applied);
-        let view = View::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
-        let verdict = judge(number, &examined, &ledger.store, &view, tip.commit_hash.as_ref()).await?;
+        let Some(verdict) = judge_now(&ledger, &examined, &tip, &mut pending).await? else { return Ok(()) };
         events::ResolveTime.record_since(started);
 
         let Verdict { codes, batch, commit_hash } = verdict;
@@ -284,6 +279,35 @@ async fn judge_blocks(
         }
     }
     Ok(())
+}
+
+/// Batches of blocks that the state has not applied yet, as far as stage 3 knows, oldest first.
+type Pending = VecDeque<(u64, Arc<UpdateBatch>)>;
+
+/// Judges the next block; nothing if the channel stopped meanwhile. The state may have moved on too far from the view that
+/// is being read: then it is judged again, from a newer one.
+async fn judge_now(
+    ledger: &Ledger,
+    examined: &[Examined],
+    tip: &Tip,
+    pending: &mut Pending,
+) -> Result<Option<Verdict>, Error> {
+    let mut patience = Patience::new();
+    loop {
+        let snapshot = ledger.state.snapshot();
+        let applied = snapshot.height();
+        pending.retain(|(number, _)| *number >= applied);
+        let view = View::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
+        match judge(tip.height, examined, &ledger.store, &view, tip.commit_hash.as_ref()).await {
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                tracing::warn!(channel = %ledger.rules.channel(), block = tip.height, %error, "judging a block again");
+                if ledger.stop.or_stopped(patience.wait()).await.is_none() {
+                    return Ok(None);
+                }
+            }
+            verdict => return verdict.map(Some),
+        }
+    }
 }
 
 fn with_verdict(block: &Block, codes: &[Code], commit_hash: &Hash) -> Block {
@@ -353,6 +377,9 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
             // The stage before may still look at the batch; the copy shares keys and values.
             let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
             hold_up("chain.commit.durable").await;
+            if ledger.state.wants_persist() {
+                persist(&ledger).await?;
+            }
             ledger.state.apply(block.number(), batch).await?;
             hold_up("chain.commit.applied").await;
             events::ApplyTime.record_since(started);

@@ -35,6 +35,9 @@ pub async fn replay(store: &BlockStore, state: &dyn WorldState) -> Result<u64, E
             reason: "it is below the height of the store and not there".to_owned(),
         })?;
         let batch = stored_updates(&Block::parse(&bytes)?)?;
+        if state.wants_persist() {
+            state.persist().await?;
+        }
         state.apply(number, batch).await?;
         events::BlocksReplayed.add(1);
         replayed += 1;

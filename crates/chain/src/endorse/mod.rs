@@ -124,7 +124,9 @@ impl EndorseError {
 pub struct Settings {
     /// Proposals that may run at once.
     pub concurrency_max: usize,
-    /// How long a contract may run.
+    /// Contracts that may be at work at once; others of those proposals wait, so that commits get their turn.
+    pub running_max: usize,
+    /// How long a contract may wait and run.
     pub execution_max: Duration,
     /// How far a proposal's time may be from this peer's, either way.
     pub clock_window: Duration,
@@ -134,6 +136,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             concurrency_max: 2500,
+            running_max: 64,
             execution_max: Duration::from_secs(30),
             clock_window: Duration::from_secs(15 * 60),
         }
@@ -154,6 +157,7 @@ pub struct Endorser {
     registry: Registry,
     settings: Settings,
     places: rt::sync::Semaphore,
+    running: rt::sync::Semaphore,
     channels: Arc<dyn Channels>,
 }
 
@@ -178,7 +182,8 @@ impl Endorser {
     /// An endorser over the channels of a peer.
     pub fn new(signer: Signer, registry: Registry, settings: Settings, channels: Arc<dyn Channels>) -> Endorser {
         let places = rt::sync::Semaphore::new(settings.concurrency_max);
-        Endorser { signer, registry, settings, places, channels }
+        let running = rt::sync::Semaphore::new(settings.running_max);
+        Endorser { signer, registry, settings, places, running, channels }
     }
 
     /// See [`Endorse::process`].
@@ -287,24 +292,31 @@ impl Endorser {
         let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
         let definition = channel.rules().definitions().get(&proposal.chaincode).ok_or_else(unknown)?;
         let started = rt::now();
-        let context = Context {
-            channel: channel.id().clone(),
-            tx_id: proposal.tx_id.clone(),
-            timestamp: proposal.timestamp().unwrap_or_default(),
-            creator: admitted.creator.serialized().clone(),
-            transient: proposal.transient.clone(),
-            registry: self.registry.clone(),
-            snapshot: channel.state().snapshot(),
-            elsewhere: Arc::new(OtherChannels(self.channels.clone())),
+        let run = async {
+            let _turn = self.running.acquire().await;
+            // Taken when it is wanted, so that who waited for a turn does not read what was.
+            let context = Context {
+                channel: channel.id().clone(),
+                tx_id: proposal.tx_id.clone(),
+                timestamp: proposal.timestamp().unwrap_or_default(),
+                creator: admitted.creator.serialized().clone(),
+                transient: proposal.transient.clone(),
+                registry: self.registry.clone(),
+                snapshot: channel.state().snapshot(),
+                elsewhere: Arc::new(OtherChannels(self.channels.clone())),
+            };
+            let mut simulation = Simulation::new(context);
+            let outcome = simulation.run(&proposal.chaincode, &proposal.args).await;
+            (simulation, outcome)
         };
-        let mut simulation = Simulation::new(context);
-        let run = simulation.run(&proposal.chaincode, &proposal.args);
-        let outcome = match rt::timeout(self.settings.execution_max, run).await {
-            Err(_) => return Err(EndorseError::TimedOut(self.settings.execution_max)),
-            Ok(Err(StubError::UnknownContract(_))) => return Err(unknown()),
-            Ok(Err(StubError::State { kind, message })) => return Err(EndorseError::State { kind, message }),
-            Ok(Err(refused)) => simulate::Outcome::failure(refused.to_string()),
-            Ok(Ok(outcome)) => outcome,
+        let Ok((simulation, outcome)) = rt::timeout(self.settings.execution_max, run).await else {
+            return Err(EndorseError::TimedOut(self.settings.execution_max));
+        };
+        let outcome = match outcome {
+            Err(StubError::UnknownContract(_)) => return Err(unknown()),
+            Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
+            Err(refused) => simulate::Outcome::failure(refused.to_string()),
+            Ok(outcome) => outcome,
         };
         let results = if record { simulation.finish() } else { Bytes::new() };
         events::SimulationTime.record_since(started);

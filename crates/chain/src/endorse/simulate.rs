@@ -6,19 +6,22 @@
 //!    the same simulation, so that all namespaces end up in one read-write set.
 //! 3. Of a call that failed, what it read and wrote stays recorded, as in Fabric; the caller decides what to make of it.
 //!
-//! Bounds: [`ENTRIES_MAX`] and [`BYTES_MAX`] of recorded reads and writes, [`QUERIES_MAX`] open queries,
-//! [`CALLS_MAX`] calls, [`contract::CALL_DEPTH_MAX`] deep.
+//! Bounds: [`ENTRIES_MAX`] reads, writes and results of ranges, [`BYTES_MAX`] recorded and [`SCANNED_BYTES_MAX`] scanned
+//! bytes, [`QUERIES_MAX`] open queries, [`CALLS_MAX`] calls, [`contract::CALL_DEPTH_MAX`] deep.
+//!
+//! A contract gives others their turn where it reads: that is where a time limit or its caller's end can stop it. One that
+//! computes for long without reading has to give turns itself, as `kmeans` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{Bytes, ChannelId, ErrorKind, TxId};
+use base::{Bytes, ChannelId, ErrorKind, TxId, rt};
 use contract::key::{self, KeyRange};
 use contract::{
     CALL_DEPTH_MAX, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub, StubError,
     Timestamp,
 };
-use state::Snapshot;
+use state::{RangePage, Snapshot};
 
 use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, Recorder};
 
@@ -26,6 +29,12 @@ use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, Recorder};
 pub const ENTRIES_MAX: usize = 1 << 20;
 /// Bytes of keys and values that one transaction may record. Orderers refuse envelopes far below this.
 pub const BYTES_MAX: usize = 64 << 20;
+/// Bytes of keys and values that one transaction may scan in ranges.
+pub const SCANNED_BYTES_MAX: usize = 256 << 20;
+const _: () = assert!(state::RANGE_BYTES_SOFT_MAX <= PAGE_BYTES_SOFT_MAX, "a page of the state is one of a contract");
+/// Reads after which a contract gives others their turn. State in memory answers at once, so that a contract that reads on
+/// and on would otherwise hold its thread, and no time limit could end it.
+const READS_PER_TURN: u32 = 32;
 /// Queries that one transaction may have open.
 pub const QUERIES_MAX: usize = 64;
 /// Contract calls that one transaction may make, in all.
@@ -58,6 +67,11 @@ pub struct Simulation {
     queries: BTreeMap<QueryId, Query>,
     queries_opened: u64,
     calls: u32,
+    /// Results of ranges, and reads and writes on other channels.
+    scanned: usize,
+    /// Of results of ranges.
+    scanned_bytes: usize,
+    reads_this_turn: u32,
 }
 
 struct Query {
@@ -94,7 +108,16 @@ impl Outcome {
 impl Simulation {
     /// A transaction that has done nothing yet.
     pub fn new(context: Context) -> Simulation {
-        Simulation { context, recorder: Recorder::new(), queries: BTreeMap::new(), queries_opened: 0, calls: 0 }
+        Simulation {
+            context,
+            recorder: Recorder::new(),
+            queries: BTreeMap::new(),
+            queries_opened: 0,
+            calls: 0,
+            scanned: 0,
+            scanned_bytes: 0,
+            reads_this_turn: 0,
+        }
     }
 
     /// Runs the contract `name`.
@@ -137,13 +160,28 @@ impl Simulation {
     }
 
     fn check_limits(&self) -> Result<(), StubError> {
-        if self.recorder.entries() >= ENTRIES_MAX {
+        if self.recorder.entries() + self.scanned >= ENTRIES_MAX {
             return Err(StubError::LimitExceeded { what: "reads and writes", max: ENTRIES_MAX as u64 });
         }
         if self.recorder.bytes() >= BYTES_MAX {
             return Err(StubError::LimitExceeded { what: "bytes read and written", max: BYTES_MAX as u64 });
         }
+        if self.scanned_bytes >= SCANNED_BYTES_MAX {
+            return Err(StubError::LimitExceeded { what: "bytes scanned", max: SCANNED_BYTES_MAX as u64 });
+        }
         Ok(())
+    }
+
+    async fn count_read(&mut self) {
+        self.reads_this_turn += 1;
+        if self.reads_this_turn >= READS_PER_TURN {
+            self.end_turn().await;
+        }
+    }
+
+    async fn end_turn(&mut self) {
+        self.reads_this_turn = 0;
+        rt::yield_now().await;
     }
 }
 
@@ -180,6 +218,8 @@ struct Call<'a> {
 #[async_trait::async_trait]
 impl Stub for Call<'_> {
     async fn get_state(&mut self, key: &str) -> Result<Option<Bytes>, StubError> {
+        // First, because a contract may also go on after one refusal and another.
+        self.simulation.count_read().await;
         check_key(key)?;
         self.simulation.check_limits()?;
         let found = self.simulation.context.snapshot.get(&self.namespace, key).await.map_err(state_error)?;
@@ -200,6 +240,7 @@ impl Stub for Call<'_> {
     }
 
     async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError> {
+        self.simulation.count_read().await;
         check_length(range.start())?;
         check_length(range.end())?;
         let open = self.simulation.queries.values().filter(|query| !query.over).count();
@@ -224,6 +265,8 @@ impl Stub for Call<'_> {
 
     async fn next_page(&mut self, id: QueryId, entries_max: usize) -> Result<Page, StubError> {
         let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
+        self.simulation.end_turn().await;
+        self.simulation.check_limits()?;
         let snapshot = self.simulation.context.snapshot.clone();
         let query = self.simulation.queries.get_mut(&id).ok_or(StubError::UnknownQuery(id.0))?;
         if *query.namespace != *self.namespace {
@@ -232,24 +275,21 @@ impl Stub for Call<'_> {
         if query.over {
             return Err(StubError::UnknownQuery(id.0));
         }
-        // One more than asked, to know whether more follow.
         let found = if query.range.is_empty() {
-            Vec::new()
+            RangePage::default()
         } else {
-            let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit + 1);
+            let range = snapshot.range(&query.namespace, &query.next, query.range.end(), limit);
             range.await.map_err(state_error)?
         };
-        let mut page = Page::default();
+        let mut page = Page { entries: Vec::with_capacity(found.entries.len()), has_more: found.more };
         let mut bytes = 0;
-        for entry in found {
-            if page.entries.len() == limit || bytes >= PAGE_BYTES_SOFT_MAX {
-                page.has_more = true;
-                break;
-            }
+        for entry in found.entries {
             bytes += entry.key.len() + entry.versioned.value.len();
             query.recorder.add(&entry.key, entry.versioned.version);
             page.entries.push(Entry { key: String::from(&*entry.key), value: entry.versioned.value });
         }
+        self.simulation.scanned += page.entries.len();
+        self.simulation.scanned_bytes += bytes;
         if page.has_more {
             let last = page.entries.last().expect("a page that has more has an entry");
             query.next.clear();
@@ -269,6 +309,7 @@ impl Stub for Call<'_> {
     }
 
     async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError> {
+        self.simulation.count_read().await;
         if self.depth + 1 >= CALL_DEPTH_MAX {
             return Err(StubError::LimitExceeded { what: "the call depth", max: CALL_DEPTH_MAX as u64 });
         }
@@ -284,9 +325,11 @@ impl Stub for Call<'_> {
         context.channel = ChannelId::from(channel);
         context.snapshot = snapshot;
         let mut other = Simulation::new(context);
-        other.calls = self.simulation.calls;
+        (other.calls, other.scanned, other.scanned_bytes) =
+            (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes);
         let outcome = other.call(name, &args, self.depth + 1).await;
-        self.simulation.calls = other.calls;
+        (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes) =
+            (other.calls, other.scanned + other.recorder.entries(), other.scanned_bytes);
         Ok(outcome?.response)
     }
 

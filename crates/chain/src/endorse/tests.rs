@@ -318,6 +318,13 @@ impl Contract for Caller {
                 let seen = tx.get_state("fresh").await?.is_some();
                 Ok(Response::success(seen.to_string()))
             }
+            "spin" => loop {
+                tx.get_state("k").await?;
+            },
+            "scan-on" => loop {
+                let mut cursor = Cursor::open(tx, KeyRange::simple("k", "l")?).await?;
+                while cursor.next(tx).await?.is_some() {}
+            },
             "forever" => loop {
                 base::rt::sleep(Duration::from_secs(1)).await;
             },
@@ -401,6 +408,23 @@ fn scans_are_recorded_as_far_as_they_went() {
     });
 }
 
+/// The state answers at once, so that such a contract never waited for anything: no time limit could end it, and whatever
+/// shared its thread stood still.
+#[test]
+fn a_contract_that_only_reads_is_ended_in_time() {
+    production::run(async {
+        let net = net().await;
+        let peer = peer_with_caller(&net).await;
+        for function in ["spin", "scan-on"] {
+            let proposal = net.client.proposal("caller", function, &[]);
+            let ended = peer.process(proposal.bytes).await.expect_err("it did not end by itself");
+            assert!(matches!(ended, EndorseError::TimedOut(_)), "{function}: {ended:?}");
+        }
+        peer.stop().await.expect("the peer stops");
+        net.peer.stop().await.expect("the peer stops");
+    });
+}
+
 #[test]
 fn a_contract_that_does_not_end_is_ended_and_others_are_turned_away_meanwhile() {
     let run = Simulation::new(1).run(|_| async {
@@ -411,6 +435,10 @@ fn a_contract_that_does_not_end_is_ended_and_others_are_turned_away_meanwhile() 
             let peer = peer.clone();
             async move { peer.process(forever).await }
         });
+        // It takes the only place before anybody else does.
+        for _ in 0..10 {
+            base::rt::yield_now().await;
+        }
         while !running.is_finished() {
             let turned = peer.process(net.client.proposal("basic", "GetAllAssets", &[]).bytes).await;
             if matches!(turned, Err(EndorseError::Overloaded)) {

@@ -356,3 +356,16 @@ proptest! {
         prop_assert_eq!(found, writes);
     }
 }
+
+/// A value of ten bytes in the state kept its whole block in memory, of which the state knew nothing.
+#[test]
+fn a_value_does_not_keep_its_block_in_memory() {
+    for source in golden_sets("b8.block") {
+        let within = source.as_ptr_range();
+        let set = ReadWriteSet::decode(source.clone()).expect("Fabric encoded it");
+        for write in set.namespaces.iter().flat_map(|namespace| &namespace.writes) {
+            let value = set.write_value(write).expect("it is no delete");
+            assert!(!value.is_empty() && !within.contains(&value.as_ptr()));
+        }
+    }
+}

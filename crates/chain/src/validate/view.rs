@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::Version;
+use base::{Version, rt};
 use state::{Snapshot, UpdateBatch};
 
 /// Entries of the snapshot that a scan holds at once.
@@ -72,7 +72,7 @@ pub struct Scan {
     /// Where the next page starts; nothing after the last page.
     next: Option<String>,
     end: String,
-    page: std::vec::IntoIter<state::Entry>,
+    page: std::vec::IntoIter<(Arc<str>, Version)>,
     /// The snapshot's next entry, if it was looked at.
     head: Option<(Arc<str>, Version)>,
     /// Keys that later batches have written; nothing where deleted.
@@ -110,15 +110,17 @@ impl Scan {
     async fn next_stored(&mut self) -> Result<Option<(Arc<str>, Version)>, state::Error> {
         loop {
             if let Some(entry) = self.page.next() {
-                return Ok(Some((entry.key, entry.versioned.version)));
+                return Ok(Some(entry));
             }
             let Some(start) = self.next.take() else { return Ok(None) };
-            let page = self.snapshot.range(&self.namespace, &start, &self.end, SCAN_PAGE_ENTRIES).await?;
-            if page.len() == SCAN_PAGE_ENTRIES {
-                let last = page.last().expect("a full page has a last entry");
-                self.next = Some(after(&last.key));
+            // A long range is many pages: others get their turn between them.
+            rt::yield_now().await;
+            let page = self.snapshot.range_versions(&self.namespace, &start, &self.end, SCAN_PAGE_ENTRIES).await?;
+            if page.more {
+                let (last, _) = page.entries.last().expect("a page that has more has an entry");
+                self.next = Some(after(last));
             }
-            self.page = page.into_iter();
+            self.page = page.entries.into_iter();
         }
     }
 }

@@ -153,7 +153,11 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
                 persist_interval_blocks: scenario.persist_interval_blocks,
                 replay_blocks_max: scenario.persist_interval_blocks + 8,
             },
-            state: state::Settings { cache_bytes: scenario.cache_bytes, ..state::Settings::default() },
+            state: state::Settings {
+                cache_bytes: scenario.cache_bytes,
+                delta_bytes_max: scenario.delta_bytes,
+                ..state::Settings::default()
+            },
             blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
             ..peer::Settings::default()
         },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{Bytes, Version};
 use proptest::prelude::*;
-use state::{Entry, Snapshot, UpdateBatch, Versioned};
+use state::{Entry, RangePage, Snapshot, UpdateBatch, Versioned};
 
 use crate::rwset::{RangeRecorder, ReadWriteSet, Recorder};
 use crate::validate::Code;
@@ -36,14 +36,15 @@ impl Snapshot for Fixed {
         Ok(self.keys.get(key).copied())
     }
 
-    async fn range(&self, _: &str, start: &str, end: &str, limit: usize) -> Result<Vec<Entry>, state::Error> {
+    async fn range(&self, _: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, state::Error> {
         assert!(end.is_empty() || start < end, "an empty range is nobody's question");
-        let found = scan(&self.keys, start, end).into_iter().take(limit);
+        let found = scan(&self.keys, start, end);
+        let more = found.len() > limit;
         let entry = |(key, version): (String, Version)| Entry {
             key: key.into(),
             versioned: Versioned { value: Bytes::from_static(b"v"), version },
         };
-        Ok(found.map(entry).collect())
+        Ok(RangePage { entries: found.into_iter().take(limit).map(entry).collect(), more })
     }
 }
 
