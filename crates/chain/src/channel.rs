@@ -167,6 +167,11 @@ impl Channel {
         self.ledger.failure()
     }
 
+    /// What the channel waits for, while it cannot commit: room on its disk, say.
+    pub fn stalled(&self) -> Option<String> {
+        self.ledger.stalled()
+    }
+
     /// Resolves when the channel has stopped following the orderers.
     pub async fn stopped(&self) {
         self.ledger.stop().stopped().await;

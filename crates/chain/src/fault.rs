@@ -1,10 +1,11 @@
 //! What stages do about trouble: places where a simulation may hold one up, so that crashes fall between its steps; waits
-//! for what passes; and panics, which must not go unseen.
+//! for what passes, and what is waited for; errors and panics, which must not go unseen.
 
 use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -66,6 +67,54 @@ impl Patience {
     }
 }
 
+/// What ended a channel: the first error. A stage that only saw its neighbour end does not know why, and gives way.
+#[derive(Default)]
+pub(crate) struct Failure(Mutex<Option<Arc<Error>>>);
+
+impl Failure {
+    pub(crate) fn note(&self, error: Error) {
+        let mut noted = self.0.lock().expect("no holder of this lock panics");
+        if noted.as_deref().is_none_or(|noted| matches!(noted, Error::Stopped)) {
+            *noted = Some(Arc::new(error));
+        }
+    }
+
+    pub(crate) fn get(&self) -> Option<Arc<Error>> {
+        self.0.lock().expect("no holder of this lock panics").clone()
+    }
+}
+
+/// What the stages of a channel wait for: it may pass only once somebody acts, so it must be visible. No more than there
+/// are stages.
+#[derive(Default)]
+pub(crate) struct Stalls(Mutex<Vec<Arc<str>>>);
+
+/// A stage that waits, until this is dropped.
+pub(crate) struct Stalled<'a> {
+    stalls: &'a Stalls,
+    reason: Arc<str>,
+}
+
+impl Stalls {
+    pub(crate) fn begin(&self, reason: String) -> Stalled<'_> {
+        let reason: Arc<str> = reason.into();
+        self.0.lock().expect("no holder of this lock panics").push(reason.clone());
+        Stalled { stalls: self, reason }
+    }
+
+    /// What the stage that waits longest waits for.
+    pub(crate) fn reason(&self) -> Option<String> {
+        self.0.lock().expect("no holder of this lock panics").first().map(|reason| reason.to_string())
+    }
+}
+
+impl Drop for Stalled<'_> {
+    fn drop(&mut self) {
+        let mut reasons = self.stalls.0.lock().expect("no holder of this lock panics");
+        reasons.retain(|reason| !Arc::ptr_eq(reason, &self.reason));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use base::ErrorKind;
@@ -93,5 +142,26 @@ mod tests {
         assert_eq!(panicked.kind(), ErrorKind::Closed);
         assert!(matches!(report(|| Err(Error::Stopped)), Some(Error::Stopped)));
         assert!(report(|| Ok(())).is_none());
+    }
+
+    #[test]
+    fn the_first_error_stays_unless_it_only_says_that_another_stage_has_ended() {
+        let failure = Failure::default();
+        failure.note(Error::Stopped);
+        failure.note(Error::Panicked("the cause".to_owned()));
+        failure.note(Error::Panicked("a consequence".to_owned()));
+        failure.note(Error::Stopped);
+        assert!(matches!(failure.get().as_deref(), Some(Error::Panicked(message)) if message == "the cause"));
+    }
+
+    #[test]
+    fn a_stall_shows_while_it_lasts() {
+        let stalls = Stalls::default();
+        let first = stalls.begin("the disk is full".to_owned());
+        let second = stalls.begin("the disk is full".to_owned());
+        drop(first);
+        assert_eq!(stalls.reason().as_deref(), Some("the disk is full"), "another one waits");
+        drop(second);
+        assert_eq!(stalls.reason(), None);
     }
 }

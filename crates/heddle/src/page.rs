@@ -22,7 +22,7 @@ pub fn get(address: SocketAddr, path: &str) -> Result<String> {
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| Error::other("the answer is no HTTP"))?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(body.to_owned()),
-        code => Err(Error::other(format!("the answer to {path} is {}", code.unwrap_or("empty")))),
+        code => Err(Error::other(format!("the answer to {path} is {}: {}", code.unwrap_or("empty"), body.trim()))),
     }
 }
 

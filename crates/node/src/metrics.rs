@@ -10,6 +10,7 @@ use base::event;
 use base::rt::Stop;
 use base::rt::sync::Semaphore;
 use chain::Channel;
+use chain::order::chain::Chain;
 use gateway::service::Intake;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -33,23 +34,61 @@ pub(crate) fn register() {
     event::register(crate::disk::EVENTS);
 }
 
+/// A part of the network that may end by itself, or wait for its operator.
+pub(crate) trait Part: Send + Sync {
+    /// What ended it, if something did.
+    fn failure(&self) -> Option<Arc<chain::Error>>;
+    /// What it waits for, while it cannot go on.
+    fn stalled(&self) -> Option<String>;
+}
+
+impl Part for Channel {
+    fn failure(&self) -> Option<Arc<chain::Error>> {
+        self.failure()
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.stalled()
+    }
+}
+
+impl Part for Chain {
+    fn failure(&self) -> Option<Arc<chain::Error>> {
+        self.failure()
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.stalled()
+    }
+}
+
 /// What is looked at to say whether the network is well.
 #[derive(Clone)]
 pub(crate) struct Health {
-    channels: Arc<[Arc<Channel>]>,
+    /// With their hosts' names.
+    parts: Arc<[(String, Arc<dyn Part>)]>,
     intake: Intake,
 }
 
 impl Health {
-    pub(crate) fn new(channels: Vec<Arc<Channel>>, intake: Intake) -> Health {
-        Health { channels: channels.into(), intake }
+    pub(crate) fn new(parts: Vec<(String, Arc<dyn Part>)>, intake: Intake) -> Health {
+        Health { parts: parts.into(), intake }
     }
 
-    /// What is wrong, if something is.
+    /// What is wrong, a line each, if something is.
     fn problem(&self) -> Option<String> {
-        let stopped = self.channels.iter().find_map(|channel| channel.failure());
-        let stopped = stopped.map(|error| format!("a peer has stopped: {error}"));
-        stopped.or_else(|| self.intake.problem()).map(|problem| problem + "\n")
+        let mut problem = String::new();
+        for (host, part) in self.parts.iter() {
+            match (part.failure(), part.stalled()) {
+                (Some(error), _) => problem += &format!("{host} has stopped: {error}\n"),
+                (None, Some(reason)) => problem += &format!("{host} waits: {reason}\n"),
+                (None, None) => {}
+            }
+        }
+        if let Some(closed) = self.intake.problem() {
+            problem += &format!("{closed}\n");
+        }
+        (!problem.is_empty()).then_some(problem)
     }
 }
 
@@ -139,6 +178,39 @@ mod tests {
         assert!(ask(b"GET /other HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404"));
         assert!(ask(b"POST /metrics HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         assert!(!ask(b"HEAD /healthz HTTP/1.1\r\n\r\n").await.contains("\r\n\r\nok"));
+    }
+
+    struct Fake(Option<chain::Error>, Option<&'static str>);
+
+    impl Part for Fake {
+        fn failure(&self) -> Option<Arc<chain::Error>> {
+            self.0.as_ref().map(|error| Arc::new(chain::Error::Panicked(error.to_string())))
+        }
+
+        fn stalled(&self) -> Option<String> {
+            self.1.map(str::to_owned)
+        }
+    }
+
+    #[test]
+    fn health_names_every_part_that_has_stopped_or_waits() {
+        let part = |host: &str, fake: Fake| (host.to_owned(), Arc::new(fake) as Arc<dyn Part>);
+        let intake = Intake::default();
+        let parts = vec![
+            part("peer0", Fake(None, None)),
+            part("peer1", Fake(None, Some("the disk is full"))),
+            part("orderer", Fake(Some(chain::Error::Stopped), Some("the disk is full"))),
+        ];
+        let health = Health::new(parts, intake.clone());
+        let (status, _, body) = respond(b"GET /healthz HTTP/1.1\r\n\r\n", &health);
+        assert!(status.starts_with("503"), "{status}");
+        let lines: Vec<&str> = body.lines().collect();
+        assert_eq!(lines[0], "peer1 waits: the disk is full");
+        assert!(lines[1].starts_with("orderer has stopped: "), "{body}");
+        assert_eq!(lines.len(), 2, "{body}");
+        intake.close("there is hardly any room".to_owned());
+        assert!(health.problem().is_some_and(|problem| problem.ends_with("there is hardly any room\n")));
+        assert_eq!(Health::new(Vec::new(), Intake::default()).problem(), None);
     }
 
     /// `HEDDLE_WRITE_DOCS=1` writes the page anew instead of comparing.

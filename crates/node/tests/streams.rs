@@ -334,3 +334,51 @@ async fn streams_end_as_unavailable_when_the_network_stops() {
     assert_eq!(events.next().await.expect_err("an end").code, Code::Unavailable);
     assert_eq!(blocks.next().await.expect_err("an end").code, Code::Unavailable);
 }
+
+/// The orderer's channel could end by itself, and all that anybody saw was transactions that were never committed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orderer_that_stops_by_itself_does_not_go_unseen() {
+    let network = TestNetwork::start(&config(1)).await;
+    let running = &network.running;
+    let client = network.client(0).await;
+    create(&client, "a").await;
+    assert_eq!(health(running).await, "HTTP/1.1 200 OK: ok");
+    let waiting = tokio::time::timeout(Duration::from_millis(50), running.failed()).await;
+    assert!(waiting.is_err(), "nothing has failed");
+
+    let chain = running.orderer().chain(CHANNEL).expect("a channel that was joined");
+    // Somebody else writes to the orderer's log, which then refuses what the orderer appends.
+    let tip = chain.store().tip();
+    let strange = ledger::Block::build(base::BlockNumber(tip.height), Some(tip.header_hash), &[]);
+    let new = storage::blocks::NewBlock {
+        number: base::BlockNumber(tip.height),
+        header_hash: strange.hash(),
+        previous_hash: tip.header_hash,
+        epoch: base::Epoch(0),
+        parts: &strange.parts(),
+        transactions: &[],
+    };
+    chain.store().append(new).await.expect("it follows");
+    let proposal = client.proposal(CHANNEL, "events", "DeleteAsset", &args(&["a"])).sign();
+    let transaction = client.endorse(&proposal).await.expect("the peer is well");
+    client.submit(&transaction).await.expect("it is taken before it is stored");
+    let reason = tokio::time::timeout(Duration::from_secs(20), running.failed()).await.expect("it is noticed");
+    assert!(reason.starts_with("orderer.example.com has stopped: storage: "), "{reason}");
+    assert_eq!(health(running).await, format!("HTTP/1.1 503 Service Unavailable: {reason}"));
+    let status = client.submit(&transaction).await.expect_err("nobody takes it");
+    assert_eq!(status.code, Code::Unavailable, "{status}");
+    network.stop().await;
+}
+
+/// The first line of the answer to `/healthz`, and its body.
+async fn health(running: &node::Running) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let metrics = running.endpoints().iter().find(|endpoint| endpoint.role == node::Role::Metrics);
+    let address = metrics.expect("metrics are served").address;
+    let mut socket = tokio::net::TcpStream::connect(address).await.expect("a port that listens");
+    socket.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").await.expect("room");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    format!("{}: {}", head.lines().next().unwrap_or_default(), body.trim_end())
+}

@@ -5,7 +5,7 @@
 //! waits for it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
@@ -17,7 +17,7 @@ use storage::blocks::{BlockStore, NO_PREVIOUS, NewBlock};
 use super::recent::{CommittedBlock, Recent};
 use super::waiters::Waiters;
 use crate::access::Rules;
-use crate::fault::{Patience, hold_up, run_stage};
+use crate::fault::{Failure, Patience, Stalls, hold_up, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{Verdict, judge};
 use crate::validate::examine::{Examined, examine};
@@ -56,7 +56,8 @@ pub struct Ledger {
     pub settings: Settings,
     /// Number of committed blocks.
     height: WatchSender<u64>,
-    failure: Mutex<Option<Arc<Error>>>,
+    failure: Failure,
+    stalls: Stalls,
     stop: Stop,
 }
 
@@ -90,7 +91,8 @@ impl Ledger {
             waiters: Waiters::default(),
             settings,
             height,
-            failure: Mutex::default(),
+            failure: Failure::default(),
+            stalls: Stalls::default(),
             stop,
         }
     }
@@ -112,13 +114,18 @@ impl Ledger {
 
     /// The error that ended the pipeline, if one did.
     pub fn failure(&self) -> Option<Arc<Error>> {
-        self.failure.lock().expect("no holder of this lock panics").clone()
+        self.failure.get()
     }
 
-    /// Ends the channel's pipeline for good. The first error stays.
+    /// What a stage of the pipeline waits for, while one cannot go on.
+    pub fn stalled(&self) -> Option<String> {
+        self.stalls.reason()
+    }
+
+    /// Ends the channel's pipeline for good.
     pub fn fail(&self, error: Error) {
         tracing::error!(channel = %self.rules.channel(), %error, "the channel's pipeline has ended");
-        self.failure.lock().expect("no holder of this lock panics").get_or_insert_with(|| Arc::new(error));
+        self.failure.note(error);
         self.stop.stop();
     }
 
@@ -264,7 +271,8 @@ async fn judge_blocks(
         let Verdict { codes, batch, commit_hash } = verdict;
         let block = with_verdict(&block, &codes, &commit_hash);
         hold_up("chain.commit.judged").await;
-        let appended = append(&ledger.store, ledger.stop(), &block, &transactions(&examined, &codes)).await;
+        let transactions = transactions(&examined, &codes);
+        let appended = append(&ledger.store, &block, &transactions, ledger.stop(), &ledger.stalls).await;
         match appended {
             Err(Error::Stopped) => return Ok(()),
             other => other?,
@@ -328,15 +336,17 @@ fn transactions(examined: &[Examined], codes: &[Code]) -> Vec<(TxId, u8)> {
 /// [`Error::Stopped`] if the stop came before the space; the block store's.
 pub(crate) async fn append(
     store: &BlockStore,
-    stop: &Stop,
     block: &Block,
     transactions: &[(TxId, u8)],
+    stop: &Stop,
+    stalls: &Stalls,
 ) -> Result<(), Error> {
-    let mut patience = Patience::new();
+    let (mut patience, mut stalled) = (Patience::new(), None);
     loop {
         match append_block(store, block, transactions).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(block = block.number().get(), %error, "a block cannot be stored yet");
+                stalled.get_or_insert_with(|| stalls.begin(format!("a block cannot be stored yet: {error}")));
                 stop.or_stopped(patience.wait()).await.ok_or(Error::Stopped)?;
             }
             outcome => return outcome,
@@ -394,11 +404,13 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
 
 /// Persists the state. While the disk is full it waits for space; a stop ends the wait, since nothing is lost by it.
 async fn persist(ledger: &Ledger) -> Result<(), Error> {
-    let mut patience = Patience::new();
+    let (mut patience, mut stalled) = (Patience::new(), None);
     loop {
         match ledger.state.persist().await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(channel = %ledger.rules.channel(), %error, "the state cannot be persisted yet");
+                stalled
+                    .get_or_insert_with(|| ledger.stalls.begin(format!("the state cannot be persisted yet: {error}")));
                 if ledger.stop.or_stopped(patience.wait()).await.is_none() {
                     return Ok(());
                 }

@@ -13,11 +13,13 @@ use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
 use storage::tables::ModelEngine;
 
+use super::pipeline::append_block;
 use super::recent::CommittedBlock;
 use super::replay::stored_updates;
+use crate::Error;
 use crate::access::Rules;
 use crate::channel::Channel;
-use crate::endorse::Endorse;
+use crate::endorse::{Endorse, EndorseError};
 use crate::order::protocol::{Reply, Request};
 use crate::order::{Broadcast, Orderer};
 use crate::peer::Peer;
@@ -347,4 +349,71 @@ fn the_savepoint_follows_the_height() {
         peer.stop().await.expect("the peer stops");
         orderer.stop().await;
     });
+}
+
+/// A peer whose pipeline had failed went on to endorse on the state of that moment, and to answer queries from it.
+#[test]
+fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let client = consortium.client();
+        let orderer = orderer(&consortium, &root).await;
+        let peer = peer(&consortium, &root, 0).await;
+        let account = |name: &'static str| client.proposal("smallbank", "create_account", &[name, name, "1", "1"]);
+        let first = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
+        channel(&peer).wait_committed(&first).await.expect("the channel runs");
+
+        // Somebody else writes to the store of the peer, which then refuses what the peer appends.
+        let tip = channel(&peer).store().tip();
+        let strange = Block::build(BlockNumber(tip.height), Some(tip.header_hash), &[]);
+        append_block(channel(&peer).store(), &strange, &[]).await.expect("it follows");
+        let second = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["2", "b", "1", "1"]).await;
+        let ended = rt::timeout(Duration::from_secs(20), channel(&peer).wait_committed(&second)).await;
+        assert!(matches!(ended, Ok(Err(Error::Stopped))), "{ended:?}");
+        for refused in
+            [peer.process(account("3").bytes).await.map(drop), peer.evaluate(account("4").bytes).await.map(drop)]
+        {
+            let refused = refused.expect_err("the state is old");
+            assert!(matches!(&refused, EndorseError::ChannelStopped { channel, .. } if channel == CHANNEL));
+            assert_eq!(refused.kind(), base::ErrorKind::Closed);
+            assert!(refused.to_string().contains("operator"), "{refused}");
+        }
+        let height = client.proposal("qscc", "GetChainInfo", &[CHANNEL]);
+        peer.evaluate(height.bytes).await.expect("what is committed can still be read");
+        orderer.stop().await;
+        let _ = peer.stop().await;
+    });
+}
+
+/// On a full disk orderer and peer waited, and only their logs said so.
+#[test]
+fn a_channel_that_waits_for_its_disk_says_so() {
+    let run = Simulation::new(1).run(|sim| async move {
+        let node = sim.node("both");
+        let disk = node.disk();
+        let both = node.spawn(async move {
+            let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+            let root = Directory::open("root").await.expect("it is made");
+            let client = consortium.client();
+            let orderer = orderer(&consortium, &root).await;
+            let peer = peer(&consortium, &root, 0).await;
+            let chain = orderer.chain(CHANNEL).expect("joined");
+            assert_eq!((chain.stalled(), channel(&peer).stalled()), (None, None));
+            disk.fill();
+            let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
+            rt::sleep(Duration::from_secs(1)).await;
+            let reason = chain.stalled().expect("there is no room");
+            assert!(reason.starts_with("a block cannot be stored yet: "), "{reason}");
+            assert!(chain.failure().is_none(), "it waits");
+            disk.set_capacity(None);
+            channel(&peer).wait_committed(&id).await.expect("there is room");
+            assert_eq!((chain.stalled(), channel(&peer).stalled()), (None, None));
+            peer.stop().await.expect("the peer stops");
+            orderer.stop().await;
+        });
+        both.await.expect("it runs to its end");
+    });
+    run.expect("the run succeeds");
 }

@@ -102,6 +102,14 @@ pub enum EndorseError {
         /// The cause.
         message: String,
     },
+    /// The channel's pipeline has failed: what the peer knows of the channel grows old, so nothing is run on it.
+    #[error("channel {channel} has stopped at this peer and waits for its operator: {cause}")]
+    ChannelStopped {
+        /// The channel.
+        channel: String,
+        /// What ended it.
+        cause: String,
+    },
     /// The peer is stopping.
     #[error("the peer is stopping")]
     Stopped,
@@ -113,7 +121,7 @@ impl EndorseError {
         match self {
             EndorseError::Overloaded | EndorseError::TimedOut(_) => ErrorKind::Retry,
             EndorseError::State { kind, .. } => *kind,
-            EndorseError::Stopped => ErrorKind::Closed,
+            EndorseError::ChannelStopped { .. } | EndorseError::Stopped => ErrorKind::Closed,
             _ => ErrorKind::Rejected,
         }
     }
@@ -290,6 +298,9 @@ impl Endorser {
             channel: proposal.header.channel().to_owned(),
         };
         let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
+        if let Some(error) = channel.failure() {
+            return Err(EndorseError::ChannelStopped { channel: channel.id().to_string(), cause: error.to_string() });
+        }
         let definition = channel.rules().definitions().get(&proposal.chaincode).ok_or_else(unknown)?;
         let started = rt::now();
         let run = async {
@@ -384,7 +395,7 @@ struct OtherChannels(Arc<dyn Channels>);
 
 impl Elsewhere for OtherChannels {
     fn snapshot(&self, channel: &str, creator: &Bytes) -> Option<Arc<dyn Snapshot>> {
-        let channel = self.0.channel(channel)?;
+        let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
         let creator = channel.rules().identify(creator).ok()?;
         channel.rules().may_propose(&creator).then(|| channel.state().snapshot())
     }

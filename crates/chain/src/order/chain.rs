@@ -28,7 +28,7 @@ use super::filter::{Message, check};
 use super::{Acknowledge, BLOCK_BYTES_MAX, BroadcastError, Settings};
 use crate::access::Rules;
 use crate::commit::pipeline::append;
-use crate::fault::{hold_up, run_stage};
+use crate::fault::{Failure, Stalls, hold_up, run_stage};
 use crate::{Error, events};
 
 /// Blocks that wait to be durable.
@@ -51,6 +51,8 @@ pub struct Chain {
     /// Number of durable blocks.
     durable: WatchSender<u64>,
     recent: Mutex<VecDeque<(u64, Bytes)>>,
+    failure: Failure,
+    stalls: Stalls,
     stop: Stop,
     tasks: Mutex<Vec<Task<()>>>,
 }
@@ -92,6 +94,8 @@ impl Chain {
             queue,
             durable,
             recent: Mutex::default(),
+            failure: Failure::default(),
+            stalls: Stalls::default(),
             stop: Stop::new(),
             tasks: Mutex::default(),
         });
@@ -215,6 +219,21 @@ impl Chain {
         }
     }
 
+    /// The error that ended ordering, if one did. What is durable can still be read.
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.failure.get()
+    }
+
+    /// What ordering waits for, while it cannot go on: room on its disk, say.
+    pub fn stalled(&self) -> Option<String> {
+        self.stalls.reason()
+    }
+
+    /// Resolves when the channel takes no more envelopes.
+    pub async fn stopped(&self) {
+        self.stop.stopped().await;
+    }
+
     /// Ends when the channel is to stop.
     pub(super) fn stopping(&self) -> &Stop {
         &self.stop
@@ -242,6 +261,7 @@ fn overloaded() -> BroadcastError {
 async fn run(chain: Arc<Chain>, stage: impl Future<Output = Result<(), Error>>) {
     let failed = |error| {
         tracing::error!(channel = %chain.rules.channel(), %error, "ordering has ended");
+        chain.failure.note(error);
         chain.stop.stop();
     };
     run_stage(stage, failed).await;
@@ -310,7 +330,7 @@ impl Cut {
         let cut = rt::now();
         let block = Block::build(BlockNumber(self.number), Some(self.previous), &batch.envelopes);
         let block = block.sign(&self.signer, &OrdererMetadata { last_config: 0, consenter: Bytes::new() });
-        append(&self.chain.store, &self.chain.stop, &block, &[]).await?;
+        append(&self.chain.store, &block, &[], &self.chain.stop, &self.chain.stalls).await?;
         let acknowledge = self.acknowledge.drain(..batch.envelopes.len()).flatten().collect();
         // One piece for all peers, copied once.
         let appended = Appended { number: self.number, bytes: block.to_bytes(), acknowledge, cut };

@@ -298,7 +298,7 @@ fn final_code(error: &EndorseError) -> Option<Code> {
         EndorseError::UnknownChannel(_) | EndorseError::UnknownChaincode { .. } => Some(Code::FailedPrecondition),
         EndorseError::Overloaded => Some(Code::ResourceExhausted),
         EndorseError::TimedOut(_) => Some(Code::DeadlineExceeded),
-        EndorseError::Stopped => Some(Code::Unavailable),
+        EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Some(Code::Unavailable),
         _ => None,
     }
 }

@@ -28,7 +28,9 @@ pub(super) async fn process(state: &Arc<PeerState>, message: Bytes) -> Result<By
                 | EndorseError::UnknownChannel(_)),
             ) => Err(Status::new(Code::Unknown, error.to_string())),
             Err(error @ EndorseError::Overloaded) => Err(Status::new(Code::ResourceExhausted, error.to_string())),
-            Err(error @ EndorseError::Stopped) => Err(Status::new(Code::Unavailable, error.to_string())),
+            Err(error @ (EndorseError::ChannelStopped { .. } | EndorseError::Stopped)) => {
+                Err(Status::new(Code::Unavailable, error.to_string()))
+            }
             Err(error) => {
                 let response = Response { status: FAILED, message: error.to_string(), payload: Bytes::new() };
                 Ok(frame(&ProposalResponse { response: Some(response), ..ProposalResponse::default() }))

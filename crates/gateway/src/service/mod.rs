@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use base::rt::{Stop, Task};
 use base::{ErrorKind, MspId};
-use chain::endorse::Endorse;
+use chain::endorse::{Endorse, EndorseError};
 use chain::order::{Broadcast, Orderer};
 use chain::view::{ChannelView, PeerView};
 use proto::gateway::ErrorDetail;
@@ -303,7 +303,8 @@ impl PeerState {
         match found.failure() {
             None => Ok(found),
             Some(error) => {
-                Err(Status::new(Code::Unavailable, format!("channel {channel} has stopped at this peer: {error}")))
+                let (channel, cause) = (channel.to_owned(), error.to_string());
+                Err(Status::new(Code::Unavailable, EndorseError::ChannelStopped { channel, cause }.to_string()))
             }
         }
     }

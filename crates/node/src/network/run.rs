@@ -13,6 +13,7 @@ use std::time::Duration;
 use base::MspId;
 use base::rt::{self, Stop};
 use chain::endorse::Endorse;
+use chain::order::chain::Chain;
 use chain::order::{Orderer, OrdererOptions};
 use chain::{Channel, Peer, PeerOptions};
 use futures_util::future::{join_all, try_join_all};
@@ -67,6 +68,8 @@ pub struct Running {
     peers: Vec<Arc<Peer>>,
     channels: Vec<Arc<Channel>>,
     orderer: Arc<Orderer>,
+    /// The channel at the orderer.
+    chain: Arc<Chain>,
     stop: Stop,
     ports: Vec<JoinHandle<()>>,
 }
@@ -84,7 +87,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let sync = GroupSync::new();
 
     let address = format!("orderer {}", network.path.display());
-    let orderer = start_orderer(&network, &sync, &address).await?;
+    let (orderer, chain) = start_orderer(&network, &sync, &address).await?;
     let opening = network.organizations.iter().map(|organization| start_peer(&network, organization, &sync, &address));
     let (peers, channels): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
 
@@ -155,10 +158,13 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         address: local(&metrics_listener),
     });
     metrics::register();
-    let health = metrics::Health::new(channels.clone(), intake.clone());
+    let hosts = network.organizations.iter().map(|organization| organization.host.clone());
+    let parts = hosts.zip(channels.iter().map(|channel| channel.clone() as Arc<dyn metrics::Part>));
+    let parts = parts.chain([(network.orderer.host.clone(), chain.clone() as Arc<dyn metrics::Part>)]);
+    let health = metrics::Health::new(parts.collect(), intake.clone());
     ports.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
     profile::write_profiles(&network, &endpoints)?;
-    Ok(Running { network, endpoints, peers, channels, orderer, stop, ports })
+    Ok(Running { network, endpoints, peers, channels, orderer, chain, stop, ports })
 }
 
 enum Port {
@@ -184,7 +190,11 @@ fn local(listener: &TcpListener) -> SocketAddr {
     listener.local_addr().expect("a bound socket has an address")
 }
 
-async fn start_orderer(network: &Network, sync: &GroupSync, address: &str) -> Result<Arc<Orderer>, NodeError> {
+async fn start_orderer(
+    network: &Network,
+    sync: &GroupSync,
+    address: &str,
+) -> Result<(Arc<Orderer>, Arc<Chain>), NodeError> {
     let failed = |source| NodeError::Chain { who: network.orderer.host.clone(), source };
     let orderer = Orderer::open(OrdererOptions {
         signer: network.orderer.orderer.clone(),
@@ -196,7 +206,8 @@ async fn start_orderer(network: &Network, sync: &GroupSync, address: &str) -> Re
     .map_err(failed)?;
     orderer.join(&network.genesis).await.map_err(failed)?;
     orderer.serve(address).await.map_err(failed)?;
-    Ok(orderer)
+    let chain = orderer.chain(&network.config.network.channel).expect("its genesis block was just joined");
+    Ok((orderer, chain))
 }
 
 async fn start_peer(
@@ -303,16 +314,22 @@ impl Running {
         &self.orderer
     }
 
-    /// Completes when a peer has stopped by itself, and says why.
+    /// Completes when a peer or the orderer has stopped by itself, and says why.
     pub async fn failed(&self) -> String {
-        let stopped = self.network.organizations.iter().zip(&self.channels).map(|(organization, channel)| {
+        let said = |host: &str, failure: Option<Arc<chain::Error>>| {
+            let cause = failure.map_or_else(|| "no cause given".to_owned(), |error| error.to_string());
+            format!("{host} has stopped: {cause}")
+        };
+        let peers = self.network.organizations.iter().zip(&self.channels).map(|(organization, channel)| {
             Box::pin(async move {
                 channel.stopped().await;
-                let cause = channel.failure().map_or_else(|| "no cause given".to_owned(), |error| error.to_string());
-                format!("{} has stopped: {cause}", organization.host)
+                said(&organization.host, channel.failure())
             })
         });
-        futures_util::future::select_all(stopped).await.0
+        tokio::select! {
+            (reason, _, _) = futures_util::future::select_all(peers) => reason,
+            () = self.chain.stopped() => said(&self.network.orderer.host, self.chain.failure()),
+        }
     }
 
     /// Lets calls finish, commits what was ordered, persists and closes everything. Durable on return.
@@ -325,24 +342,21 @@ impl Running {
             // A port that panicked has said so.
             let _ = port.await;
         }
-        let name = self.network.config.network.channel.clone();
-        if let Some(chain) = self.orderer.chain(&name) {
-            let drain = async {
-                // What waits in the orderer is cut within its time-out.
-                rt::sleep(self.network.config.batch_limits().timeout).await;
-                let height = chain.height();
-                join_all(self.channels.iter().map(|channel| async move {
-                    let mut committed = channel.committed();
-                    tokio::select! {
-                        _ = committed.wait_for(|committed| *committed >= height) => {}
-                        () = channel.stopped() => {}
-                    }
-                }))
-                .await;
-            };
-            if rt::timeout(DRAIN_MAX, drain).await.is_err() {
-                tracing::warn!("peers did not commit everything in time; they will at the next start");
-            }
+        let drain = async {
+            // What waits in the orderer is cut within its time-out.
+            rt::sleep(self.network.config.batch_limits().timeout).await;
+            let height = self.chain.height();
+            join_all(self.channels.iter().map(|channel| async move {
+                let mut committed = channel.committed();
+                tokio::select! {
+                    _ = committed.wait_for(|committed| *committed >= height) => {}
+                    () = channel.stopped() => {}
+                }
+            }))
+            .await;
+        };
+        if rt::timeout(DRAIN_MAX, drain).await.is_err() {
+            tracing::warn!("peers did not commit everything in time; they will at the next start");
         }
         let mut outcome = Ok(());
         for (organization, peer) in self.network.organizations.iter().zip(&self.peers) {

@@ -111,11 +111,12 @@ async fn endorse_at(rules: &Rules, turn: usize, does: [Does; 3], organizations: 
     Collection::new(from, turn, rules, &request).run().await.map_or_else(|status| status.code, |_| Code::Ok)
 }
 
-fn failures() -> [(EndorseError, Code); 6] {
+fn failures() -> [(EndorseError, Code); 7] {
     [
         (EndorseError::Overloaded, Code::ResourceExhausted),
         (EndorseError::TimedOut(Duration::from_secs(30)), Code::DeadlineExceeded),
         (EndorseError::Stopped, Code::Unavailable),
+        (EndorseError::ChannelStopped { channel: "ch".into(), cause: "no disk".into() }, Code::Unavailable),
         (EndorseError::UnknownChannel("ch".into()), Code::FailedPrecondition),
         (EndorseError::UnknownChaincode { name: "basic".into(), channel: "ch".into() }, Code::FailedPrecondition),
         (EndorseError::State { kind: base::ErrorKind::Retry, message: "slow".into() }, Code::Aborted),
