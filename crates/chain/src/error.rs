@@ -50,6 +50,26 @@ pub enum Error {
     /// More callers wait than are allowed to.
     #[error("too many callers wait for transactions; at most {0} may")]
     TooManyWaiters(usize),
+    /// The peer, in a process of its own, cannot be asked now.
+    #[error("{name} cannot be reached at {address}: {reason}; see whether its compute node runs")]
+    Unreachable {
+        /// Which.
+        name: String,
+        /// Where.
+        address: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A peer elsewhere refused, or its answer could not be used.
+    #[error("{name}: {reason}")]
+    Refused {
+        /// Which.
+        name: String,
+        /// What the caller is to do.
+        kind: ErrorKind,
+        /// Why.
+        reason: String,
+    },
     /// A stage came upon something that this software holds impossible.
     #[error("a stage panicked: {0}")]
     Panicked(String),
@@ -68,8 +88,8 @@ impl Error {
             Error::State(error) => error.kind(),
             Error::Identity(error) => error.kind(),
             Error::Stored { .. } => ErrorKind::Corrupt,
-            Error::Io { kind, .. } => *kind,
-            Error::TooManyWaiters(_) => ErrorKind::Retry,
+            Error::Io { kind, .. } | Error::Refused { kind, .. } => *kind,
+            Error::TooManyWaiters(_) | Error::Unreachable { .. } => ErrorKind::Retry,
             Error::Panicked(_) | Error::Stopped => ErrorKind::Closed,
         }
     }

@@ -22,6 +22,7 @@ pub mod events;
 mod fault;
 pub mod order;
 pub mod peer;
+pub mod remote;
 pub mod rwset;
 pub mod validate;
 pub mod view;

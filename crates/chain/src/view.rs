@@ -18,6 +18,9 @@ use crate::{Channel, Error, Peer};
 pub trait PeerView: Send + Sync + 'static {
     /// A channel that the peer has joined.
     fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>>;
+
+    /// All of them, by name.
+    fn channels(&self) -> Vec<Arc<dyn ChannelView>>;
 }
 
 /// A channel that a peer has joined.
@@ -35,7 +38,7 @@ pub trait ChannelView: Send + Sync + 'static {
     /// A committed block, encoded, with the peer's metadata; nothing from [`ChannelView::height`] on.
     ///
     /// # Errors
-    /// The block store's; `Retry` for a peer elsewhere that cannot be asked now.
+    /// The block store's; [`Error::Unreachable`] for a peer elsewhere that cannot be asked now.
     async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error>;
 
     /// A committed block in decoded form.
@@ -66,6 +69,10 @@ pub trait ChannelView: Send + Sync + 'static {
 impl PeerView for Peer {
     fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
         Peer::channel(self, name).map(|channel| channel as Arc<dyn ChannelView>)
+    }
+
+    fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
+        Peer::channels(self).into_iter().map(|channel| channel as Arc<dyn ChannelView>).collect()
     }
 }
 

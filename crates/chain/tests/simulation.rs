@@ -13,17 +13,19 @@ use std::time::Duration;
 
 use base::rt::disk::Directory;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
-use base::rt::{self, net};
+use base::rt::{self, Stop, net};
 use base::{Bytes, TxId, Version};
 use chain::Channel;
+use chain::access::Definitions;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererOptions};
 use chain::peer::Peer;
+use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
 use chain::rwset::{RangeReads, ReadWriteSet};
 use chain::validate::Code;
+use chain::view::PeerView;
 use ledger::Block;
 use ledger::config::EndorsementRule;
-use prost::Message;
 use proto::protos::ProposalResponse;
 use storage::GroupSync;
 use storage::tables::ModelEngine;
@@ -34,19 +36,14 @@ const CLIENTS: usize = 3;
 const ACCOUNTS: u64 = 6;
 const TRANSACTIONS: u64 = 40;
 
-/// Answers requests at an address, one link a client; an empty answer says that there is none.
-async fn answer<F, Fut>(address: String, work: F)
-where
-    F: Fn(Bytes) -> Fut + Clone + Send + Sync + 'static,
-    Fut: Future<Output = Bytes> + Send,
-{
+/// Answers every message with the peer's verdict.
+async fn tell_verdicts(address: String, peer: &Peer) {
     let Ok(mut listener) = net::listen(&address).await else { return };
     while let Ok(mut link) = listener.accept().await {
-        let work = work.clone();
+        let Some(channel) = peer.channel(CHANNEL) else { continue };
         drop(rt::spawn(async move {
-            while let Ok(request) = link.receive().await {
-                let reply = work(request).await;
-                if link.send(reply).await.is_err() {
+            while link.receive().await.is_ok() {
+                if link.send(verdict(&channel).await.into()).await.is_err() {
                     return;
                 }
             }
@@ -54,31 +51,53 @@ where
     }
 }
 
-/// One request over a link of its own.
-async fn ask(address: &str, request: Bytes) -> Option<Bytes> {
+/// A peer's verdict; nothing while it cannot be reached.
+async fn ask_verdict(index: usize) -> Option<String> {
     let exchange = async {
-        let mut link = net::connect(address).await.ok()?;
-        link.send(request).await.ok()?;
+        let mut link = net::connect(&format!("verdict{index}")).await.ok()?;
+        link.send(Bytes::from_static(b"v")).await.ok()?;
         link.receive().await.ok()
     };
-    rt::timeout(Duration::from_secs(2), exchange).await.ok()?.filter(|reply| !reply.is_empty())
+    let verdict = rt::timeout(Duration::from_secs(2), exchange).await.ok()??;
+    Some(String::from_utf8(verdict.to_vec()).expect("text"))
 }
 
-fn request(kind: u8, body: &[u8]) -> Bytes {
-    [&[kind], body].concat().into()
+/// The network as a gateway sees it.
+struct Remote {
+    peers: Vec<RemotePeer>,
+    orderer: RemoteOrderer,
+}
+
+impl Remote {
+    fn new() -> Remote {
+        let peers = (0..PEERS).map(|index| {
+            let name = format!("peer{index}");
+            RemotePeer::new(RemotePeerOptions { address: name.clone(), name, definitions: Definitions::new() })
+        });
+        Remote { peers: peers.collect(), orderer: RemoteOrderer::new("submit".to_owned()) }
+    }
+
+    async fn endorse(&self, peer: usize, proposal: Bytes) -> Option<ProposalResponse> {
+        rt::timeout(Duration::from_secs(2), self.peers[peer].process(proposal)).await.ok()?.ok()
+    }
+
+    async fn submit(&self, envelope: Bytes) -> bool {
+        let taken = rt::timeout(Duration::from_secs(2), self.orderer.broadcast(CHANNEL, envelope)).await;
+        matches!(taken, Ok(Ok(())))
+    }
+
+    async fn status(&self, peer: usize, tx_id: &TxId) -> Option<(u8, u64)> {
+        let channel = self.peers[peer].channel(CHANNEL)?;
+        let status = rt::timeout(Duration::from_secs(1), channel.wait_committed(tx_id)).await.ok()?.ok()?;
+        Some((status.code.0, status.block))
+    }
 }
 
 async fn run_orderer(consortium: Arc<Consortium>) {
     loop {
         if let Some(orderer) = open_orderer(&consortium).await {
-            let work = move |envelope: Bytes| {
-                let orderer = orderer.clone();
-                async move {
-                    let taken = orderer.broadcast(CHANNEL, envelope).await.is_ok();
-                    if taken { Bytes::from_static(b"y") } else { Bytes::new() }
-                }
-            };
-            return answer("submit".to_owned(), work).await;
+            let serving = serve_orderer(orderer, "submit", Stop::new()).await;
+            return serving.expect("nobody else listens there").await.expect("it serves until the node crashes");
         }
         // A full disk, say.
         rt::sleep(Duration::from_millis(200)).await;
@@ -102,11 +121,10 @@ async fn open_orderer(consortium: &Consortium) -> Option<Arc<Orderer>> {
 async fn run_peer(consortium: Arc<Consortium>, index: usize) {
     loop {
         if let Some(peer) = open_peer(&consortium, index).await {
-            let work = move |request: Bytes| {
-                let peer = peer.clone();
-                async move { serve(&peer, request).await.unwrap_or_default() }
-            };
-            return answer(format!("peer{index}"), work).await;
+            let address = format!("peer{index}");
+            let serving = serve_peer(peer.clone(), Scope::Own, &address, Stop::new()).await;
+            let _serving = serving.expect("nobody else listens there");
+            return tell_verdicts(format!("verdict{index}"), &peer).await;
         }
         rt::sleep(Duration::from_millis(200)).await;
     }
@@ -122,21 +140,6 @@ async fn open_peer(consortium: &Consortium, index: usize) -> Option<Arc<Peer>> {
     let peer = Peer::open(options).await.ok()?;
     peer.join(&consortium.genesis).await.ok()?;
     Some(peer)
-}
-
-async fn serve(peer: &Peer, request: Bytes) -> Option<Bytes> {
-    let channel = peer.channel(CHANNEL)?;
-    let body = request.slice(1..);
-    match request[0] {
-        b'e' => Some(encode(&peer.process(body).await.ok()?)),
-        b's' => {
-            let tx_id = TxId::from(std::str::from_utf8(&body).ok()?);
-            let status = rt::timeout(Duration::from_secs(1), channel.wait_committed(&tx_id)).await.ok()?.ok()?;
-            Some(format!("{} {}", status.code.0, status.block).into())
-        }
-        b'v' => Some(verdict(&channel).await.into()),
-        _ => None,
-    }
 }
 
 /// Height and the digests of blocks and state, once the interpreter agrees with the state; what differs otherwise.
@@ -244,6 +247,7 @@ type Report = (String, u8, u64);
 /// Sends transactions until all have been committed or given up; what was reported.
 async fn run_client(consortium: Arc<Consortium>, sim: Sim, creates: bool) -> Vec<Report> {
     let client = consortium.client();
+    let remote = Remote::new();
     let mut chance = sim.chance();
     let mut reports = Vec::new();
     let mut pick = |bound: u64| chance.below(bound);
@@ -261,15 +265,13 @@ async fn run_client(consortium: Arc<Consortium>, sim: Sim, creates: bool) -> Vec
         let proposal = client.proposal("smallbank", function, &args);
         let mut reply = None;
         for _ in 0..20 {
-            let endorser = format!("peer{}", pick(PEERS as u64));
-            reply = ask(&endorser, request(b'e', &proposal.bytes)).await;
+            reply = remote.endorse(pick(PEERS as u64) as usize, proposal.bytes.clone()).await;
             if reply.is_some() {
                 break;
             }
             rt::sleep(Duration::from_millis(100)).await;
         }
-        let Some(reply) = reply else { continue };
-        let response = ProposalResponse::decode(reply).expect("the peer encoded it");
+        let Some(response) = reply else { continue };
         if response.endorsement.is_none() {
             continue;
         }
@@ -277,15 +279,11 @@ async fn run_client(consortium: Arc<Consortium>, sim: Sim, creates: bool) -> Vec
         // Sent again when the answer is lost, and now and then for no reason.
         let mut sends = 1 + usize::from(pick(8) == 0);
         for _ in 0..12 {
-            while sends > 0 && ask("submit", envelope.clone()).await.is_some() {
+            while sends > 0 && remote.submit(envelope.clone()).await {
                 sends -= 1;
             }
-            let witness = format!("peer{}", pick(PEERS as u64));
-            if let Some(status) = ask(&witness, request(b's', proposal.tx_id.as_bytes())).await {
-                let status = String::from_utf8(status.to_vec()).expect("text");
-                let (code, block) = status.split_once(' ').expect("code and block");
-                let report = (code.parse().expect("a number"), block.parse().expect("a number"));
-                reports.push((proposal.tx_id.to_string(), report.0, report.1));
+            if let Some((code, block)) = remote.status(pick(PEERS as u64) as usize, &proposal.tx_id).await {
+                reports.push((proposal.tx_id.to_string(), code, block));
                 break;
             }
             // The orderer may have lost it with its queue.
@@ -356,8 +354,7 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
         rt::sleep(Duration::from_millis(500)).await;
         verdicts.clear();
         for index in 0..PEERS {
-            let verdict = ask(&format!("peer{index}"), request(b'v', &[])).await.unwrap_or_default();
-            verdicts.push(String::from_utf8(verdict.to_vec()).expect("text"));
+            verdicts.push(ask_verdict(index).await.unwrap_or_default());
         }
         let same = verdicts.iter().all(|verdict| *verdict == verdicts[0]);
         if same && verdicts[0].split(' ').count() == 3 && !verdicts[0].starts_with("the state") {
@@ -366,10 +363,14 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
     }
     assert!(verdicts.iter().all(|verdict| *verdict == verdicts[0] && !verdict.is_empty()), "{verdicts:#?}");
     let height: u64 = verdicts[0].split(' ').next().and_then(|height| height.parse().ok()).expect("a height");
+    let remote = Remote::new();
+    for peer in &remote.peers {
+        peer.reached().await;
+    }
     for (tx_id, code, block) in &reports {
         for index in 0..PEERS {
-            let status = ask(&format!("peer{index}"), request(b's', tx_id.as_bytes())).await.expect("it was committed");
-            assert_eq!(status, format!("{code} {block}"), "{tx_id} at peer{index}");
+            let status = remote.status(index, &TxId::from(tx_id.as_str())).await.expect("it was committed");
+            assert_eq!(status, (*code, *block), "{tx_id} at peer{index}");
         }
     }
     sim.note(&verdicts[0]);

@@ -130,12 +130,21 @@ impl Recent {
         if let Some(newest) = ring.blocks.back() {
             assert_eq!(newest.number() + 1, block.number(), "blocks are published in order");
         }
-        ring.bytes += block.block.encoded().len();
-        ring.blocks.push_back(block);
-        while ring.blocks.len() > 1 && (ring.blocks.len() > RECENT_BLOCKS_MAX || ring.bytes > RECENT_BYTES_MAX) {
-            let oldest = ring.blocks.pop_front().expect("the ring holds more than one block");
-            ring.bytes -= oldest.block.encoded().len();
+        ring.push(block);
+    }
+
+    /// Adds a block of somebody else's ledger, which may be asked for in any order: one that follows the newest is added, a
+    /// later one begins the ring anew, an earlier one is passed over.
+    pub fn offer(&self, block: Arc<CommittedBlock>) {
+        let mut ring = self.lock();
+        let next = ring.blocks.back().map(|newest| newest.number() + 1);
+        if next.is_some_and(|next| block.number() < next) {
+            return;
         }
+        if next != Some(block.number()) {
+            *ring = Ring::default();
+        }
+        ring.push(block);
     }
 
     /// A block that is still in the ring.
@@ -148,5 +157,16 @@ impl Recent {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Ring> {
         self.ring.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Ring {
+    fn push(&mut self, block: Arc<CommittedBlock>) {
+        self.bytes += block.block.encoded().len();
+        self.blocks.push_back(block);
+        while self.blocks.len() > 1 && (self.blocks.len() > RECENT_BLOCKS_MAX || self.bytes > RECENT_BYTES_MAX) {
+            let oldest = self.blocks.pop_front().expect("the ring holds more than one block");
+            self.bytes -= oldest.block.encoded().len();
+        }
     }
 }

@@ -72,17 +72,25 @@ impl Waiters {
 
     /// Tells who waits for a transaction of this block.
     pub fn publish(&self, block: &CommittedBlock) {
+        let transactions = block.transactions().iter();
+        self.tell(
+            block.number(),
+            transactions.filter_map(|transaction| Some((transaction.tx_id.as_ref()?, transaction.code))),
+        );
+    }
+
+    /// Tells who waits for one of these transactions, which are committed in block `number`.
+    pub fn tell<'a>(&self, number: u64, transactions: impl Iterator<Item = (&'a TxId, Code)>) {
         let mut told = Vec::new();
         {
             let mut inner = self.lock();
             if inner.count == 0 {
                 return;
             }
-            for transaction in block.transactions() {
-                let Some(tx_id) = &transaction.tx_id else { continue };
+            for (tx_id, code) in transactions {
                 if let Some(waiting) = inner.by_tx.remove(tx_id) {
                     inner.count -= waiting.len();
-                    told.push((waiting, TxStatus { code: transaction.code, block: block.number() }));
+                    told.push((waiting, TxStatus { code, block: number }));
                 }
             }
         }
@@ -97,9 +105,14 @@ impl Waiters {
 
     /// Ends every wait, now and later.
     pub fn close(&self) {
+        self.lock().closed = true;
+        self.abandon();
+    }
+
+    /// Ends every wait of now.
+    pub fn abandon(&self) {
         let by_tx = {
             let mut inner = self.lock();
-            inner.closed = true;
             events::CommitWaiters.add(-(inner.count as i64));
             inner.count = 0;
             std::mem::take(&mut inner.by_tx)

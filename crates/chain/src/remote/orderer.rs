@@ -1,0 +1,110 @@
+//! An orderer elsewhere, as far as it takes envelopes. Blocks come over links of their own ([`crate::order::protocol`]).
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::net::call::{self, CallError, Caller, Handler};
+use base::rt::sync::Mutex;
+use base::rt::{self, Stop, net};
+use base::{Bytes, ErrorKind};
+use prost::Message as _;
+
+use super::channel::call as ask_over;
+use super::messages::{Answer, Ask, Envelope, Failure, Hello, Request, Welcome};
+use super::serve::{rejected, serve};
+use super::{HELLO_MAX, REQUESTS_MAX, VERSION};
+use crate::Error;
+use crate::order::{Broadcast, BroadcastError};
+
+/// Takes envelopes at `address` until `stop`.
+///
+/// # Errors
+/// If the address is taken.
+pub async fn serve_orderer(orderer: Arc<dyn Broadcast>, address: &str, stop: Stop) -> Result<rt::Task<()>, Error> {
+    let handler = Arc::new(Server { orderer });
+    serve(address, stop, move || handler.clone()).await
+}
+
+struct Server {
+    orderer: Arc<dyn Broadcast>,
+}
+
+impl Handler for Server {
+    fn request(&self, request: Bytes) -> call::Answer {
+        let orderer = self.orderer.clone();
+        Box::pin(async move {
+            let request = Request::decode(request).map_err(|error| rejected(format!("not a request: {error}")))?;
+            match request.ask {
+                Some(Ask::Hello(_)) => Ok(Welcome { version: VERSION, channels: Vec::new() }.encode_to_vec().into()),
+                Some(Ask::Broadcast(Envelope { channel, envelope })) => {
+                    let failure = orderer.broadcast(&channel, envelope).await.err();
+                    let failure = failure.as_ref().map(Failure::of_broadcast);
+                    Ok(Answer { result: Bytes::new(), failure }.encode_to_vec().into())
+                }
+                _ => Err(rejected("this is an orderer; it takes envelopes and nothing else".to_owned())),
+            }
+        })
+    }
+}
+
+/// An orderer elsewhere. It is connected to when an envelope is there to be sent.
+pub struct RemoteOrderer {
+    address: String,
+    caller: Mutex<Option<Caller>>,
+}
+
+impl RemoteOrderer {
+    /// An orderer at this address.
+    pub fn new(address: String) -> RemoteOrderer {
+        RemoteOrderer { address, caller: Mutex::new(None) }
+    }
+
+    /// The link that is open, or a new one.
+    async fn caller(&self) -> Result<Caller, BroadcastError> {
+        // Those who come meanwhile wait here for the one attempt.
+        let mut kept = self.caller.lock().await;
+        if let Some(caller) = kept.as_ref().filter(|caller| !caller.has_ended()) {
+            return Ok(caller.clone());
+        }
+        let connect = async {
+            let link = net::connect(&self.address).await.map_err(|error| error.to_string())?;
+            let caller = Caller::new(link, REQUESTS_MAX, drop);
+            let welcome = ask_over(&caller, Ask::Hello(Hello { version: VERSION })).await;
+            let welcome = Welcome::decode(welcome.map_err(|error| error.to_string())?).map_err(|e| e.to_string())?;
+            if welcome.version == VERSION {
+                Ok(caller)
+            } else {
+                let theirs = welcome.version;
+                Err(format!("it speaks version {theirs}, this process {VERSION}; run the same release on both"))
+            }
+        };
+        let connected = rt::timeout(HELLO_MAX, connect).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+        let caller = connected.map_err(|reason| {
+            tracing::warn!(orderer = self.address, reason, "an orderer cannot be reached");
+            BroadcastError::Stopped
+        })?;
+        *kept = Some(caller.clone());
+        Ok(caller)
+    }
+}
+
+#[async_trait]
+impl Broadcast for RemoteOrderer {
+    async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError> {
+        let caller = self.caller().await?;
+        let ask = Ask::Broadcast(Envelope { channel: channel.to_owned(), envelope });
+        let answer = ask_over(&caller, ask).await.map_err(|error| match error {
+            // Never sent.
+            CallError::Closed => BroadcastError::Stopped,
+            CallError::Refused(refusal) if refusal.kind == ErrorKind::Rejected => {
+                BroadcastError::Rejected { status: proto::common::Status::BadRequest, reason: refusal.text }
+            }
+            _ => BroadcastError::Ambiguous,
+        })?;
+        match Answer::decode(answer) {
+            Ok(Answer { failure: None, .. }) => Ok(()),
+            Ok(Answer { failure: Some(failure), .. }) => Err(failure.into_broadcast()),
+            Err(_) => Err(BroadcastError::Ambiguous),
+        }
+    }
+}

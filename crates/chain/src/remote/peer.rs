@@ -1,0 +1,187 @@
+//! A peer elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+
+use async_trait::async_trait;
+use base::rt::net::call::Caller;
+use base::rt::{self, Stop, net};
+use base::{Bytes, ErrorKind};
+use ledger::{Block, ChannelConfig};
+use prost::Message as _;
+use proto::protos::{ProposalResponse, Response};
+
+use super::channel::{Connection, RemoteChannel, call};
+use super::messages::{Answer, Ask, BlockAnswer, BlockAt, Hello, Notice, Welcome};
+use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, REQUESTS_MAX, VERSION};
+use crate::Error;
+use crate::access::{Definitions, Rules};
+use crate::endorse::{Endorse, EndorseError};
+use crate::view::{ChannelView, PeerView};
+
+/// How to reach a peer.
+#[derive(Clone, Debug)]
+pub struct RemotePeerOptions {
+    /// Its name, for errors and logs.
+    pub name: String,
+    /// Where it answers ([`super::serve_peer`]).
+    pub address: String,
+    /// The contracts of the channels, the same as the peer's.
+    pub definitions: Definitions,
+}
+
+/// A peer elsewhere. It is connected to in the background, again and again, until it is dropped.
+pub struct RemotePeer {
+    shared: Arc<Shared>,
+    _task: rt::AbortOnDrop<()>,
+}
+
+struct Shared {
+    options: RemotePeerOptions,
+    connection: Arc<Connection>,
+    channels: RwLock<BTreeMap<String, Arc<RemoteChannel>>>,
+    reached: Stop,
+}
+
+impl RemotePeer {
+    /// Begins to connect.
+    pub fn new(options: RemotePeerOptions) -> RemotePeer {
+        let connection = Arc::new(Connection::new(options.name.clone(), options.address.clone()));
+        let channels = RwLock::default();
+        let shared = Arc::new(Shared { options, connection, channels, reached: Stop::new() });
+        let task = rt::spawn(shared.clone().stay_connected()).abort_on_drop();
+        RemotePeer { shared, _task: task }
+    }
+
+    /// Resolves when the peer was reached for the first time, and its channels are known.
+    pub async fn reached(&self) {
+        self.shared.reached.stopped().await;
+    }
+
+    /// Why the peer cannot be asked, if it cannot.
+    pub fn problem(&self) -> Option<Error> {
+        self.shared.connection.problem()
+    }
+
+    async fn run(&self, ask: Ask) -> Result<Bytes, EndorseError> {
+        let unserved = |error: &Error| EndorseError::State { kind: error.kind(), message: error.to_string() };
+        let answer = self.shared.connection.ask(ask).await.map_err(|error| unserved(&error))?;
+        let answer = Answer::decode(answer);
+        let answer = answer.map_err(|error| unserved(&self.shared.connection.malformed("an answer", &error)))?;
+        match answer.failure {
+            None => Ok(answer.result),
+            Some(failure) => Err(failure.into_endorse()),
+        }
+    }
+}
+
+impl PeerView for RemotePeer {
+    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
+        self.shared.channel(name).map(|channel| channel as Arc<dyn ChannelView>)
+    }
+
+    fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
+        self.shared.all().into_iter().map(|channel| channel as Arc<dyn ChannelView>).collect()
+    }
+}
+
+#[async_trait]
+impl Endorse for RemotePeer {
+    async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
+        read(self.run(Ask::Process(signed_proposal)).await?)
+    }
+
+    async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
+        read(self.run(Ask::Evaluate(signed_proposal)).await?)
+    }
+}
+
+fn read<M: prost::Message + Default>(bytes: Bytes) -> Result<M, EndorseError> {
+    M::decode(bytes).map_err(|error| EndorseError::State {
+        kind: ErrorKind::Corrupt,
+        message: format!("the peer's answer cannot be read: {error}"),
+    })
+}
+
+impl Shared {
+    fn channel(&self, name: &str) -> Option<Arc<RemoteChannel>> {
+        self.channels.read().expect("no holder of this lock panics").get(name).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<RemoteChannel>> {
+        self.channels.read().expect("no holder of this lock panics").values().cloned().collect()
+    }
+
+    async fn stay_connected(self: Arc<Self>) {
+        let mut wait = BACKOFF_MIN;
+        loop {
+            let reason = match self.connect().await {
+                Ok(caller) => {
+                    wait = BACKOFF_MIN;
+                    self.reached.stop();
+                    caller.ended().await;
+                    "the link ended".to_owned()
+                }
+                Err(reason) => reason,
+            };
+            tracing::debug!(peer = self.options.name, reason, "not connected");
+            self.connection.down(reason);
+            for channel in self.all() {
+                channel.interrupted();
+            }
+            // Spread out, so that gateways that lost the same peer do not come back together.
+            rt::sleep(wait / 2 + wait.mul_f64(rt::random_below(1000) as f64 / 2000.0)).await;
+            wait = (wait * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    /// Steps 1 to 4 of the protocol.
+    async fn connect(self: &Arc<Self>) -> Result<Caller, String> {
+        let link = rt::timeout(HELLO_MAX, net::connect(&self.options.address)).await;
+        let link = link.map_err(|_| "no link in time".to_owned())?.map_err(|error| error.to_string())?;
+        let shared = Arc::downgrade(self);
+        let caller = Caller::new(link, REQUESTS_MAX, move |notice| {
+            // What is no notice of a known channel concerns nobody.
+            if let (Some(shared), Ok(notice)) = (shared.upgrade(), Notice::decode(notice))
+                && let Some(channel) = shared.channel(&notice.channel)
+            {
+                channel.noticed(notice);
+            }
+        });
+        let welcome: Welcome = self.told(&caller, Ask::Hello(Hello { version: VERSION })).await?;
+        if welcome.version != VERSION {
+            let theirs = welcome.version;
+            return Err(format!("it speaks version {theirs}, this process {VERSION}; run the same release on both"));
+        }
+        for BlockAt { channel: name, .. } in welcome.channels {
+            let channel = match self.channel(&name) {
+                Some(channel) => channel,
+                None => self.learn(&caller, &name).await?,
+            };
+            let from = BlockAt { channel: name, number: channel.height() };
+            let begun: BlockAt = self.told(&caller, Ask::Follow(from)).await?;
+            channel.begin(begun.number);
+        }
+        self.connection.up(caller.clone());
+        Ok(caller)
+    }
+
+    async fn learn(&self, caller: &Caller, name: &str) -> Result<Arc<RemoteChannel>, String> {
+        let ask = Ask::Block(BlockAt { channel: name.to_owned(), number: 0 });
+        let answer: BlockAnswer = self.told(caller, ask).await?;
+        let rules = (|| {
+            let block = Block::parse(&answer.block.unwrap_or_default())?;
+            let config = Arc::new(ChannelConfig::from_block(&block)?);
+            Ok::<_, Error>(Arc::new(Rules::new(config, self.options.definitions.clone())?))
+        })();
+        let rules = rules.map_err(|error| format!("block 0 of channel {name}: {error}"))?;
+        let channel = Arc::new(RemoteChannel::new(self.connection.clone(), rules));
+        self.channels.write().expect("no holder of this lock panics").insert(name.to_owned(), channel.clone());
+        Ok(channel)
+    }
+
+    async fn told<M: prost::Message + Default>(&self, caller: &Caller, ask: Ask) -> Result<M, String> {
+        let answer = rt::timeout(HELLO_MAX, call(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
+        M::decode(answer.map_err(|error| error.to_string())?).map_err(|error| format!("not an answer: {error}"))
+    }
+}

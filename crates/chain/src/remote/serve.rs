@@ -1,0 +1,205 @@
+//! The answering side of a peer's links.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use base::rt::net::call::{self, Body, Handler, Notifier, Refusal};
+use base::rt::{self, Stop, net};
+use base::{Bytes, ErrorKind, TxId};
+use futures_util::future::{Either, select};
+use prost::Message as _;
+
+use super::messages::{
+    Answer, Ask, BlockAnswer, BlockAt, Committed, Failure, Notice, Place, Request, StatusAnswer, Welcome,
+};
+use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX, VERSION};
+use crate::Error;
+use crate::endorse::{Endorse, EndorseError};
+use crate::view::{ChannelView, PeerView};
+
+/// What the other side of a link may ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Everything: a gateway of the same organisation.
+    Own,
+    /// To have proposals run: gateways of other organisations.
+    Others,
+}
+
+/// Answers at `address` until `stop`.
+///
+/// # Errors
+/// If the address is taken.
+pub async fn serve_peer<P: PeerView + Endorse>(
+    peer: Arc<P>,
+    scope: Scope,
+    address: &str,
+    stop: Stop,
+) -> Result<rt::Task<()>, Error> {
+    let handler = Arc::new(Server { peer, scope });
+    serve(address, stop, move || Arc::new(Connection { server: handler.clone(), notifier: std::sync::OnceLock::new() }))
+        .await
+}
+
+/// Accepts links and gives each a handler of its own.
+pub(super) async fn serve<H: Handler>(
+    address: &str,
+    stop: Stop,
+    handler: impl Fn() -> Arc<H> + Send + 'static,
+) -> Result<rt::Task<()>, Error> {
+    let mut listener = net::listen(address).await.map_err(|error| Error::io(address, &error))?;
+    let places = rt::sync::Semaphore::new(LINKS_MAX);
+    Ok(rt::spawn(async move {
+        loop {
+            // A place first: beyond the bound, connections wait in the listener's backlog.
+            let Some(place) = stop.or_stopped(places.acquire()).await else { return };
+            let Some(Ok(link)) = stop.or_stopped(listener.accept()).await else { return };
+            let serving = call::serve(link, handler(), REQUESTS_MAX, stop.clone());
+            drop(rt::spawn(async move {
+                let ended = serving.await;
+                tracing::debug!(?ended, "a link ended");
+                drop(place);
+            }));
+        }
+    }))
+}
+
+struct Server<P> {
+    peer: Arc<P>,
+    scope: Scope,
+}
+
+struct Connection<P> {
+    server: Arc<Server<P>>,
+    notifier: std::sync::OnceLock<Notifier>,
+}
+
+impl<P: PeerView + Endorse> Handler for Connection<P> {
+    fn opened(&self, notifier: Notifier) {
+        // Told once.
+        let _ = self.notifier.set(notifier);
+    }
+
+    fn request(&self, request: Bytes) -> call::Answer {
+        let server = self.server.clone();
+        let notifier = self.notifier.get().cloned();
+        Box::pin(async move {
+            let request = Request::decode(request).map_err(|error| rejected(format!("not a request: {error}")))?;
+            let ask = request.ask.ok_or_else(|| rejected("a request that asks nothing".to_owned()))?;
+            server.answer(ask, notifier).await
+        })
+    }
+}
+
+pub(super) fn rejected(text: String) -> Refusal {
+    Refusal::new(ErrorKind::Rejected, text)
+}
+
+fn refused(error: &Error) -> Refusal {
+    Refusal::new(error.kind(), error.to_string())
+}
+
+fn body(message: &impl prost::Message) -> Body {
+    message.encode_to_vec().into()
+}
+
+impl<P: PeerView + Endorse> Server<P> {
+    async fn answer(&self, ask: Ask, notifier: Option<Notifier>) -> Result<Body, Refusal> {
+        let endorsed = |outcome: Result<Vec<u8>, EndorseError>| {
+            Ok(body(&match outcome {
+                Ok(result) => Answer { result: result.into(), failure: None },
+                Err(error) => Answer { result: Bytes::new(), failure: Some(Failure::of_endorse(&error)) },
+            }))
+        };
+        match ask {
+            Ask::Hello(_) => Ok(body(&self.welcome())),
+            Ask::Process(proposal) => {
+                endorsed(self.peer.process(proposal).await.map(|response| response.encode_to_vec()))
+            }
+            Ask::Evaluate(proposal) => {
+                endorsed(self.peer.evaluate(proposal).await.map(|response| response.encode_to_vec()))
+            }
+            Ask::Broadcast(_) => Err(rejected("this is a peer; broadcasts go to orderers".to_owned())),
+            _ if self.scope == Scope::Others => {
+                Err(rejected("other organisations may have proposals run here, and nothing else".to_owned()))
+            }
+            Ask::Block(BlockAt { channel, number }) => {
+                let block = self.channel(&channel)?.read_block(number).await.map_err(|error| refused(&error))?;
+                // The field's key and length, then the block's own bytes, which are not copied.
+                let Some(block) = block else { return Ok(body(&BlockAnswer { block: None })) };
+                let mut head = Vec::with_capacity(11);
+                prost::encoding::encode_key(1, prost::encoding::WireType::LengthDelimited, &mut head);
+                prost::encoding::encode_varint(block.len() as u64, &mut head);
+                Ok(vec![Bytes::from(head), block].into())
+            }
+            Ask::Status(of) => {
+                let channel = self.channel(&of.channel)?;
+                let status = channel.tx_status(&TxId::new(of.tx_id)).await.map_err(|error| refused(&error))?;
+                let status = status.map(|status| Place { code: u32::from(status.code.0), block: status.block });
+                Ok(body(&StatusAnswer { status }))
+            }
+            Ask::Follow(BlockAt { channel, number }) => {
+                let channel = self.channel(&channel)?;
+                let notifier = notifier.ok_or_else(|| rejected("the link is not open yet".to_owned()))?;
+                let height = channel.height();
+                let from = number.min(height).max(height.saturating_sub(FOLLOW_BLOCKS_MAX));
+                let name = channel.rules().channel().to_string();
+                let begun = BlockAt { channel: name, number: from };
+                drop(rt::spawn(async move { notify(channel.as_ref(), from, &notifier).await }));
+                Ok(body(&begun))
+            }
+        }
+    }
+
+    fn welcome(&self) -> Welcome {
+        let channels = match self.scope {
+            Scope::Own => self.peer.channels(),
+            Scope::Others => Vec::new(),
+        };
+        let channels = channels
+            .iter()
+            .map(|channel| BlockAt { channel: channel.rules().channel().to_string(), number: channel.height() });
+        Welcome { version: VERSION, channels: channels.collect() }
+    }
+
+    fn channel(&self, name: &str) -> Result<Arc<dyn ChannelView>, Refusal> {
+        self.peer.channel(name).ok_or_else(|| refused(&Error::UnknownChannel(name.to_owned())))
+    }
+}
+
+/// Step 3 of the protocol, until the link or the channel ends.
+async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
+    let name = channel.rules().channel().to_string();
+    let mut committed = channel.committed();
+    let mut next = from;
+    let failure = loop {
+        let seen = next;
+        let ended = pin!(async {
+            let gone = pin!(notifier.ended());
+            select(gone, channel.stopped()).await;
+        });
+        let above = pin!(committed.wait_for(move |height| *height > seen));
+        match select(above, ended).await {
+            Either::Left((Ok(_), _)) => {}
+            _ => break channel.failure().map_or_else(|| "it was stopped".to_owned(), |error| error.to_string()),
+        }
+        let block = match channel.committed_block(next).await {
+            Ok(Some(block)) => block,
+            Ok(None) => break format!("block {next} is not there"),
+            Err(error) => break error.to_string(),
+        };
+        let transactions = block.transactions().iter().filter_map(|transaction| {
+            let tx_id = transaction.tx_id.as_ref()?.to_string();
+            Some(Committed { tx_id, code: u32::from(transaction.code.0) })
+        });
+        let notice =
+            Notice { channel: name.clone(), number: next, transactions: transactions.collect(), failure: None };
+        if notifier.notify(notice.encode_to_vec()).await.is_err() {
+            return;
+        }
+        next += 1;
+    };
+    let notice = Notice { channel: name, number: next, transactions: Vec::new(), failure: Some(failure) };
+    // Nobody is left to tell when the link has ended.
+    let _ = notifier.notify(notice.encode_to_vec()).await;
+}
