@@ -121,6 +121,11 @@ impl Endpoint {
         poll_fn(|cx| self.0.poll_receive(cx)).await
     }
 
+    /// As [`Endpoint::receive`], for hand-written futures.
+    pub fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+        self.0.poll_receive(cx)
+    }
+
     /// Starts whatever was posted and held back for a batch.
     pub fn flush(&self) {
         self.0.flush();

@@ -29,6 +29,7 @@ mod completion;
 mod endpoint;
 mod error;
 mod host;
+pub mod links;
 mod profile;
 #[allow(dead_code, reason = "the path over sockets is not there yet")]
 pub mod shm;

@@ -29,5 +29,5 @@ pub use chance::{fault_point, fill_random, random_below, random_u64};
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
 pub use stop::Stop;
-pub use task::{AbortOnDrop, Aborted, Task, blocking, spawn, yield_now};
+pub use task::{AbortOnDrop, Aborted, Task, blocking, is_running, spawn, yield_now};
 pub use time::{Elapsed, Instant, Sleep, WallTime, now, sleep, sleep_until, timeout, wall_now};

@@ -118,6 +118,12 @@ where
     Task { inner }
 }
 
+/// Whether [`spawn`] works here: false on a thread that neither a simulation nor tokio runs on, as when something is
+/// dropped after its runtime.
+pub fn is_running() -> bool {
+    context::is_simulation() || tokio::runtime::Handle::try_current().is_ok()
+}
+
 impl<T: Send + 'static> Task<T> {
     /// Starts a task in a life of a simulated node.
     pub(super) fn simulated<F>(world: &Arc<World>, life: Life, future: F) -> Task<T>

@@ -6,19 +6,28 @@
 //!    may be lost). From then on both sides see [`Closed`]. A sender never learns from the link how far its messages
 //!    came; protocols acknowledge for themselves.
 //!
-//! An address is a name. In production it names a listener of this process (links to other hosts are a provider of a
-//! later release); in simulation, a listener of any node.
+//! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the
+//! scheme, and may lead to another host; any other address names a listener of this process. In simulation every address
+//! names a listener of any node.
+//!
+//! Over a transport a link has buffers of the medium's own: a message that was sent may be on its way for long, and a
+//! sender learns that the other side's receiver was dropped only after a while, at the latest by its own receiver.
 
 pub mod call;
 mod production;
+mod transport;
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::channel::Closed;
+use super::channel::{Closed, TrySendError};
 use super::{context, simulation};
+
+pub use transport::{BoxFuture, Listen, ReceiveHalf, SendHalf, Transport, register};
 
 /// Messages in one direction of a link that were sent and not yet received; further senders wait.
 pub const LINK_MESSAGES_MAX: usize = 256;
@@ -28,10 +37,12 @@ pub const BACKLOG_LINKS_MAX: usize = 64;
 /// Accepts links at an address. Dropping it frees the address; accepted links live on.
 pub struct Listener {
     inner: ListenerInner,
+    address: String,
 }
 
 enum ListenerInner {
     Production(production::Listener),
+    Transport(Box<dyn Listen>),
     Simulation(simulation::Listener),
 }
 
@@ -40,6 +51,7 @@ enum ListenerInner {
 pub struct Link {
     sender: LinkSender,
     receiver: LinkReceiver,
+    peer: Option<Arc<str>>,
 }
 
 /// The sending half of one end. Dropping it lets the other end receive what was sent, then [`Closed`].
@@ -49,6 +61,7 @@ pub struct LinkSender {
 
 enum SenderInner {
     Production(super::channel::Sender<Bytes>),
+    Transport(Box<dyn SendHalf>),
     Simulation(simulation::LinkSender),
 }
 
@@ -59,6 +72,7 @@ pub struct LinkReceiver {
 
 enum ReceiverInner {
     Production(super::channel::Receiver<Bytes>),
+    Transport(Box<dyn ReceiveHalf>),
     Simulation(simulation::LinkReceiver),
 }
 
@@ -67,29 +81,40 @@ enum ReceiverInner {
 /// # Errors
 /// `AddrInUse` when another listener has it.
 pub async fn listen(address: &str) -> io::Result<Listener> {
-    let inner = match context::ambient() {
-        Some(ambient) => ListenerInner::Simulation(simulation::listen(ambient, address)?),
-        None => ListenerInner::Production(production::listen(address)?),
-    };
-    Ok(Listener { inner })
+    if let Some(ambient) = context::ambient() {
+        let inner = ListenerInner::Simulation(simulation::listen(ambient, address)?);
+        return Ok(Listener { inner, address: address.to_owned() });
+    }
+    match transport::find(address) {
+        Some((transport, scheme, rest)) => {
+            let listener = transport.listen(rest).await?;
+            let address = format!("{scheme}:{}", listener.address());
+            Ok(Listener { inner: ListenerInner::Transport(listener), address })
+        }
+        None => {
+            let inner = ListenerInner::Production(production::listen(address)?);
+            Ok(Listener { inner, address: address.to_owned() })
+        }
+    }
 }
 
 /// Connects to the listener at `address`. Completes when the listener's side holds the link in its backlog.
 ///
 /// # Errors
-/// `ConnectionRefused` when nobody listens there, `TimedOut` when the other node cannot be reached.
+/// `ConnectionRefused` when nobody listens there, `TimedOut` when the other node cannot be reached, `PermissionDenied`
+/// when one side does not prove to the other who it is.
 pub async fn connect(address: &str) -> io::Result<Link> {
-    match context::ambient() {
-        Some(ambient) => simulation::connect(ambient, address).await.map(simulated),
+    if let Some(ambient) = context::ambient() {
+        return simulation::connect(ambient, address).await.map(simulated);
+    }
+    match transport::find(address) {
+        Some((transport, _, rest)) => transport.connect(rest).await,
         None => production::connect(address).await,
     }
 }
 
 fn simulated((sender, receiver): (simulation::LinkSender, simulation::LinkReceiver)) -> Link {
-    Link {
-        sender: LinkSender { inner: SenderInner::Simulation(sender) },
-        receiver: LinkReceiver { inner: ReceiverInner::Simulation(receiver) },
-    }
+    Link::of(SenderInner::Simulation(sender), ReceiverInner::Simulation(receiver))
 }
 
 impl Listener {
@@ -100,12 +125,34 @@ impl Listener {
     pub async fn accept(&mut self) -> Result<Link, Closed> {
         match &mut self.inner {
             ListenerInner::Production(listener) => listener.accept().await,
+            ListenerInner::Transport(listener) => poll_fn(|cx| listener.poll_accept(cx)).await,
             ListenerInner::Simulation(listener) => listener.accept().await.map(simulated),
         }
+    }
+
+    /// The address to connect to: the one it was given, with what was left to chance (a port) filled in.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 }
 
 impl Link {
+    fn of(sender: SenderInner, receiver: ReceiverInner) -> Link {
+        Link { sender: LinkSender { inner: sender }, receiver: LinkReceiver { inner: receiver }, peer: None }
+    }
+
+    /// A link over a transport's halves. `peer` is the name that the other side proved to bear, if it did.
+    pub fn new(sender: Box<dyn SendHalf>, receiver: Box<dyn ReceiveHalf>, peer: Option<&str>) -> Link {
+        let mut link = Link::of(SenderInner::Transport(sender), ReceiverInner::Transport(receiver));
+        link.peer = peer.map(Arc::from);
+        link
+    }
+
+    /// The name that the other side proved to bear; `None` where the transport asks for no proof.
+    pub fn peer(&self) -> Option<&str> {
+        self.peer.as_deref()
+    }
+
     /// Waits for room, then sends. When the future is dropped before it completes, nothing was sent.
     ///
     /// # Errors
@@ -136,6 +183,11 @@ impl LinkSender {
     pub async fn send(&self, message: Bytes) -> Result<(), Closed> {
         match &self.inner {
             SenderInner::Production(sender) => sender.send(message).await,
+            SenderInner::Transport(sender) => match sender.try_send(message) {
+                Ok(()) => Ok(()),
+                Err(TrySendError::Full(message)) => sender.send(message).await,
+                Err(TrySendError::Closed(_)) => Err(Closed),
+            },
             SenderInner::Simulation(sender) => sender.send(message).await,
         }
     }
@@ -149,6 +201,7 @@ impl LinkReceiver {
     pub async fn receive(&mut self) -> Result<Bytes, Closed> {
         match &mut self.inner {
             ReceiverInner::Production(receiver) => receiver.recv().await.ok_or(Closed),
+            ReceiverInner::Transport(receiver) => poll_fn(|cx| receiver.poll_receive(cx)).await,
             ReceiverInner::Simulation(receiver) => receiver.receive().await,
         }
     }

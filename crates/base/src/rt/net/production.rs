@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{BACKLOG_LINKS_MAX, LINK_MESSAGES_MAX, Link, LinkReceiver, LinkSender, ReceiverInner, SenderInner};
+use super::{BACKLOG_LINKS_MAX, LINK_MESSAGES_MAX, Link, ReceiverInner, SenderInner};
 use crate::rt::channel::{Closed, Receiver, Sender, bounded};
 
 /// Every listener of the process.
@@ -41,10 +41,7 @@ pub async fn connect(address: &str) -> io::Result<Link> {
 fn pair() -> (Link, Link) {
     let (to_far, at_far) = bounded(LINK_MESSAGES_MAX);
     let (to_near, at_near) = bounded(LINK_MESSAGES_MAX);
-    let link = |sender, receiver| Link {
-        sender: LinkSender { inner: SenderInner::Production(sender) },
-        receiver: LinkReceiver { inner: ReceiverInner::Production(receiver) },
-    };
+    let link = |sender, receiver| Link::of(SenderInner::Production(sender), ReceiverInner::Production(receiver));
     (link(to_far, at_near), link(to_near, at_far))
 }
 

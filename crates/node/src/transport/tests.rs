@@ -1,0 +1,215 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::channel::Closed;
+use base::rt::net::{self, Link, Listener};
+use base::rt::production;
+use base::{Bytes, BytesMut};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::frames::{Decoded, FRAME_BYTES_MAX, decode};
+use super::{Organisation, TcpTransport, TlsIdentity, TlsTransport};
+
+/// Generous: nothing is measured, a test that hangs is to fail.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("keys can be made");
+        Authority(CertifiedIssuer::self_signed(params, key).expect("it is a valid authority"))
+    }
+
+    fn member(&self) -> TlsIdentity {
+        let key = KeyPair::generate().expect("keys can be made");
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("it is a valid name");
+        let certificate = params.signed_by(&key, &self.0).expect("it can be signed");
+        TlsIdentity { certificate_pem: certificate.pem().into_bytes(), key_pem: key.serialize_pem().into_bytes() }
+    }
+
+    fn organisation(&self, name: &str) -> Organisation {
+        Organisation { name: name.to_owned(), roots_pem: self.0.pem().into_bytes() }
+    }
+}
+
+/// Registers TCP and TLS under schemes of the test's own, then runs a claim over each.
+fn over_each<F: Future<Output = ()>>(test: &str, claim: impl Fn(Listener, Link, Link) -> F) {
+    let (one, two) = (Authority::new(), Authority::new());
+    let trusted = [one.organisation("one"), two.organisation("two")];
+    let tls = TlsTransport::new(&one.member(), &trusted).expect("the settings are valid");
+    for (scheme, transport) in [
+        (format!("tcp-{test}"), Arc::new(TcpTransport) as Arc<dyn net::Transport>),
+        (format!("tls-{test}"), Arc::new(tls)),
+    ] {
+        net::register(&scheme, transport);
+        production::run(async {
+            let all = async {
+                let mut listener = net::listen(&format!("{scheme}:127.0.0.1:0")).await.expect("a port is free");
+                let near = net::connect(listener.address()).await.expect("it listens");
+                let far = listener.accept().await.expect("it was connected to");
+                claim(listener, near, far).await;
+            };
+            base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+        });
+    }
+}
+
+fn message(length: usize, seed: usize) -> Bytes {
+    (0..length).map(|at| (at.wrapping_mul(31) ^ seed) as u8).collect()
+}
+
+#[test]
+fn messages_of_all_sizes_arrive_whole_and_in_order() {
+    over_each("order", |_listener, near, mut far| async move {
+        let sizes: Vec<usize> =
+            (0..2000).map(|n| n % 37 * (n % 11)).chain([40 << 20, 0, 1, 3 << 20, 65536, 8]).collect();
+        let sent = sizes.clone();
+        let sending = base::rt::spawn(async move {
+            for (seed, length) in sent.into_iter().enumerate() {
+                near.send(message(length, seed)).await.expect("the other side receives");
+            }
+            near
+        });
+        for (seed, length) in sizes.into_iter().enumerate() {
+            let received = far.receive().await.expect("it was sent");
+            assert!(received == message(length, seed), "message {seed} of {length} bytes is another");
+        }
+        let near = sending.await.expect("nothing aborts it");
+        drop(near);
+        assert_eq!(far.receive().await, Err(Closed));
+    });
+}
+
+#[test]
+fn what_was_sent_before_a_link_was_dropped_arrives() {
+    over_each("drop", |_listener, near, mut far| async move {
+        // The other direction has bytes under way that nobody will receive: they must not destroy what was sent.
+        far.send(message(1 << 20, 1)).await.expect("there is room");
+        for seed in 0..100 {
+            near.send(message(50_000, seed)).await.expect("the other side receives");
+        }
+        drop(near);
+        for seed in 0..100 {
+            assert!(far.receive().await.expect("it was sent") == message(50_000, seed));
+        }
+        assert_eq!(far.receive().await, Err(Closed));
+    });
+}
+
+#[test]
+fn each_half_closes_by_itself() {
+    over_each("half", |_listener, near, far| async move {
+        let (to_far, mut at_near) = near.split();
+        let (to_near, mut at_far) = far.split();
+        drop(to_far);
+        assert_eq!(at_far.receive().await, Err(Closed));
+        to_near.send(message(10, 1)).await.expect("this direction is open");
+        assert_eq!(at_near.receive().await, Ok(message(10, 1)));
+        drop(to_near);
+        assert_eq!(at_near.receive().await, Err(Closed));
+    });
+}
+
+#[test]
+fn a_sender_learns_that_the_receiver_was_dropped() {
+    over_each("stop", |_listener, near, far| async move {
+        let (to_far, mut at_near) = near.split();
+        let (to_near, at_far) = far.split();
+        drop(at_far);
+        // The notice travels behind what the other side sent before it.
+        to_near.send(message(10, 1)).await.expect("this direction is open");
+        assert_eq!(at_near.receive().await, Ok(message(10, 1)));
+        drop(to_near);
+        assert_eq!(at_near.receive().await, Err(Closed));
+        assert_eq!(to_far.send(message(1, 1)).await, Err(Closed));
+    });
+}
+
+#[test]
+fn the_other_side_is_known_by_its_organisation() {
+    let (one, two) = (Authority::new(), Authority::new());
+    let trusted = [one.organisation("one"), two.organisation("two")];
+    let transport = |identity| Arc::new(TlsTransport::new(&identity, &trusted).expect("the settings are valid"));
+    net::register("tls-of-one", transport(one.member()));
+    net::register("tls-of-two", transport(two.member()));
+    production::run(async {
+        let mut listener = net::listen("tls-of-one:127.0.0.1:0").await.expect("a port is free");
+        let address = listener.address().replace("tls-of-one", "tls-of-two");
+        let near = net::connect(&address).await.expect("both are trusted");
+        let far = listener.accept().await.expect("it was connected to");
+        assert_eq!((near.peer(), far.peer()), (Some("one"), Some("two")));
+    });
+}
+
+#[test]
+fn certificates_of_others_are_refused_on_both_sides() {
+    let (one, stranger) = (Authority::new(), Authority::new());
+    let of_one = TlsTransport::new(&one.member(), &[one.organisation("one")]).expect("the settings are valid");
+    // It trusts the server; the server does not trust it.
+    let client = TlsTransport::new(&stranger.member(), &[one.organisation("one")]).expect("the settings are valid");
+    // The server trusts it; it does not trust the server.
+    let doubter = TlsTransport::new(&one.member(), &[stranger.organisation("x")]).expect("the settings are valid");
+    net::register("tls-refusing", Arc::new(of_one));
+    net::register("tls-stranger", Arc::new(client));
+    net::register("tls-doubter", Arc::new(doubter));
+    production::run(async {
+        let mut listener = net::listen("tls-refusing:127.0.0.1:0").await.expect("a port is free");
+        for scheme in ["tls-stranger", "tls-doubter"] {
+            let address = listener.address().replace("tls-refusing", scheme);
+            let refused = base::rt::timeout(PATIENCE, net::connect(&address)).await.expect("nothing hangs");
+            assert!(refused.is_err(), "{scheme} got a link");
+        }
+        // The next link that is accepted is one of the trusted, so that neither of the others was.
+        let near = net::connect(listener.address()).await.expect("it is trusted");
+        near.send(message(3, 3)).await.expect("there is room");
+        let mut far = listener.accept().await.expect("it was connected to");
+        assert_eq!(far.receive().await, Ok(message(3, 3)));
+    });
+}
+
+#[test]
+fn bytes_that_are_no_link_cost_a_connection_and_nothing_else() {
+    net::register("tcp-hostile", Arc::new(TcpTransport));
+    production::run(async {
+        let mut listener = net::listen("tcp-hostile:127.0.0.1:0").await.expect("a port is free");
+        let place = listener.address().split_once(':').expect("it has a scheme").1.to_owned();
+        let dial = || async { tokio::net::TcpStream::connect(&place).await.expect("it listens") };
+        for preface in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"HDLLINK\x02"] {
+            let mut socket = dial().await;
+            socket.write_all(preface).await.expect("it listens");
+            // Ends, or is reset: either way there is no link.
+            let mut answer = Vec::new();
+            let _ = base::rt::timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it is cut");
+        }
+        for frame in [[0xff; 8], [0, 0, 0, 0x80, 0, 0, 0, 0], [1, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 9, 0, 0, 0]] {
+            let mut socket = dial().await;
+            socket.write_all(b"HDLLINK\x01").await.expect("it listens");
+            socket.write_all(&frame).await.expect("it listens");
+            let mut link = listener.accept().await.expect("the preface is right");
+            assert_eq!(link.receive().await, Err(Closed), "{frame:?}");
+        }
+    });
+}
+
+#[test]
+fn frames_have_the_documented_layout() {
+    let mut golden = BytesMut::from(&[3, 0, 0, 0, 0, 0, 0, 0, 7, 8, 9, 0, 0, 0, 0, 1, 0, 0, 0, 5][..]);
+    assert_eq!(decode(&mut golden).expect("it is a frame"), Decoded::Message(Bytes::from_static(&[7, 8, 9])));
+    assert_eq!(decode(&mut golden).expect("it is a frame"), Decoded::Stop);
+    assert!(matches!(decode(&mut golden), Ok(Decoded::Incomplete(_))));
+}
+
+#[test]
+fn a_claimed_length_reserves_little_before_its_bytes_come() {
+    let mut buffer = BytesMut::from(&(FRAME_BYTES_MAX as u32).to_le_bytes()[..]);
+    buffer.extend_from_slice(&[0; 4]);
+    let Ok(Decoded::Incomplete(room)) = decode(&mut buffer) else { panic!("no byte of it is there") };
+    assert!(room <= 1 << 20);
+    let mut buffer = BytesMut::from(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes()[..]);
+    buffer.extend_from_slice(&[0; 4]);
+    assert!(decode(&mut buffer).is_err());
+}

@@ -1,0 +1,178 @@
+//! Mutual TLS: both sides show certificates of configured organisations.
+
+use std::io;
+use std::sync::Arc;
+
+use base::rt::net::{BoxFuture, Link, Listen, Transport};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::{Accepting, CONNECT_TIME_MAX, dial, frames, within};
+
+/// Whom to trust: an organisation and the certificates that its members' chains end in.
+#[derive(Clone, Debug)]
+pub struct Organisation {
+    /// What a link's peer is called.
+    pub name: String,
+    /// One or several certificates.
+    pub roots_pem: Vec<u8>,
+}
+
+/// What this process shows of itself, as a client and as a server.
+#[derive(Clone)]
+pub struct TlsIdentity {
+    /// Its certificate, and intermediate ones if there are any.
+    pub certificate_pem: Vec<u8>,
+    /// PKCS#8.
+    pub key_pem: Vec<u8>,
+}
+
+impl std::fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsIdentity(…)")
+    }
+}
+
+/// A certificate, key or root that is of no use.
+#[derive(Debug, thiserror::Error)]
+#[error("the TLS settings of links are of no use: {0}")]
+pub struct TlsError(String);
+
+/// Links over mutual TLS.
+#[derive(Clone)]
+pub struct TlsTransport {
+    connector: TlsConnector,
+    acceptor: TlsAcceptor,
+    trusted: Arc<[Trusted]>,
+}
+
+struct Trusted {
+    name: String,
+    clients: Arc<dyn ClientCertVerifier>,
+    servers: Arc<WebPkiServerVerifier>,
+}
+
+impl TlsTransport {
+    /// Shows `identity`, and trusts the certificates of these organisations.
+    ///
+    /// # Errors
+    /// When a PEM cannot be read, the key does not fit the certificate, or no organisation is given.
+    pub fn new(identity: &TlsIdentity, organisations: &[Organisation]) -> Result<TlsTransport, TlsError> {
+        let wrong = |error: &dyn std::fmt::Display| TlsError(error.to_string());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut all = RootCertStore::empty();
+        let mut trusted = Vec::new();
+        for organisation in organisations {
+            let mut roots = RootCertStore::empty();
+            for certificate in CertificateDer::pem_slice_iter(&organisation.roots_pem) {
+                let certificate = certificate.map_err(|error| wrong(&error))?;
+                roots.add(certificate.clone()).map_err(|error| wrong(&error))?;
+                all.add(certificate).map_err(|error| wrong(&error))?;
+            }
+            let roots = Arc::new(roots);
+            let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .build()
+                .map_err(|error| TlsError(format!("organisation {}: {error}", organisation.name)))?;
+            let clients = client_verifier(roots, &provider)?;
+            trusted.push(Trusted { name: organisation.name.clone(), clients, servers });
+        }
+        let chain = || {
+            CertificateDer::pem_slice_iter(&identity.certificate_pem)
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|error| wrong(&error))
+        };
+        let key = || PrivateKeyDer::from_pem_slice(&identity.key_pem).map_err(|error| wrong(&error));
+        let all = Arc::new(all);
+        let client = rustls::ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| wrong(&error))?
+            .with_root_certificates(Arc::clone(&all))
+            .with_client_auth_cert(chain()?, key()?)
+            .map_err(|error| wrong(&error))?;
+        let server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| wrong(&error))?
+            .with_client_cert_verifier(client_verifier(all, &provider)?)
+            .with_single_cert(chain()?, key()?)
+            .map_err(|error| wrong(&error))?;
+        Ok(TlsTransport {
+            connector: TlsConnector::from(Arc::new(client)),
+            acceptor: TlsAcceptor::from(Arc::new(server)),
+            trusted: trusted.into(),
+        })
+    }
+}
+
+fn client_verifier(
+    roots: Arc<RootCertStore>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider))
+        .build()
+        .map_err(|error| TlsError(error.to_string()))
+}
+
+/// Whose chain this is. The handshake has accepted it already; this finds out for whose sake.
+fn organisation<'a>(
+    trusted: &'a [Trusted],
+    chain: Option<&[CertificateDer<'_>]>,
+    accepts: impl Fn(&Trusted, &CertificateDer<'_>, &[CertificateDer<'_>]) -> bool,
+) -> io::Result<&'a str> {
+    let stranger = || io::Error::new(io::ErrorKind::PermissionDenied, "the certificate is of no known organisation");
+    let (end, intermediates) = chain.and_then(<[_]>::split_first).ok_or_else(stranger)?;
+    let found = trusted.iter().find(|organisation| accepts(organisation, end, intermediates));
+    found.map(|organisation| organisation.name.as_str()).ok_or_else(stranger)
+}
+
+/// What a failed handshake means to the caller.
+fn refused(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidData => io::Error::new(io::ErrorKind::PermissionDenied, error),
+        _ => error,
+    }
+}
+
+async fn accept(acceptor: TlsAcceptor, trusted: Arc<[Trusted]>, socket: TcpStream) -> io::Result<Link> {
+    let stream = acceptor.accept(socket).await.map_err(refused)?;
+    let now = UnixTime::now();
+    let name = organisation(&trusted, stream.get_ref().1.peer_certificates(), |organisation, end, intermediates| {
+        organisation.clients.verify_client_cert(end, intermediates, now).is_ok()
+    })?;
+    let (reader, writer) = tokio::io::split(stream);
+    frames::establish(reader, writer, Some(name)).await
+}
+
+impl Transport for TlsTransport {
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
+        Box::pin(async move {
+            let (acceptor, trusted) = (self.acceptor.clone(), Arc::clone(&self.trusted));
+            let shake = move |socket| accept(acceptor.clone(), Arc::clone(&trusted), socket);
+            Ok(Box::new(Accepting::start(rest, shake).await?) as Box<dyn Listen>)
+        })
+    }
+
+    fn connect<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Link>> {
+        Box::pin(within(CONNECT_TIME_MAX, async move {
+            let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+            let stream = self.connector.connect(name.clone(), dial(rest).await?).await.map_err(refused)?;
+            let now = UnixTime::now();
+            let chain = stream.get_ref().1.peer_certificates();
+            let peer = organisation(&self.trusted, chain, |organisation, end, intermediates| {
+                organisation.servers.verify_server_cert(end, intermediates, &name, &[], now).is_ok()
+            })?;
+            let (reader, writer) = tokio::io::split(stream);
+            frames::establish(reader, writer, Some(peer)).await
+        }))
+    }
+}
