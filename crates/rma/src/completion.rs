@@ -57,6 +57,15 @@ impl<T> Completion<T> {
         (Completer(Some(Arc::clone(&slot))), Completion(State::Pending(slot)))
     }
 
+    /// Why the verb failed, if its completion was ready from the start and is a failure.
+    #[inline]
+    pub fn failure(&self) -> Option<&Error> {
+        match &self.0 {
+            State::Ready(Err(error)) => Some(error),
+            _ => None,
+        }
+    }
+
     /// The outcome, if it is there by now; else the completion again. Never waits.
     ///
     /// # Errors

@@ -1,0 +1,167 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn capability() -> Capability {
+    let mut bytes = [7; CAPABILITY_BYTES];
+    bytes[10] = 7;
+    bytes[11..16].fill(0);
+    Capability::decode(&bytes).expect("it is well-formed")
+}
+
+fn requests() -> Vec<(Request, &'static str)> {
+    vec![
+        (
+            Request::Hello { version: 1, section_bytes: 16 << 20 },
+            "01000000 01000000 01000000 00000000 0000000100000000",
+        ),
+        (Request::Fence { epoch: Epoch(3), holder: 0xA1 }, "02000000 02000000 0300000000000000 a100000000000000"),
+        (Request::Grant { bytes: 16 << 20 }, "03000000 03000000 0000000100000000"),
+        (Request::Release { section: 9 }, "04000000 04000000 0900000000000000"),
+        (Request::List, "05000000 05000000"),
+        (Request::Room, "06000000 06000000"),
+    ]
+}
+
+fn replies() -> Vec<(Reply, String)> {
+    let capability_hex: String = capability().encode().iter().map(|byte| format!("{byte:02x}")).collect();
+    vec![
+        (
+            Reply::Welcome { version: 1, node: 2, section_bytes: 4096, budget_bytes: 8192, free_bytes: 4096, life: 5 },
+            "81000000 01000000 01000000 02000000 0010000000000000 0020000000000000 0010000000000000 0500000000000000"
+                .to_owned(),
+        ),
+        (
+            Reply::Fenced { free_bytes: 4096, revoked: 2 },
+            "82000000 02000000 0010000000000000 02000000 00000000".to_owned(),
+        ),
+        (
+            Reply::Granted { free_bytes: 4096, section: 9, bytes: 4096, capability: capability() },
+            format!("83000000 03000000 0010000000000000 0900000000000000 0010000000000000 {capability_hex}"),
+        ),
+        (Reply::Released { free_bytes: 4096 }, "84000000 04000000 0010000000000000".to_owned()),
+        (
+            Reply::Listed { free_bytes: 4096, sections: vec![(9, 4096)] },
+            "85000000 05000000 0010000000000000 01000000 00000000 0900000000000000 0010000000000000".to_owned(),
+        ),
+        (
+            Reply::Room { free_bytes: 4096, budget_bytes: 8192 },
+            "86000000 06000000 0010000000000000 0020000000000000".to_owned(),
+        ),
+        (
+            Reply::Refused { refusal: Refusal::Fenced, detail: 4, text: "no".to_owned() },
+            "ff000000 07000000 04000000 00000000 0400000000000000 6e6f".to_owned(),
+        ),
+    ]
+}
+
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> = hex.bytes().filter(|byte| *byte != b' ').collect();
+    let digit = |byte: u8| (byte as char).to_digit(16).expect("golden bytes are hexadecimal") as u8;
+    digits.chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}
+
+/// Both decoders, on whatever bytes; what decodes has only that one encoding.
+fn decode_anything(bytes: &[u8]) {
+    if let Ok((number, request)) = Request::decode(bytes) {
+        let whole = !matches!(request, Request::Hello { version, .. } if version != PROTOCOL_VERSION);
+        assert!(!whole || request.encode(number)[..] == *bytes, "{request:?}");
+        assert!(number != NOTICE);
+    }
+    if let Ok((number, reply)) = Reply::decode(bytes) {
+        assert_eq!(reply.encode(number)[..], *bytes, "{reply:?}");
+    }
+}
+
+#[test]
+fn messages_have_the_documented_bytes() {
+    for (number, (request, golden)) in (1..).zip(requests()) {
+        assert_eq!(request.encode(number)[..], bytes_of(golden), "{request:?}");
+        assert_eq!(Request::decode(&bytes_of(golden)), Ok((number, request)));
+    }
+    for (number, (reply, golden)) in (1..).zip(replies()) {
+        assert_eq!(reply.encode(number)[..], bytes_of(&golden), "{reply:?}");
+        let (decoded_number, decoded) = Reply::decode(&bytes_of(&golden)).expect("golden bytes decode");
+        assert_eq!((decoded_number, &decoded.encode(number)[..]), (number, &bytes_of(&golden)[..]));
+    }
+}
+
+#[test]
+fn the_golden_bytes_are_those_of_the_document() {
+    let document = include_str!("../../../docs/formats/section-table.md");
+    for golden in requests().iter().map(|(_, golden)| *golden) {
+        assert!(document.contains(golden), "{golden} is missing in docs/formats/section-table.md");
+    }
+    // A capability's bytes are another document's.
+    for (reply, golden) in replies().iter().filter(|(reply, _)| !matches!(reply, Reply::Granted { .. })) {
+        assert!(document.contains(golden), "{reply:?}: {golden} is missing in docs/formats/section-table.md");
+    }
+}
+
+#[test]
+fn another_version_is_told_by_its_first_twelve_bytes_alone() {
+    let mut bytes = Request::Hello { version: PROTOCOL_VERSION + 1, section_bytes: 0 }.encode(1).to_vec();
+    bytes.extend([0xEE; 40]);
+    let version = PROTOCOL_VERSION + 1;
+    assert_eq!(Request::decode(&bytes), Ok((1, Request::Hello { version, section_bytes: 0 })));
+    assert!(Request::decode(&bytes[..11]).is_err());
+}
+
+#[test]
+fn every_prefix_and_every_longer_message_is_refused() {
+    let encoded = requests().into_iter().map(|(request, _)| request.encode(1));
+    for bytes in encoded {
+        for length in 0..bytes.len() {
+            assert!(Request::decode(&bytes[..length]).is_err(), "{length} bytes of {bytes:?}");
+        }
+        assert!(Request::decode(&[&bytes[..], &[0]].concat()).is_err());
+    }
+    for (reply, _) in replies() {
+        let bytes = reply.encode(1);
+        let text = matches!(reply, Reply::Refused { .. });
+        for length in 0..bytes.len() {
+            assert!(Reply::decode(&bytes[..length]).is_err() || (text && length >= 24), "{length} bytes of {reply:?}");
+        }
+        assert!(text || Reply::decode(&[&bytes[..], &[0]].concat()).is_err());
+    }
+}
+
+#[test]
+fn a_list_that_claims_more_than_it_has_is_refused_before_room_is_made_for_it() {
+    let mut bytes = Reply::Listed { free_bytes: 0, sections: vec![(1, 4096)] }.encode(1).to_vec();
+    bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(Reply::decode(&bytes).is_err());
+}
+
+#[test]
+fn a_long_text_is_cut_between_characters() {
+    let reply = Reply::Refused { refusal: Refusal::Exhausted, detail: 0, text: "é".repeat(TEXT_BYTES_MAX) };
+    let (_, decoded) = Reply::decode(&reply.encode(1)).expect("what is encoded decodes");
+    assert!(matches!(decoded, Reply::Refused { text, .. } if text.len() == TEXT_BYTES_MAX));
+}
+
+proptest! {
+    #[test]
+    fn whatever_arrives_is_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..128)) {
+        decode_anything(&bytes);
+    }
+
+    #[test]
+    fn whatever_almost_is_a_message_is_a_message_or_an_error(
+        which in 0..13_usize,
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in proptest::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut all: Vec<Bytes> = requests().into_iter().map(|(request, _)| request.encode(1)).collect();
+        all.extend(replies().into_iter().map(|(reply, _)| reply.encode(1)));
+        let mut bytes = all[which].to_vec();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        decode_anything(&bytes);
+    }
+}

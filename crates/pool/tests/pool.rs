@@ -1,0 +1,320 @@
+//! What the pool does for its owners, on a fabric where nothing goes wrong by itself.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::simulation::Simulation;
+use base::rt::{self, Stop};
+use base::{Bytes, BytesMut, Epoch, ErrorKind};
+use pool::{AddressSpace, Donor, Error, LossReason, MemoryNode, MemoryNodeOptions, SpaceOptions, Usage};
+use rma::{Fabric as _, HostOptions, NodeId, TOKEN_BYTES, Token};
+use support::Loopback;
+
+const SECTION: u64 = 4096;
+
+fn token(owner: &str) -> Option<Token> {
+    owner.starts_with("owner").then(|| {
+        let mut bytes = [0; TOKEN_BYTES];
+        bytes[..owner.len()].copy_from_slice(owner.as_bytes());
+        Token::new(bytes)
+    })
+}
+
+async fn donor(fabric: &Arc<Loopback>, address: &str, sections: u64) -> Arc<MemoryNode> {
+    let options = HostOptions { node: NodeId(1), tokens: Arc::new(token) };
+    let host = fabric.host(address, options).await.expect("the address is free");
+    let budget_bytes = sections * SECTION;
+    let options = MemoryNodeOptions { host, budget_bytes, section_bytes: SECTION, stop: Stop::new() };
+    MemoryNode::start(options).await.expect("the options are good")
+}
+
+fn options(fabric: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> SpaceOptions {
+    let donor = |address: &&str| Donor {
+        address: (*address).to_owned(),
+        token: token(owner).unwrap_or_else(|| Token::new([0; TOKEN_BYTES])),
+    };
+    SpaceOptions {
+        owner: owner.to_owned(),
+        epoch: Epoch(epoch),
+        fabric: Arc::clone(fabric) as Arc<dyn rma::Fabric>,
+        donors: donors.iter().map(donor).collect(),
+        section_bytes: SECTION,
+        budget_bytes: 1 << 20,
+    }
+}
+
+async fn open(fabric: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> AddressSpace {
+    AddressSpace::open(options(fabric, owner, epoch, donors)).await.expect("the donors are there")
+}
+
+/// Runs in simulated time, so that nothing depends on the machine's.
+fn run<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(Arc<Loopback>) -> F) {
+    Simulation::new(1).run(|_| test(Arc::new(Loopback::default()))).expect("the test succeeds");
+}
+
+#[test]
+fn sections_are_read_and_written_through_flat_addresses() {
+    run(|fabric| async move {
+        let _donor = donor(&fabric, "a", 4).await;
+        let space = open(&fabric, "owner", 1, &["a"]).await;
+        assert!(space.synchronous() && space.sections().is_empty());
+        let (one, other) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
+        assert!(one.address >= 4096 && one.address != other.address && one.bytes == SECTION);
+        for section in [one, other] {
+            let address = section.address + 100;
+            let zeros = space.read(address, 8, BytesMut::new()).await.expect("live");
+            assert_eq!(zeros[..], [0; 8], "memory is zero when it is given");
+            let parts = [Bytes::from(section.id.0.to_le_bytes().to_vec()), Bytes::from_static(b"abcd")];
+            space.write(address, &parts).await.expect("live");
+        }
+        for section in [one, other] {
+            let bytes = space.read(section.address + 100, 8, BytesMut::new()).await.expect("live");
+            assert_eq!(bytes[..4], section.id.0.to_le_bytes());
+            assert_eq!(bytes[4..], *b"abcd");
+        }
+        let word = other.address;
+        assert_eq!(space.compare_swap(word, 0, 7).await, Ok(0));
+        assert_eq!(space.fetch_add(word, 2).await, Ok(7));
+        assert_eq!(space.compare_swap(word, 7, 1).await, Ok(9));
+        let verbs = space.verbs();
+        assert_eq!((verbs.reads, verbs.writes, verbs.compare_swaps, verbs.fetch_adds), (4, 2, 2, 1));
+    });
+}
+
+#[test]
+fn ranges_that_no_section_holds_are_refused() {
+    run(|fabric| async move {
+        let _donor = donor(&fabric, "a", 4).await;
+        let space = open(&fabric, "owner", 1, &["a"]).await;
+        let (one, _next) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
+        let end = one.address + one.bytes;
+        for (address, length) in
+            [(0, 1), (4095, 1), (end - 1, 2), (end + SECTION, 1), (u64::MAX, 8), (one.address, 1 << 40)]
+        {
+            let refused = space.read(address, length, BytesMut::new()).await.expect_err("outside");
+            assert!(matches!(refused, rma::Error::OutOfBounds { .. }), "{address} {length}: {refused}");
+        }
+        assert!(space.fetch_add(end - 4, 1).await.is_err());
+        assert!(space.read(end - 1, 1, BytesMut::new()).await.is_ok());
+        assert_eq!(space.sections().len(), 2, "what the caller did wrong is no loss");
+    });
+}
+
+#[test]
+fn a_released_section_is_gone_and_its_room_is_there_again() {
+    run(|fabric| async move {
+        let node = donor(&fabric, "a", 1).await;
+        let space = open(&fabric, "owner", 1, &["a"]).await;
+        let section = space.grow().await.expect("room");
+        space.write(section.address, &[Bytes::from_static(b"secret")]).await.expect("live");
+        let full = space.grow().await.expect_err("one section is all there is");
+        assert_eq!(full.kind(), ErrorKind::Retry);
+        assert!(full.to_string().contains("add a memory node"), "{full}");
+        space.release(section.id).await.expect("it is ours");
+        assert_eq!(node.usage(), Usage { budget_bytes: SECTION, owners: 1, connections: 1, ..Usage::default() });
+        assert_eq!(space.read(section.address, 1, BytesMut::new()).await, Err(rma::Error::Closed));
+        assert_eq!(space.release(section.id).await, Err(Error::UnknownSection(section.id.0)));
+        let next = space.grow().await.expect("room");
+        assert_ne!((next.address, next.id), (section.address, section.id));
+        let zeros = space.read(next.address, 6, BytesMut::new()).await.expect("live");
+        assert_eq!(zeros[..], [0; 6]);
+    });
+}
+
+#[test]
+fn growth_stays_within_the_owners_budget() {
+    run(|fabric| async move {
+        let _donor = donor(&fabric, "a", 8).await;
+        let space = open(&fabric, "owner", 1, &["a"]).await;
+        space.set_budget(2 * SECTION);
+        let first = space.grow().await.expect("room");
+        space.grow().await.expect("room");
+        let full = space.grow().await.expect_err("the budget is used up");
+        assert!(matches!(&full, Error::Exhausted(why) if why.contains("raise the budget")), "{full}");
+        space.release(first.id).await.expect("ours");
+        space.grow().await.expect("room again");
+        space.set_budget(3 * SECTION);
+        space.grow().await.expect("more room");
+        assert_eq!(space.sections().len(), 3);
+    });
+}
+
+#[test]
+fn sections_come_from_the_donor_with_most_room() {
+    run(|fabric| async move {
+        let (small, large) = (donor(&fabric, "small", 2).await, donor(&fabric, "large", 5).await);
+        let space = open(&fabric, "owner", 1, &["small", "large"]).await;
+        for _ in 0..3 {
+            space.grow().await.expect("room");
+        }
+        assert_eq!((small.usage().sections, large.usage().sections), (0, 3));
+        // Another owner takes what the first thinks is free.
+        let other = open(&fabric, "owner2", 1, &["small"]).await;
+        other.grow().await.expect("room");
+        other.grow().await.expect("room");
+        rt::sleep(Duration::from_secs(2)).await;
+        space.grow().await.expect("room");
+        space.grow().await.expect("room");
+        assert_eq!(large.usage().sections, 5);
+        assert_eq!(space.grow().await.expect_err("all are full").kind(), ErrorKind::Retry);
+    });
+}
+
+#[test]
+fn a_newer_epoch_fences_the_older_holder() {
+    run(|fabric| async move {
+        let nodes = [donor(&fabric, "a", 2).await, donor(&fabric, "b", 2).await];
+        let old = open(&fabric, "owner", 1, &["a", "b"]).await;
+        let held = [old.grow().await.expect("room"), old.grow().await.expect("room")];
+        let new = open(&fabric, "owner", 2, &["a", "b"]).await;
+        assert!(nodes.iter().all(|node| node.usage().granted_bytes == 0), "the fence took everything back");
+        for section in held {
+            assert!(old.write(section.address, &[Bytes::from_static(b"late")]).await.is_err());
+        }
+        let mut lost = Vec::new();
+        while lost.len() < 2 {
+            let loss = old.lost().await;
+            lost.extend(loss.sections);
+        }
+        assert_eq!(lost, [held[0].id, held[1].id]);
+        rt::sleep(Duration::from_secs(10)).await;
+        assert!(old.is_fenced() && !new.is_fenced());
+        let fenced = old.grow().await.expect_err("fenced");
+        assert_eq!(fenced, Error::Fenced { owner: "owner".to_owned(), ours: Epoch(1), newest: Epoch(2) });
+        let late = AddressSpace::open(options(&fabric, "owner", 1, &["a", "b"])).await.expect_err("an older epoch");
+        assert_eq!(late.kind(), ErrorKind::Fenced);
+        let twin = AddressSpace::open(options(&fabric, "owner", 2, &["a", "b"])).await.expect_err("the same epoch");
+        assert_eq!(twin.kind(), ErrorKind::Fenced);
+        new.grow().await.expect("the new holder goes on");
+    });
+}
+
+#[test]
+fn owners_see_their_own_sections_alone() {
+    run(|fabric| async move {
+        let node = donor(&fabric, "a", 4).await;
+        let (one, other) = (open(&fabric, "owner1", 5, &["a"]).await, open(&fabric, "owner2", 1, &["a"]).await);
+        let ours = one.grow().await.expect("room");
+        let theirs = other.grow().await.expect("room");
+        one.write(ours.address, &[Bytes::from_static(b"ours")]).await.expect("live");
+        let zeros = other.read(theirs.address, 4, BytesMut::new()).await.expect("live");
+        assert_eq!(zeros[..], [0; 4]);
+        // The fence of one owner is no matter of the other.
+        let _newer = open(&fabric, "owner2", 9, &["a"]).await;
+        one.write(ours.address, &[Bytes::from_static(b"ours")]).await.expect("still live");
+        assert_eq!((node.usage().owners, node.usage().sections), (2, 1));
+    });
+}
+
+#[test]
+fn a_lost_donor_is_reported_once_and_grown_from_again_when_it_is_back() {
+    run(|fabric| async move {
+        let (kept, lost) = (donor(&fabric, "kept", 1).await, donor(&fabric, "lost", 3).await);
+        let space = open(&fabric, "owner", 1, &["kept", "lost"]).await;
+        let mut sections = Vec::new();
+        for _ in 0..4 {
+            sections.push(space.grow().await.expect("room"));
+        }
+        lost.stop().await;
+        let loss = space.lost().await;
+        assert_eq!((loss.sections.len(), loss.reason, loss.donor.as_str()), (3, LossReason::Disconnected, "lost"));
+        for section in &sections {
+            let outcome = space.read(section.address, 1, BytesMut::new()).await;
+            match loss.sections.contains(&section.id) {
+                true => assert_eq!(outcome, Err(rma::Error::Closed)),
+                false => assert!(outcome.is_ok()),
+            }
+        }
+        assert!(rt::timeout(Duration::from_secs(60), space.lost()).await.is_err(), "each section is reported once");
+        assert_eq!(space.grow().await.expect_err("what is left is full").kind(), ErrorKind::Retry);
+        let problem = space.donors()[1].problem.clone();
+        assert!(problem.is_some_and(|problem| problem.contains("cannot reach lost")));
+        let back = donor(&fabric, "lost", 3).await;
+        rt::sleep(Duration::from_secs(15)).await;
+        let again = space.grow().await.expect("it is back, and empty");
+        assert!(sections.iter().all(|section| section.id != again.id && section.address != again.address));
+        assert_eq!((back.usage().sections, kept.usage().sections), (1, 1));
+    });
+}
+
+#[test]
+fn a_donor_that_is_not_there_at_first_joins_later() {
+    run(|fabric| async move {
+        let space = open(&fabric, "owner", 1, &["late"]).await;
+        let nobody = space.grow().await.expect_err("nobody is there");
+        assert!(matches!(&nobody, Error::NoDonor(donors) if donors.contains("late")), "{nobody}");
+        let _late = donor(&fabric, "late", 1).await;
+        rt::sleep(Duration::from_secs(15)).await;
+        space.grow().await.expect("it is there");
+    });
+}
+
+#[test]
+fn a_closed_space_has_given_everything_back() {
+    run(|fabric| async move {
+        let node = donor(&fabric, "a", 4).await;
+        let space = open(&fabric, "owner", 1, &["a"]).await;
+        let section = space.grow().await.expect("room");
+        space.grow().await.expect("room");
+        space.close().await;
+        assert_eq!(node.usage().sections, 0);
+        assert_eq!(space.read(section.address, 1, BytesMut::new()).await, Err(rma::Error::Closed));
+        assert_eq!(space.grow().await, Err(Error::Closed));
+    });
+}
+
+#[test]
+fn an_abandoned_owner_keeps_its_sections_until_another_needs_the_room() {
+    run(|fabric| async move {
+        let node = donor(&fabric, "a", 2).await;
+        let gone = open(&fabric, "owner1", 1, &["a"]).await;
+        gone.grow().await.expect("room");
+        gone.grow().await.expect("room");
+        drop(gone);
+        let needy = open(&fabric, "owner2", 1, &["a"]).await;
+        assert!(needy.grow().await.is_err(), "it may come back");
+        rt::sleep(pool::node::ABANDONED_AFTER * 2).await;
+        assert_eq!(node.usage().sections, 2, "nobody has needed it");
+        needy.grow().await.expect("now it is needed");
+        assert_eq!(node.usage().sections, 2, "no more is taken than is needed");
+    });
+}
+
+#[test]
+fn bad_configurations_are_refused_with_what_to_do() {
+    run(|fabric| async move {
+        let options_of = |section_bytes, budget_bytes| {
+            let fabric = Arc::clone(&fabric);
+            async move {
+                let options = HostOptions { node: NodeId(1), tokens: Arc::new(token) };
+                let host = fabric.host("refused", options).await.expect("free");
+                MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() }
+            }
+        };
+        for (section_bytes, budget_bytes, advice) in [
+            (SECTION, SECTION - 1, "raise it"),
+            (SECTION + 1, 1 << 20, "power of two"),
+            (1024, 1 << 20, "power of two"),
+        ] {
+            let refused = MemoryNode::start(options_of(section_bytes, budget_bytes).await).await.err().expect("bad");
+            assert_eq!(refused.kind(), ErrorKind::Rejected);
+            assert!(refused.to_string().contains(advice), "{refused}");
+        }
+        let _node = donor(&fabric, "a", 1).await;
+        let good = options(&fabric, "owner", 1, &["a"]);
+        for (bad, advice) in [
+            (SpaceOptions { budget_bytes: SECTION - 1, ..good.clone() }, "raise it"),
+            (SpaceOptions { section_bytes: 2 * SECTION, ..good.clone() }, "configure the same section_bytes"),
+            (SpaceOptions { donors: Vec::new(), ..good.clone() }, "name 1 to"),
+            (SpaceOptions { owner: String::new(), ..good.clone() }, "name"),
+            (options(&fabric, "stranger", 1, &["a"]), "register this owner"),
+            (options(&fabric, "owner", 1, &["a", "a"]), "twice"),
+        ] {
+            let refused = AddressSpace::open(bad).await.expect_err("bad");
+            assert_eq!(refused.kind(), ErrorKind::Rejected, "{refused}");
+            assert!(refused.to_string().contains(advice), "{refused}");
+        }
+    });
+}
