@@ -166,6 +166,7 @@ pub fn kind_of(fault: &Fault) -> &'static str {
         Fault::Fail(_) => "failing disk",
         Fault::Mend(_) => "mend",
         Fault::Rot(_) => "rot",
+        Fault::Drift(..) => "drift",
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
+use super::context::Ambient;
 use super::{context, simulation};
 
 /// A point on the monotonic clock, in nanoseconds since the process (or the simulation) began to look at it.
@@ -132,16 +133,16 @@ fn origin() -> std::time::Instant {
 
 /// The monotonic clock.
 pub fn now() -> Instant {
-    if let Some(world) = context::world() {
-        return Instant(world.clock());
+    if let Some(Ambient { world, life }) = context::ambient() {
+        return Instant(world.clock_of(life.node));
     }
     Instant(nanos_of(origin().elapsed()))
 }
 
 /// The wall clock.
 pub fn wall_now() -> WallTime {
-    if let Some(world) = context::world() {
-        return WallTime(simulation::WALL_START_NANOS.saturating_add(world.clock()));
+    if let Some(Ambient { world, life }) = context::ambient() {
+        return WallTime(simulation::WALL_START_NANOS.saturating_add(world.clock_of(life.node)));
     }
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     WallTime(nanos_of(since_epoch.expect("the machine's clock is set after 1970")))
@@ -177,10 +178,10 @@ impl Future for Sleep {
 
 /// Waits for `duration`, counted from this call. In production the grain is a millisecond.
 pub fn sleep(duration: Duration) -> Sleep {
-    let inner = match context::world() {
-        Some(world) => {
-            let deadline = Instant(world.clock()) + duration;
-            SleepInner::Simulation { sleep: simulation::Sleep::until(world, deadline.0) }
+    let inner = match context::ambient() {
+        Some(Ambient { world, life }) => {
+            let deadline = Instant(world.clock_of(life.node)) + duration;
+            SleepInner::Simulation { sleep: simulation::Sleep::until(world, life.node, deadline.0) }
         }
         None => SleepInner::Production { sleep: tokio::time::sleep(duration) },
     };

@@ -1,7 +1,7 @@
 //! The executor: one thread, one task at a time, chosen by chance.
 //!
 //! 1. Tasks that were woken become ready; those of a paused node are parked until it goes on.
-//! 2. Timers that are due go off.
+//! 2. Timers that are due go off; functions that they call run here, on the driver, between tasks.
 //! 3. When nothing is ready the clock jumps to the next timer; when there is none, the run is deadlocked.
 //! 4. Otherwise one ready task is chosen by chance, the clock moves on a little, and the task is polled.
 //!
@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +18,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 
 use super::failure::Reason;
-use super::ids::{Life, NodeId, TaskId};
-use super::timer::nanos_of;
+use super::ids::{DRIVER, Life, NodeId, TaskId};
+use super::task::message_of;
+use super::timer::{Call, nanos_of};
 use super::trace::Event;
 use super::world::{Core, World};
 use crate::rt::context::{self, Ambient};
@@ -104,6 +106,7 @@ struct Chosen {
 /// What to do next.
 enum Step {
     Poll(Chosen),
+    Call(Vec<Call>),
     Again,
     Stop,
 }
@@ -158,9 +161,21 @@ impl World {
             });
             match step {
                 Step::Poll(chosen) => self.poll_task(chosen),
+                Step::Call(calls) => calls.into_iter().for_each(|call| self.call(call)),
                 Step::Again => {}
                 Step::Stop => return,
             }
+        }
+    }
+
+    /// Calls a function on the driver. Its panic fails the run.
+    pub(super) fn call(self: &Arc<Self>, call: Call) {
+        let life = self.current_life(DRIVER);
+        let _entered = context::enter(Ambient { world: Arc::clone(self), life });
+        // Nothing of the function is left after a panic.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
+            let text = format!("a timer's function panicked: {}", message_of(&*payload));
+            self.with(|core| core.fail(Reason::Panic(text)));
         }
     }
 
@@ -241,7 +256,8 @@ impl Core {
             return Step::Stop;
         }
         if self.fire_due() {
-            return Step::Again;
+            let calls = std::mem::take(&mut self.calls);
+            return if calls.is_empty() { Step::Again } else { Step::Call(calls) };
         }
         if self.clock > nanos_of(self.settings.time_max) {
             self.fail(Reason::TimeLimit(self.settings.time_max));

@@ -25,12 +25,16 @@
 //!
 //! What each model does to the code under test is written at the head of `disk` and `net` in this folder.
 //!
+//! Each node has a clock of its own, which shows the true time unless [`Node::set_clock_drift_ppm`] or a plan lets it drift;
+//! `rt::now`, `rt::sleep` and time-outs of its tasks follow it, links and disks do not.
+//!
 //! Invariants: the seed and the code decide everything. Worlds on different threads know nothing of one another.
 //!
 //! Left to the caller: nodes share nothing but links; a Rust channel or an `Arc` between two nodes would outlive what a
 //! crash ends.
 
 mod chance;
+mod clock;
 mod disk;
 mod executor;
 mod failure;
@@ -57,6 +61,7 @@ use crate::event::Value;
 use crate::rt::context::{self, Ambient};
 
 pub use chance::Chance;
+pub use clock::CLOCK_DRIFT_PPM_MAX;
 pub use disk::{Disk, DiskOperation, SECTOR_BYTES};
 pub use failure::{Failure, Reason};
 pub use node::Node;
@@ -186,7 +191,7 @@ impl Simulation {
         let value = root.take_output();
         world.fail_on_unjoined_panics();
         world.drop_tasks(None);
-        world.forget_boots();
+        world.forget_functions();
         let events = world.with_events(|events| events.clone());
         let (failure, report, recent) = world.with(|core| {
             let failure = core.failure.take();

@@ -3,9 +3,11 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use super::clock::{CLOCK_DRIFT_PPM_MAX, Clock};
 use super::disk::{Disk, DiskState};
 use super::executor::BoxedFuture;
 use super::ids::{DRIVER, Life, NodeId, TaskId};
+use super::timer::Call;
 use super::trace::Event;
 use super::world::{Core, World};
 use crate::rt::context::{self, Ambient};
@@ -24,6 +26,9 @@ pub(super) struct NodeState {
     pub parked: Vec<TaskId>,
     pub boot: Option<Boot>,
     pub disk: DiskState,
+    pub clock: Clock,
+    /// Called when this life ends.
+    pub crash_calls: Vec<Call>,
 }
 
 /// A node of a simulation. Clones name the same node.
@@ -52,6 +57,8 @@ impl World {
                 parked: Vec::new(),
                 boot: None,
                 disk: DiskState::default(),
+                clock: Clock::default(),
+                crash_calls: Vec::new(),
             };
             core.nodes.insert(id, state);
             (id, name)
@@ -59,11 +66,22 @@ impl World {
         Node { world: Arc::clone(self), id, name }
     }
 
-    /// Drops all boot functions: they may hold handles of the world, which would keep it alive for good.
-    pub(super) fn forget_boots(&self) {
+    /// Drops all functions that are to be called: they may hold handles of the world, which would keep it alive for good.
+    pub(super) fn forget_functions(&self) {
         let boots = self.with(|core| core.nodes.values_mut().map(|node| node.boot.take()).collect::<Vec<_>>());
         // Outside of the lock, because dropping may come back here.
         drop(boots);
+        // Dropping one may set others, as few times as handles nest.
+        loop {
+            let (alarms, calls) = self.with(|core| {
+                let calls = core.nodes.values_mut().flat_map(|node| std::mem::take(&mut node.crash_calls));
+                let calls: Vec<Call> = calls.chain(std::mem::take(&mut core.calls)).collect();
+                (core.take_alarms(), calls)
+            });
+            if alarms.is_empty() && calls.is_empty() {
+                return;
+            }
+        }
     }
 
     pub(super) fn current_life(&self, node: NodeId) -> Life {
@@ -122,19 +140,21 @@ impl Node {
         let crashed = self.world.with(|core| {
             let node = core.node(self.id);
             if !node.up {
-                return false;
+                return None;
             }
             node.up = false;
             node.paused = false;
             node.parked.clear();
             node.incarnation += 1;
+            let calls = std::mem::take(&mut node.crash_calls);
             core.note_fault(format!("crash {}", self.name));
             core.crash_links(self.id);
             core.crash_disk(self.id);
-            true
+            Some(calls)
         });
-        if crashed {
+        if let Some(calls) = crashed {
             self.world.drop_tasks(Some(self.id));
+            calls.into_iter().for_each(|call| self.world.call(call));
         }
     }
 
@@ -185,7 +205,55 @@ impl Node {
         self.world.with(|core| core.node(self.id).up)
     }
 
-    /// How often the node has crashed.
+    /// Whether its tasks are held up by [`Node::pause`].
+    pub fn is_paused(&self) -> bool {
+        self.world.with(|core| core.node(self.id).paused)
+    }
+
+    /// Calls a function, on the driver, when this life of the node ends by a crash, after its tasks were dropped: for models
+    /// of what a machine has besides tasks, disks and links. At once when the node is down.
+    pub fn when_crashed(&self, call: impl FnOnce() + Send + 'static) {
+        let call: Call = Box::new(call);
+        let late = self.world.with(|core| {
+            let node = core.node(self.id);
+            if !node.up {
+                return Some(call);
+            }
+            node.crash_calls.push(call);
+            None
+        });
+        late.into_iter().for_each(|call| self.world.call(call));
+    }
+
+    /// Lets the node's clock go fast (above 0) or slow from now on, by so many millionths of true time: at most
+    /// [`CLOCK_DRIFT_PPM_MAX`] either way. What the clock shows never jumps. It outlives crashes.
+    ///
+    /// Panics for more, and for the driver, whose clock is the true one.
+    pub fn set_clock_drift_ppm(&self, ppm: i64) {
+        assert!(self.id != DRIVER, "the clock of a simulation's driver is the true one");
+        assert!(ppm.abs() <= CLOCK_DRIFT_PPM_MAX, "no clock drifts by {ppm} millionths");
+        self.world.with(|core| {
+            let now = core.clock;
+            if core.node(self.id).clock.set_drift(now, ppm) {
+                core.note_fault(format!("drift {} {ppm}", self.name));
+                core.rouse(self.id);
+            }
+        });
+    }
+
+    /// What [`Node::set_clock_drift_ppm`] has set; 0 at first.
+    pub fn clock_drift_ppm(&self) -> i64 {
+        self.world.with(|core| core.node(self.id).clock.drift_ppm())
+    }
+
+    /// The node on which the caller's task runs; `None` outside of a simulation.
+    pub fn current() -> Option<Node> {
+        let Ambient { world, life } = context::ambient()?;
+        let name = world.with(|core| Arc::clone(&core.node(life.node).name));
+        Some(Node { world, id: life.node, name })
+    }
+
+    /// How often the node has crashed: the number of its present life, or, while it is down, of its next.
     pub fn crashes(&self) -> u64 {
         self.world.with(|core| core.node(self.id).incarnation)
     }

@@ -8,7 +8,7 @@ use super::FaultPoint;
 use super::chance::Chance;
 use super::node::Node;
 use super::plan::{Fault, Plan};
-use super::timer::Sleep;
+use super::timer::{Alarm, Sleep};
 use super::trace::{Digest, Event};
 use super::world::World;
 
@@ -74,6 +74,28 @@ impl Sim {
         });
     }
 
+    /// Whether messages from one node to another are stopped.
+    pub fn is_cut(&self, from: &str, to: &str) -> bool {
+        let (source, target) = (self.node(from).id(), self.node(to).id());
+        self.world.with(|core| core.is_cut(source, target))
+    }
+
+    /// Calls a function, on the driver, when so much true time has passed, whatever has become of the caller's node by then:
+    /// for models of what goes on outside of nodes. It runs between tasks; its panic fails the run.
+    pub fn call_after(&self, delay: Duration, call: impl FnOnce() + Send + 'static) {
+        self.world.with(|core| core.after(delay, Alarm::Call(Box::new(call))));
+    }
+
+    /// The true time since the run began, whatever the clock of the caller's node shows.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.world.clock())
+    }
+
+    /// Writes numbers into the trace, and so into the digest, at little cost.
+    pub fn mark(&self, what: &'static str, numbers: [u64; 3]) {
+        self.world.with(|core| core.record(Event::Mark { what, numbers }));
+    }
+
     /// Heals every cut.
     pub fn heal_all(&self) {
         self.world.with(|core| {
@@ -132,6 +154,7 @@ impl Sim {
             Fault::Fail(node) => self.node(node).disk().set_failing(true),
             Fault::Mend(node) => self.node(node).disk().set_failing(false),
             Fault::Rot(node) => drop(self.node(node).disk().rot()),
+            Fault::Drift(node, ppm) => self.node(node).set_clock_drift_ppm(*ppm),
         }
     }
 
@@ -140,7 +163,7 @@ impl Sim {
         let start = Duration::from_nanos(self.world.clock());
         for (at, fault) in plan.timeline() {
             let deadline = start + at;
-            Sleep::until(Arc::clone(&self.world), super::timer::nanos_of(deadline)).await;
+            Sleep::until_true(Arc::clone(&self.world), super::timer::nanos_of(deadline)).await;
             self.fault(&fault);
         }
     }

@@ -110,7 +110,8 @@ async fn supervise<F: Future>(future: F) -> Outcome<F::Output> {
     .await
 }
 
-fn message_of(payload: &(dyn Any + Send)) -> String {
+/// What a panic says.
+pub(super) fn message_of(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is not text".to_owned())
 }

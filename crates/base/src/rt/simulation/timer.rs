@@ -7,14 +7,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use super::ids::{DRIVER, NodeId};
 use super::net::NetEvent;
 use super::trace::Event;
 use super::world::{Core, World};
 
+/// What is called when a timer goes off, once the lock is free.
+pub(super) type Call = Box<dyn FnOnce() + Send>;
+
 /// What a timer does.
 pub(super) enum Alarm {
-    /// Wakes a task.
-    Wake(Waker),
+    /// Wakes a task that sleeps by a node's clock.
+    Wake(NodeId, Waker),
+    /// Calls a function.
+    Call(Call),
     /// Moves something in the network.
     Net(NetEvent),
 }
@@ -48,7 +54,24 @@ impl Core {
         self.timers.alarms.first_key_value().map(|((deadline, _), _)| *deadline)
     }
 
-    /// Lets all timers go off whose deadline has come. False when there are none.
+    /// Wakes all that sleep by a node's clock, to count anew when they end.
+    pub(super) fn rouse(&mut self, node: NodeId) {
+        let asleep = |alarm: &Alarm| matches!(alarm, Alarm::Wake(of, _) if *of == node);
+        let keys: Vec<TimerKey> =
+            self.timers.alarms.iter().filter(|(_, alarm)| asleep(alarm)).map(|(key, _)| *key).collect();
+        for key in keys {
+            if let Some(Alarm::Wake(_, waker)) = self.timers.alarms.remove(&key) {
+                self.deferred.push(waker);
+            }
+        }
+    }
+
+    /// All timers, which then never go off.
+    pub(super) fn take_alarms(&mut self) -> Vec<Alarm> {
+        std::mem::take(&mut self.timers.alarms).into_values().collect()
+    }
+
+    /// Lets all timers go off whose deadline has come; what they call is left in `calls`. False when there are none.
     pub(super) fn fire_due(&mut self) -> bool {
         let mut fired = false;
         while self.next_deadline().is_some_and(|deadline| deadline <= self.clock) {
@@ -56,7 +79,8 @@ impl Core {
             fired = true;
             self.record(Event::TimerFired { order });
             match alarm {
-                Alarm::Wake(waker) => self.deferred.push(waker),
+                Alarm::Wake(_, waker) => self.deferred.push(waker),
+                Alarm::Call(call) => self.calls.push(call),
                 Alarm::Net(event) => self.net_event(event),
             }
         }
@@ -65,7 +89,7 @@ impl Core {
 
     fn set_waker(&mut self, key: TimerKey, waker: &Waker) -> bool {
         match self.timers.alarms.get_mut(&key) {
-            Some(Alarm::Wake(current)) => {
+            Some(Alarm::Wake(_, current)) => {
                 if !current.will_wake(waker) {
                     // The old one is called rather than dropped here, where dropping could run anything.
                     self.deferred.push(std::mem::replace(current, waker.clone()));
@@ -81,20 +105,27 @@ pub(super) fn nanos_of(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Completes when the virtual clock has come to a point.
+/// Completes when the clock of a node has come to a point.
 pub(in crate::rt) struct Sleep {
     world: Arc<World>,
+    node: NodeId,
     deadline: u64,
     timer: Option<TimerKey>,
 }
 
 impl Sleep {
-    pub(in crate::rt) fn until(world: Arc<World>, deadline: u64) -> Sleep {
-        Sleep { world, deadline, timer: None }
+    /// By the clock of a node.
+    pub(in crate::rt) fn until(world: Arc<World>, node: NodeId, deadline: u64) -> Sleep {
+        Sleep { world, node, deadline, timer: None }
+    }
+
+    /// By the world's own clock.
+    pub(super) fn until_true(world: Arc<World>, deadline: u64) -> Sleep {
+        Sleep::until(world, DRIVER, deadline)
     }
 
     pub(super) fn for_duration(world: &Arc<World>, duration: Duration) -> Sleep {
-        Sleep::until(Arc::clone(world), world.clock().saturating_add(nanos_of(duration)))
+        Sleep::until_true(Arc::clone(world), world.clock().saturating_add(nanos_of(duration)))
     }
 }
 
@@ -102,14 +133,15 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Sleep { world, deadline, timer } = &mut *self;
+        let Sleep { world, node, deadline, timer } = &mut *self;
         world.with(|core| {
-            if core.clock >= *deadline {
+            if core.clock_of(*node) >= *deadline {
                 return Poll::Ready(());
             }
             let set = timer.is_some_and(|key| core.set_waker(key, cx.waker()));
             if !set {
-                *timer = Some(core.at(*deadline, Alarm::Wake(cx.waker().clone())));
+                let deadline = core.true_time(*node, *deadline);
+                *timer = Some(core.at(deadline, Alarm::Wake(*node, cx.waker().clone())));
             }
             Poll::Pending
         })

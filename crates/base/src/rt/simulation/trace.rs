@@ -47,6 +47,7 @@ pub(super) enum Event {
     FaultPoint { name: &'static str },
     Fault(String),
     Note(String),
+    Mark { what: &'static str, numbers: [u64; 3] },
 }
 
 /// Collects events.
@@ -108,6 +109,7 @@ fn line(clock: u64, event: &Event, node_name: &impl Fn(NodeId) -> String) -> Str
         Event::FaultPoint { name } => format!("fault injected at {name}"),
         Event::Fault(fault) => format!("fault: {fault}"),
         Event::Note(note) => note.clone(),
+        Event::Mark { what, numbers } => format!("{what} {numbers:?}"),
     };
     format!("{at:>14.9?}  {what}")
 }

@@ -15,7 +15,7 @@ use super::failure::Reason;
 use super::ids::{Life, NodeId};
 use super::net::Net;
 use super::node::NodeState;
-use super::timer::Timers;
+use super::timer::{Call, Timers};
 use super::trace::{Event, Trace};
 use crate::event::Value;
 
@@ -54,6 +54,8 @@ pub(super) struct Core {
     pub injections: BTreeMap<String, Injection>,
     /// Called when the lock is free again.
     pub deferred: Vec<Waker>,
+    /// Called by the executor, between tasks.
+    pub calls: Vec<Call>,
     /// Why the run cannot go on.
     pub failure: Option<Reason>,
 }
@@ -79,6 +81,7 @@ impl World {
             fault_points: BTreeMap::new(),
             injections: BTreeMap::new(),
             deferred: Vec::new(),
+            calls: Vec::new(),
             failure: None,
             settings: settings.clone(),
         };
@@ -103,6 +106,11 @@ impl World {
 
     pub(in crate::rt) fn clock(&self) -> u64 {
         self.with(|core| core.clock)
+    }
+
+    /// What the clock of a node shows.
+    pub(in crate::rt) fn clock_of(&self, node: NodeId) -> u64 {
+        self.with(|core| core.clock_of(node))
     }
 
     pub(in crate::rt) fn fill_random(&self, bytes: &mut [u8]) {

@@ -114,7 +114,8 @@ impl Core {
         if self.chance.one_in(SLOW_ONE_IN) { delay * SLOW_FACTOR } else { delay }
     }
 
-    fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
+    /// Whether messages from one node to another are stopped.
+    pub(super) fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
         self.net.cuts.contains_key(&(from, to))
     }
 

@@ -19,6 +19,7 @@
 //! | `fill N` | the node's disk is full | `free N` |
 //! | `fail N` | the node's disk fails | `mend N` |
 //! | `rot N` | one bit on the node's disk flips | |
+//! | `drift N P` | the node's clock goes fast by P millionths, slow where P is below 0 | `drift N 0` |
 
 mod notation;
 mod random;
@@ -57,6 +58,8 @@ pub enum Fault {
     Mend(String),
     /// One bit on a node's disk flips.
     Rot(String),
+    /// A node's clock goes fast or slow by so many millionths.
+    Drift(String, i64),
 }
 
 /// A fault, when it happens, and how long it lasts.
@@ -86,6 +89,7 @@ impl Fault {
             Fault::Cut(one, other) | Fault::Mute(one, other) => Some(Fault::Heal(one.clone(), other.clone())),
             Fault::Fill(node) => Some(Fault::Free(node.clone())),
             Fault::Fail(node) => Some(Fault::Mend(node.clone())),
+            Fault::Drift(node, ppm) => (*ppm != 0).then(|| Fault::Drift(node.clone(), 0)),
             Fault::Restart(_)
             | Fault::Resume(_)
             | Fault::Heal(..)

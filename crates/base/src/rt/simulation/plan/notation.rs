@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::super::clock::CLOCK_DRIFT_PPM_MAX;
 use super::{Fault, Plan, Step};
 
 /// A text that is no plan.
@@ -56,12 +57,18 @@ fn parse_step(step: &str) -> Result<Step, &'static str> {
         ["fail", node] => Fault::Fail(one(node)),
         ["mend", node] => Fault::Mend(one(node)),
         ["rot", node] => Fault::Rot(one(node)),
+        ["drift", node, ppm] => Fault::Drift(one(node), parse_drift(ppm)?),
         _ => return Err("no such fault, or not as many nodes as it takes,"),
     };
     if lasting.is_some() && fault.undone_by().is_none() {
         return Err("`for` after a fault that nothing undoes");
     }
     Ok(Step { at, fault, lasting })
+}
+
+fn parse_drift(text: &str) -> Result<i64, &'static str> {
+    let within = |ppm: &i64| (-CLOCK_DRIFT_PPM_MAX..=CLOCK_DRIFT_PPM_MAX).contains(ppm);
+    text.parse().ok().filter(within).ok_or("a drift that is no number of millionths within ten thousand")
 }
 
 fn parse_time(text: &str) -> Result<Duration, &'static str> {
@@ -96,6 +103,7 @@ impl fmt::Display for Fault {
             Fault::Fail(node) => write!(f, "fail {node}"),
             Fault::Mend(node) => write!(f, "mend {node}"),
             Fault::Rot(node) => write!(f, "rot {node}"),
+            Fault::Drift(node, ppm) => write!(f, "drift {node} {ppm}"),
         }
     }
 }
@@ -124,7 +132,7 @@ impl fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Bounds;
+    use super::super::{Bounds, FaultKind};
     use super::*;
     use proptest::prelude::*;
 
@@ -150,6 +158,8 @@ mod tests {
             ("at 3s explode peer1", "no such fault"),
             ("at 3s cut peer1", "not as many nodes"),
             ("at 3s rot peer1 for 1s", "nothing undoes"),
+            ("at 3s drift peer1 10001", "millionths"),
+            ("at 3s drift peer1 0 for 1s", "nothing undoes"),
             ("at 99999999999999999999s rot peer1", "without a number"),
             ("at 9999999999999999999s rot peer1", "too long"),
         ] {
@@ -162,7 +172,8 @@ mod tests {
         #[test]
         fn random_plans_round_trip_through_text(seed: u64) {
             let nodes = ["a", "b", "c"].map(String::from).to_vec();
-            let plan = Plan::random(seed, &Bounds { nodes, ..Bounds::default() });
+            let kinds = [Bounds::default().kinds, vec![FaultKind::Drift; 2]].concat();
+            let plan = Plan::random(seed, &Bounds { nodes, kinds, ..Bounds::default() });
             prop_assert_eq!(Plan::parse(&plan.to_string()), Ok(plan));
         }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::super::chance::Chance;
+use super::super::clock::CLOCK_DRIFT_PPM_MAX;
 use super::{Fault, Plan, Step};
 
 /// What sorts of faults a plan by chance may have.
@@ -23,6 +24,8 @@ pub enum FaultKind {
     Fail,
     /// A disk loses a bit.
     Rot,
+    /// A clock goes fast or slow, and then right again.
+    Drift,
 }
 
 /// Within what a plan by chance stays.
@@ -66,7 +69,7 @@ pub(super) fn random(seed: u64, bounds: &Bounds) -> Plan {
     let possible = |kind: &&FaultKind| match kind {
         FaultKind::Cut | FaultKind::Break => bounds.nodes.len() >= 2,
         FaultKind::Crash | FaultKind::Pause => bounds.down_max >= 1,
-        FaultKind::Fill | FaultKind::Fail | FaultKind::Rot => true,
+        FaultKind::Fill | FaultKind::Fail | FaultKind::Rot | FaultKind::Drift => true,
     };
     let kinds: Vec<FaultKind> = bounds.kinds.iter().filter(possible).copied().collect();
     if kinds.is_empty() || bounds.nodes.is_empty() {
@@ -106,6 +109,10 @@ fn draw(chance: &mut Chance, kind: FaultKind, bounds: &Bounds) -> Step {
         FaultKind::Fill => Fault::Fill(node),
         FaultKind::Fail => Fault::Fail(node),
         FaultKind::Rot => Fault::Rot(node),
+        FaultKind::Drift => {
+            let ppm = 1 + chance.below(CLOCK_DRIFT_PPM_MAX.unsigned_abs()) as i64;
+            Fault::Drift(node, if chance.one_in(2) { ppm } else { -ppm })
+        }
     };
     // Whole microseconds keep the text short.
     let whole = |time: Duration| Duration::from_micros(time.as_micros() as u64);

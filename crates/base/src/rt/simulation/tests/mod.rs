@@ -333,3 +333,86 @@ fn a_run_that_is_over_leaves_nothing_behind() {
         .expect("the run succeeds");
     assert_eq!(weak.strong_count(), 0);
 }
+
+#[test]
+fn clocks_drift_and_sleeps_follow_them() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let node = sim.node("peer");
+        assert_eq!(node.clock_drift_ppm(), 0);
+        node.set_clock_drift_ppm(CLOCK_DRIFT_PPM_MAX);
+        let hour = Duration::from_secs(3600);
+        let begun = sim.elapsed();
+        let shown = node.spawn(async move {
+            let start = rt::now();
+            rt::sleep(hour).await;
+            start.elapsed()
+        });
+        let shown = shown.await.expect("nobody aborts it");
+        assert!(shown >= hour && shown < hour + MS);
+        // A hundredth fast: an hour by its clock is less than an hour.
+        let passed = sim.elapsed() - begun;
+        assert!(passed > hour.mul_f64(0.990) && passed < hour.mul_f64(0.991), "{passed:?}");
+
+        // A change in the middle of a sleep counts from then on, and the clock never jumps.
+        let begun = sim.elapsed();
+        let sleeper = node.spawn(async move { rt::timeout(hour, std::future::pending::<()>()).await });
+        let watcher = node.spawn(async move {
+            let mut before = (rt::now(), rt::wall_now());
+            for _ in 0..100 {
+                rt::sleep(Duration::from_secs(30)).await;
+                let now = (rt::now(), rt::wall_now());
+                assert!(now.0 > before.0 && now.1 > before.1);
+                assert!(now.0 - before.0 < Duration::from_secs(31));
+                before = now;
+            }
+        });
+        rt::sleep(hour / 2).await;
+        node.set_clock_drift_ppm(-CLOCK_DRIFT_PPM_MAX);
+        assert_eq!(sleeper.await.expect("nobody aborts it"), Err(Elapsed));
+        let passed = sim.elapsed() - begun;
+        assert!(passed > hour - Duration::from_secs(1) && passed < hour + Duration::from_secs(1), "{passed:?}");
+        watcher.await.expect("nobody aborts it");
+        assert!(rt::now().nanos().abs_diff(sim.elapsed().as_nanos() as u64) < 1_000_000, "the driver's clock is true");
+        let plan = Plan::parse("at 1s drift peer 500 for 2s").expect("the plan is well formed");
+        sim.run_plan(&plan).await;
+        assert_eq!(node.clock_drift_ppm(), 0);
+    });
+    check.expect("the run succeeds");
+}
+
+#[test]
+fn functions_are_called_whatever_became_of_the_node() {
+    let check = Simulation::new(1).check(|sim| async move {
+        let calls = Arc::new(AtomicU64::new(0));
+        let count = |by: u64| {
+            let calls = Arc::clone(&calls);
+            move || drop(calls.fetch_add(by, Ordering::SeqCst))
+        };
+        let node = sim.node("peer");
+        assert_eq!(Node::current().expect("this is a simulation").name(), "driver");
+        let named = node.spawn(async { Node::current().expect("this is a simulation").name().to_owned() });
+        assert_eq!(named.await.expect("nobody aborts it"), "peer");
+        node.when_crashed(count(1));
+        let (later, world) = (count(10), sim.clone());
+        node.spawn(async move { world.call_after(10 * MS, later) }).await.expect("nobody aborts it");
+        assert!(!node.is_paused());
+        node.pause();
+        assert!(node.is_paused());
+        node.crash();
+        assert!(!node.is_paused());
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+        node.when_crashed(count(100));
+        assert_eq!(calls.load(Ordering::SeqCst), 101, "it is down already");
+        rt::sleep(20 * MS).await;
+        assert_eq!(calls.load(Ordering::SeqCst), 111);
+        sim.mute("peer", "other");
+        assert!(sim.is_cut("peer", "other") && !sim.is_cut("other", "peer"));
+    });
+    check.expect("the run succeeds");
+    let failure = Simulation::new(1).run(|sim| async move {
+        sim.call_after(MS, || panic!("in a function"));
+        rt::sleep(2 * MS).await;
+    });
+    let failure = failure.map(|report| report.value).expect_err("the function panicked");
+    assert!(failure.to_string().contains("in a function"), "{failure}");
+}
