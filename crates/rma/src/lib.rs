@@ -33,6 +33,7 @@ pub mod links;
 mod profile;
 #[allow(dead_code, reason = "the path over sockets is not there yet")]
 pub mod shm;
+pub mod sim;
 
 pub use capability::{CAPABILITY_BYTES, Capability, GrantId, NodeId, RegionId, Rights, Secret};
 pub use completion::{Completer, Completion};

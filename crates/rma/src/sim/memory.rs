@@ -1,0 +1,314 @@
+//! The memory of one host: regions, their grants, and how the words of a verb land.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use base::rt::simulation::Chance;
+
+use crate::{Capability, Error, GrantId, NodeId, Ordering, RegionId, Rights, Secret, WORD_BYTES};
+
+/// Grants that a region may have in its life.
+const GRANTS_MAX: usize = u16::MAX as usize;
+/// What the size of a region is a multiple of.
+const PAGE_BYTES: u64 = 4096;
+
+/// All regions of one life of a host.
+pub(super) struct Memory {
+    node: NodeId,
+    regions: BTreeMap<RegionId, Region>,
+    regions_made: u32,
+    bytes: u64,
+    bytes_max: u64,
+    /// Whether fences are to hold; only a test of the checker says no.
+    pub(super) fences_hold: bool,
+}
+
+struct Region {
+    bytes: Vec<u8>,
+    grants: Vec<Grant>,
+}
+
+struct Grant {
+    rights: Rights,
+    secret: Secret,
+    generation: u64,
+    /// A revocation has returned: from then on nothing may land under any capability of this grant.
+    fenced: bool,
+}
+
+/// What a verb does to a region.
+#[derive(Clone, Copy)]
+pub(super) struct Access {
+    pub capability: Capability,
+    pub needs: Rights,
+    pub offset: u64,
+    pub length: u64,
+    pub atomic: bool,
+}
+
+impl Memory {
+    pub(super) fn new(node: NodeId, bytes_max: u64) -> Memory {
+        Memory { node, regions: BTreeMap::new(), regions_made: 0, bytes: 0, bytes_max, fences_hold: true }
+    }
+
+    pub(super) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Bytes of all regions.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn register(&mut self, bytes: u64) -> Result<RegionId, Error> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(Error::Refused(format!(
+                "a region of {bytes} bytes: its size must be a multiple of {PAGE_BYTES}"
+            )));
+        }
+        if bytes > self.bytes_max - self.bytes {
+            return Err(Error::Exhausted(format!("{} of {} bytes of memory are in use", self.bytes, self.bytes_max)));
+        }
+        let length = usize::try_from(bytes).map_err(|_| Error::Exhausted("address space".to_owned()))?;
+        self.bytes += bytes;
+        let region = RegionId(self.regions_made);
+        self.regions_made += 1;
+        self.regions.insert(region, Region { bytes: vec![0; length], grants: Vec::new() });
+        Ok(region)
+    }
+
+    pub(super) fn grant(&mut self, region: RegionId, rights: Rights, secret: Secret) -> Result<Capability, Error> {
+        let node = self.node;
+        let grants = &mut self.regions.get_mut(&region).ok_or(Error::Unknown)?.grants;
+        if grants.len() >= GRANTS_MAX {
+            return Err(Error::Exhausted(format!("all {GRANTS_MAX} grants of a region")));
+        }
+        let grant = GrantId(grants.len() as u16);
+        grants.push(Grant { rights, secret, generation: 1, fenced: false });
+        Ok(Capability { node, region, grant, rights, generation: 1, secret })
+    }
+
+    /// The grant that a capability was once given for.
+    fn grant_of(&self, capability: &Capability) -> Result<(&Region, &Grant), Error> {
+        if capability.node != self.node {
+            return Err(Error::Unknown);
+        }
+        let region = self.regions.get(&capability.region).ok_or(Error::Unknown)?;
+        let grant = region.grants.get(usize::from(capability.grant.0)).ok_or(Error::Unknown)?;
+        if !grant.secret.matches(&capability.secret) || capability.generation > grant.generation {
+            return Err(Error::Unknown);
+        }
+        Ok((region, grant))
+    }
+
+    fn grant_mut(&mut self, capability: &Capability) -> Result<&mut Grant, Error> {
+        self.grant_of(capability)?;
+        let region = self.regions.get_mut(&capability.region).ok_or(Error::Unknown)?;
+        region.grants.get_mut(usize::from(capability.grant.0)).ok_or(Error::Unknown)
+    }
+
+    /// First step of a revocation: verbs that have not begun are refused from now on.
+    pub(super) fn raise(&mut self, capability: &Capability) -> Result<(), Error> {
+        let grant = self.grant_mut(capability)?;
+        if capability.generation == grant.generation {
+            grant.generation += 1;
+        }
+        Ok(())
+    }
+
+    /// Last step of a revocation: verbs that have begun do not go on.
+    pub(super) fn fence(&mut self, capability: &Capability) -> Result<(), Error> {
+        self.grant_mut(capability)?.fenced = true;
+        Ok(())
+    }
+
+    /// The capabilities of a region's grants that are not revoked.
+    pub(super) fn capabilities(&self, region: RegionId) -> Result<Vec<Capability>, Error> {
+        let state = self.regions.get(&region).ok_or(Error::Unknown)?;
+        let capability = |(number, grant): (usize, &Grant)| Capability {
+            node: self.node,
+            region,
+            grant: GrantId(number as u16),
+            rights: grant.rights,
+            generation: grant.generation,
+            secret: grant.secret,
+        };
+        Ok(state.grants.iter().enumerate().filter(|(_, grant)| !grant.fenced).map(capability).collect())
+    }
+
+    pub(super) fn remove(&mut self, region: RegionId) {
+        if let Some(region) = self.regions.remove(&region) {
+            self.bytes -= region.bytes.len() as u64;
+        }
+    }
+
+    /// Whether a verb may begin.
+    pub(super) fn admit(&self, access: &Access) -> Result<(), Error> {
+        let Access { capability, needs, offset, length, atomic } = access;
+        let (region, grant) = self.grant_of(capability)?;
+        if capability.generation < grant.generation {
+            return Err(Error::Revoked);
+        }
+        if !grant.rights.include(*needs) || !capability.rights.include(*needs) {
+            return Err(Error::Forbidden);
+        }
+        let region_bytes = region.bytes.len() as u64;
+        if offset.checked_add(*length).is_none_or(|end| end > region_bytes) {
+            return Err(Error::OutOfBounds { offset: *offset, length: *length, region_bytes });
+        }
+        if *atomic && !offset.is_multiple_of(WORD_BYTES as u64) {
+            return Err(Error::Misaligned(*offset));
+        }
+        Ok(())
+    }
+
+    /// The region's bytes for a verb that has begun; `None` when a fence or the region's end has cut it off.
+    pub(super) fn reach(&mut self, access: &Access) -> Option<&mut [u8]> {
+        let number = usize::from(access.capability.grant.0);
+        let region = self.regions.get_mut(&access.capability.region)?;
+        let fenced = region.grants[number].fenced;
+        if fenced && self.fences_hold {
+            return None;
+        }
+        // The checker: independent of what lets the verb through above.
+        assert!(
+            !fenced,
+            "a word lands in {:?} under {:?}, which was revoked",
+            access.capability.region, access.capability
+        );
+        let start = usize::try_from(access.offset).expect("the verb was admitted");
+        let length = usize::try_from(access.length).expect("the verb was admitted");
+        Some(&mut region.bytes[start..start + length])
+    }
+}
+
+/// Which words of a transfer land together.
+pub(super) enum Tear {
+    /// All of them.
+    Whole,
+    /// Chance decides for each word.
+    Scattered { seed: u64, bursts: u32 },
+    /// Runs of words that end at these places, from low addresses to high ones or the other way.
+    Runs { ends: Vec<u64>, descending: bool },
+}
+
+impl Tear {
+    /// By chance, for a transfer of so many words.
+    pub(super) fn draw(chance: &mut Chance, words: u64, ordering: Ordering) -> Tear {
+        if words < 2 {
+            return Tear::Whole;
+        }
+        let bursts = 2 + u32::from(words > 2 && chance.one_in(3));
+        if ordering == Ordering::Verbs && words > 2 && chance.one_in(2) {
+            return Tear::Scattered { seed: chance.number(), bursts };
+        }
+        let mut ends: Vec<u64> = (1..bursts).map(|_| 1 + chance.below(words - 1)).collect();
+        ends.push(words);
+        ends.sort_unstable();
+        ends.dedup();
+        Tear::Runs { ends, descending: ordering == Ordering::Verbs && chance.one_in(2) }
+    }
+
+    pub(super) fn bursts(&self) -> u32 {
+        match self {
+            Tear::Whole => 1,
+            Tear::Scattered { bursts, .. } => *bursts,
+            Tear::Runs { ends, .. } => ends.len() as u32,
+        }
+    }
+
+    /// Calls `land` with the bytes of a transfer from `offset` that land in a burst. Each range is of whole words, but for
+    /// the first and last word of the transfer, of which it has as much as belongs to the transfer.
+    pub(super) fn each(&self, burst: u32, offset: u64, length: usize, mut land: impl FnMut(Range<usize>)) {
+        let word = WORD_BYTES as u64;
+        let skew = (offset % word) as usize;
+        let words = words_of(offset, length);
+        let bytes_of = |from: u64, to: u64| {
+            let start = (from as usize * WORD_BYTES).saturating_sub(skew);
+            let end = (to as usize * WORD_BYTES - skew).min(length);
+            start..end
+        };
+        match self {
+            Tear::Whole => land(0..length),
+            Tear::Scattered { seed, bursts } => {
+                for place in (0..words).filter(|place| mix(seed ^ place) % u64::from(*bursts) == u64::from(burst)) {
+                    land(bytes_of(place, place + 1));
+                }
+            }
+            Tear::Runs { ends, descending } => {
+                let place = if *descending { ends.len() - 1 - burst as usize } else { burst as usize };
+                let from = if place == 0 { 0 } else { ends[place - 1] };
+                land(bytes_of(from, ends[place]));
+            }
+        }
+    }
+}
+
+/// How many words a transfer touches.
+pub(super) fn words_of(offset: u64, length: usize) -> u64 {
+    let skew = offset % WORD_BYTES as u64;
+    (skew + length as u64).div_ceil(WORD_BYTES as u64)
+}
+
+/// The finaliser of splitmix64.
+fn mix(number: u64) -> u64 {
+    let z = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_of_a_transfer_lands_once_and_words_never_tear() {
+        let mut chance = Chance::new(1);
+        let mut bursts_seen = [0; 4];
+        for _ in 0..2000 {
+            let offset = chance.below(64);
+            let length = chance.index(200);
+            let ordering = *chance.pick(&[Ordering::Verbs, Ordering::Words]);
+            let tear = Tear::draw(&mut chance, words_of(offset, length), ordering);
+            bursts_seen[tear.bursts() as usize] += 1;
+            let mut landed = vec![None; length];
+            let mut last = 0;
+            for burst in 0..tear.bursts() {
+                tear.each(burst, offset, length, |range| {
+                    if ordering == Ordering::Words {
+                        assert_eq!(range.start, last, "words land from low addresses to high ones");
+                        last = range.end;
+                    }
+                    for place in range {
+                        assert_eq!(landed[place].replace(burst), None);
+                    }
+                });
+            }
+            for place in 0..length {
+                let burst = landed[place].expect("every byte lands");
+                let address = offset + place as u64;
+                if place > 0 && !address.is_multiple_of(8) {
+                    assert_eq!(landed[place - 1], Some(burst), "bytes of one word land together");
+                }
+            }
+        }
+        assert!(bursts_seen[2] > 100 && bursts_seen[3] > 100, "{bursts_seen:?}");
+    }
+
+    #[test]
+    #[should_panic(expected = "which was revoked")]
+    fn the_checker_sees_a_word_that_lands_behind_a_fence() {
+        let mut memory = Memory::new(NodeId(1), 1 << 20);
+        let region = memory.register(4096).expect("there is room");
+        let capability = memory.grant(region, Rights::ALL, Secret([1; 16])).expect("the region is there");
+        let access = Access { capability, needs: Rights::WRITE, offset: 0, length: 8, atomic: false };
+        assert!(memory.admit(&access).is_ok() && memory.reach(&access).is_some());
+        memory.raise(&capability).expect("the grant is there");
+        assert!(memory.reach(&access).is_some(), "a verb that has begun may go on until the fence stands");
+        memory.fence(&capability).expect("the grant is there");
+        assert_eq!(memory.admit(&access), Err(Error::Revoked));
+        assert!(memory.reach(&access).is_none());
+        memory.fences_hold = false;
+        memory.reach(&access);
+    }
+}
