@@ -31,7 +31,6 @@ mod error;
 mod host;
 pub mod links;
 mod profile;
-#[allow(dead_code, reason = "the path over sockets is not there yet")]
 pub mod shm;
 pub mod sim;
 

@@ -271,12 +271,15 @@ impl Connection for Caller {
 
     fn close(&self) {
         self.side.end();
+        if let Some(waiting) = &self.waiting {
+            waiting.close();
+        }
     }
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        self.side.end();
+        self.close();
     }
 }
 

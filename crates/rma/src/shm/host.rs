@@ -25,6 +25,7 @@ use super::area::Area;
 use super::connection::{Accepted, Caller};
 use super::marks;
 use super::memory::{self, Access, Mapping, PAGE_BYTES};
+use super::remote::Departure;
 use super::side::Side;
 use super::view::{GENERATIONS_BYTES, GRANTS_MAX, REGIONS_MAX, Region, View, generation_offset, is_in_force, place};
 use super::{ShmOptions, local};
@@ -66,21 +67,42 @@ impl Process {
 
 /// A connection as its host sees it.
 pub(super) struct Peer {
-    pub(super) area: Arc<Area>,
-    pub(super) side: Weak<Side>,
+    area: Arc<Area>,
+    /// The caller's where it is in this process and has no socket, else the host's.
+    side: Weak<Side>,
     /// `None` where it is this one.
-    pub(super) process: Option<Arc<Process>>,
+    process: Option<Arc<Process>>,
+    /// `None` where there is no socket.
+    departure: Option<Arc<Departure>>,
 }
 
 impl Peer {
+    fn local(area: Arc<Area>, caller: &Arc<Side>) -> Peer {
+        Peer { area, side: Arc::downgrade(caller), process: None, departure: None }
+    }
+
+    pub(super) fn remote(
+        area: Arc<Area>,
+        host: &Arc<Side>,
+        process: Option<Arc<Process>>,
+        departure: &Arc<Departure>,
+    ) -> Peer {
+        Peer { area, side: Arc::downgrade(host), process, departure: Some(Arc::clone(departure)) }
+    }
+
     fn has_ended(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.has_ended())
     }
 
     /// Whether no mark can be put any more, and none stands.
     fn is_over(&self) -> bool {
-        let ended = self.side.upgrade().is_none_or(|side| side.is_closed());
-        ended && (self.area.marks().next().is_none() || self.has_ended())
+        let departed = match &self.departure {
+            Some(departure) => departure.has_gone(),
+            None => self.side.upgrade().is_none_or(|side| side.is_closed()),
+        };
+        // Behind the reading of the end, so that a mark that was put before the end is seen.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        (departed && self.area.marks().next().is_none()) || self.has_ended()
     }
 }
 
@@ -214,7 +236,7 @@ impl Inner {
         let area = Arc::new(area);
         let (caller, host) = Side::pair(&area);
         self.view.add_area(&area);
-        let node = self.add_peer(Peer { area, side: Arc::downgrade(&caller), process: None })?;
+        let node = self.add_peer(Peer::local(area, &caller))?;
         let name = self.address.clone();
         let caller = Caller { side: caller, view: Arc::clone(&self.view), name, waiting: None };
         self.hand_over(Accepted { side: host, node, name: credential.name.clone() }).await?;
@@ -363,8 +385,7 @@ impl Host for ShmHost {
             return Err(Error::Closed);
         }
         let id = state.free.pop_front().ok_or_else(|| Error::Exhausted(format!("{REGIONS_MAX} regions")))?;
-        let inserted = self.inner.view.insert(Region::new(id, mapping));
-        assert!(inserted.is_ok(), "a free place is empty");
+        self.inner.view.replace(Region::new(id, mapping));
         state.regions[place(id)] = Some(Owned { id, fd: Arc::new(fd), bytes, closing: false, grants: Vec::new() });
         Ok(id)
     }
@@ -431,6 +452,8 @@ impl Host for ShmHost {
             state.regions[place(region)].take()
         };
         self.inner.view.remove(region);
+        let peers = self.inner.state().peers.clone();
+        peers.iter().filter_map(|peer| peer.departure.as_ref()).for_each(|departure| departure.announce(region));
         let Some(owned) = owned else { return Err(Error::Unknown) };
         // Holders may map it still, so that closing it alone would not give the memory back.
         let (fd, bytes) = (owned.fd, owned.bytes);

@@ -27,11 +27,15 @@ mod host;
 mod local;
 mod marks;
 mod memory;
+mod message;
+mod remote;
 mod ring;
 mod side;
+mod socket;
 mod view;
 mod waiting;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,7 +80,7 @@ impl Fabric for Shm {
             })?;
             return host.connect_local(credential).await;
         }
-        Err(Error::Unreachable { address: address.to_owned(), reason: "not yet".to_owned() })
+        remote::connect(Path::new(address), credential).await
     }
 
     async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
@@ -89,7 +93,9 @@ impl Fabric for Shm {
             local::insert(&host.inner)?;
             return Ok(Arc::new(host));
         }
-        Err(Error::Unreachable { address: address.to_owned(), reason: "not yet".to_owned() })
+        let host = host::ShmHost::new(address.to_owned(), options, self.options.clone())?;
+        remote::serve(&host.inner, Path::new(address))?;
+        Ok(Arc::new(host))
     }
 
     fn provider(&self) -> &'static str {

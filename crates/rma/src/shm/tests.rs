@@ -1,4 +1,4 @@
-//! The provider within one process.
+//! The provider within one process, with and without a socket. `tests/shm.rs` has several processes.
 
 use std::sync::Arc;
 
@@ -14,26 +14,47 @@ fn credential() -> Credential {
     Credential { name: "caller".to_owned(), token: TOKEN }
 }
 
-/// A host under a name of its own, and both ends of a connection to it.
-async fn connected() -> (Arc<dyn Host>, Endpoint, Endpoint) {
+/// A host and both ends of a connection to it.
+struct Connected {
+    host: Arc<dyn Host>,
+    caller: Endpoint,
+    accepted: Endpoint,
+    /// Of the socket.
+    _directory: Option<tempfile::TempDir>,
+}
+
+async fn connected(socket: bool) -> Connected {
     let fabric = Shm::new(ShmOptions::default());
     let tokens = Arc::new(|name: &str| (name == "caller").then_some(TOKEN));
-    let host = fabric.host("local:", HostOptions { node: NodeId(3), tokens }).await.expect("the name is new");
+    let directory = socket.then(|| tempfile::tempdir().expect("there is a disk"));
+    let address = directory
+        .as_ref()
+        .map_or("local:".to_owned(), |directory| directory.path().join("run/host.sock").display().to_string());
+    let host = fabric.host(&address, HostOptions { node: NodeId(3), tokens }).await.expect("the name is new");
     let caller = fabric.connect(&host.address(), &credential()).await.expect("the token is right");
     let accepted = host.accept().await.expect("somebody connected");
-    (host, caller, accepted)
+    Connected { host, caller, accepted, _directory: directory }
+}
+
+/// Runs a test without and with a socket.
+fn both<F: Future<Output = ()>>(test: impl Fn(bool) -> F) {
+    run(test(false));
+    run(test(true));
 }
 
 #[test]
 fn verbs_reach_the_region_until_the_grant_is_revoked() {
-    run(async {
-        let (host, caller, _accepted) = connected().await;
+    both(|socket| async move {
+        let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
         let region = host.register("test", 1 << 20).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL).expect("it has grants left");
         let parts = [Bytes::from_static(b"hello, "), Bytes::from_static(b"world")];
         caller.write(&capability, 100, &parts).await.expect("it is granted");
         let read = caller.read(&capability, 100, 12, BytesMut::new()).now().map_err(|_| "pending");
-        assert_eq!(read.expect("the provider is synchronous").expect("it is granted")[..], b"hello, world"[..]);
+        assert_eq!(
+            read.expect("a confirmed capability's verbs are done at once").expect("it is granted")[..],
+            b"hello, world"[..]
+        );
         assert_eq!(caller.fetch_add(&capability, 4096, 5).await, Ok(0));
         assert_eq!(caller.compare_swap(&capability, 4096, 5, 9).await, Ok(5));
         assert_eq!(caller.compare_swap(&capability, 4096, 5, 9).await, Ok(9));
@@ -57,8 +78,8 @@ fn verbs_reach_the_region_until_the_grant_is_revoked() {
 
 #[test]
 fn a_wrong_secret_is_unknown() {
-    run(async {
-        let (host, caller, _accepted) = connected().await;
+    both(|socket| async move {
+        let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
         let mut capability = host.grant(region, Rights::ALL).expect("it has grants left");
         capability.secret.0[15] ^= 1;
@@ -72,8 +93,8 @@ fn a_wrong_secret_is_unknown() {
 
 #[test]
 fn messages_of_every_size_arrive_in_order() {
-    run(async {
-        let (_host, caller, accepted) = connected().await;
+    both(|socket| async move {
+        let Connected { host: _host, caller, accepted, _directory } = connected(socket).await;
         let sizes = [0usize, 1, 7, 8, 9, 100, 65_535, 65_536, 65_537, 262_144, 1 << 20, (10 << 20) + 3, 5];
         let sending = base::rt::spawn(async move {
             let sends: Vec<_> = sizes
@@ -104,8 +125,8 @@ fn messages_of_every_size_arrive_in_order() {
 
 #[test]
 fn immediate_data_follows_its_bytes() {
-    run(async {
-        let (host, caller, accepted) = connected().await;
+    both(|socket| async move {
+        let Connected { host, caller, accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL).expect("it has grants left");
         let parts = [Bytes::from_static(b"12345")];
@@ -117,8 +138,8 @@ fn immediate_data_follows_its_bytes() {
 
 #[test]
 fn an_ended_host_is_closed_and_waiting_messages_are_ambiguous() {
-    run(async {
-        let (host, caller, accepted) = connected().await;
+    both(|socket| async move {
+        let Connected { host, caller, accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
         let capability = host.grant(region, Rights::ALL).expect("it has grants left");
         let waiting = caller.send(&[Bytes::from(vec![0; 1 << 20])]);

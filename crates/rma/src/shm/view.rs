@@ -178,18 +178,29 @@ impl View {
         access(unsafe { pointer.as_ref() }.filter(|found| found.id == region))
     }
 
-    /// Puts a region into the table. Gives it back when its place is taken.
-    pub(super) fn insert(&self, region: Region) -> Result<(), Region> {
-        let place = place(region.id);
-        let new = Box::into_raw(Box::new(region));
-        let taken = self.regions[place]
-            .compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed)
-            .is_err();
-        if taken {
-            // SAFETY: it comes from the box above and nobody else has seen it.
-            return Err(*unsafe { Box::from_raw(new) });
+    /// Whether a region is mapped.
+    pub(super) fn is_mapped(&self, region: RegionId) -> bool {
+        let _no_removal = self.kept();
+        let pointer = self.regions[place(region)].load(Ordering::Acquire);
+        // SAFETY: regions are dropped under the lock that is held here, after they were taken out of the table.
+        unsafe { pointer.as_ref() }.is_some_and(|found| found.id == region)
+    }
+
+    /// Puts a region into the table in place of an earlier one; keeps the one that stands there when it is the same or later.
+    pub(super) fn replace(&self, region: Region) {
+        let mut kept = self.kept();
+        let slot = &self.regions[place(region.id)];
+        let pointer = slot.load(Ordering::Acquire);
+        // SAFETY: regions are dropped under the lock that is held here, after they were taken out of the table.
+        if unsafe { pointer.as_ref() }.is_some_and(|found| found.id >= region.id) {
+            return;
         }
-        Ok(())
+        slot.store(Box::into_raw(Box::new(region)), Ordering::Release);
+        if !pointer.is_null() {
+            // SAFETY: it came from a box and is no longer in the table.
+            kept.retired.push(unsafe { Box::from_raw(pointer) });
+            kept.reclaim();
+        }
     }
 
     /// Notes what the host has said of a grant; false when the region is not mapped.
