@@ -175,6 +175,7 @@ impl Failure {
                 Failure { number: kind_number(*kind), ..Failure::new(9, &[message]) }
             }
             EndorseError::Stopped => Failure::new(10, &[]),
+            EndorseError::ChannelStopped { channel, cause } => Failure::new(11, &[channel, cause]),
         }
     }
 
@@ -191,6 +192,7 @@ impl Failure {
             8 => EndorseError::TimedOut(Duration::from_millis(self.number)),
             9 => EndorseError::State { kind: kind_of(self.number), message: self.text(0) },
             10 => EndorseError::Stopped,
+            11 => EndorseError::ChannelStopped { channel: self.text(0), cause: self.text(1) },
             other => EndorseError::State {
                 kind: ErrorKind::Closed,
                 message: format!("the peer answered with error {other}, which is not known here"),
@@ -274,6 +276,7 @@ mod tests {
             EndorseError::TimedOut(Duration::from_millis(8)),
             EndorseError::State { kind: ErrorKind::Corrupt, message: "h".into() },
             EndorseError::Stopped,
+            EndorseError::ChannelStopped { channel: "i".into(), cause: "j".into() },
         ];
         for error in errors {
             let again = Failure::of_endorse(&error).into_endorse();
