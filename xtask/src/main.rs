@@ -5,6 +5,7 @@
 
 mod clients;
 mod deny;
+mod guest;
 mod step;
 
 use std::path::PathBuf;
@@ -48,6 +49,17 @@ enum Task {
         #[arg(long, conflicts_with_all = ["seeds", "first"])]
         seed: Option<u64>,
     },
+    /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
+    ///
+    /// Needs Debian packages, which are installed where this runs as root and named where not. No host device is used.
+    RdmaGuest {
+        /// Run this program in the guest and not the suite.
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+        /// What the program is given, or the test harness: a filter of tests, `--nocapture`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -56,6 +68,10 @@ fn main() -> ExitCode {
     let passed = match arguments.task {
         Task::Test { only, without, list } => test(&only, &without, list),
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
+        Task::RdmaGuest { program, arguments } => {
+            let outcome = guest::run(program.as_deref(), &arguments);
+            outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,0 +1,85 @@
+//! Real RDMA verbs without an adapter: a guest under QEMU's emulation with soft-RoCE, in which a program runs.
+//!
+//! 1. [`packages`] sees that the tools are there, and installs the Debian packages that lack where it may.
+//! 2. [`kernel`] takes Debian's full kernel out of its package, once: the cloud flavour has no `rdma_rxe`.
+//! 3. [`image`] writes an initial file system: busybox, the modules in their order, the program and its libraries.
+//! 4. [`machine`] boots it, streams its console, and judges by QEMU's exit status, which only `/init` can make right.
+//!
+//! Nothing of the host is touched: no module, no network device. The processor is emulated, since nested
+//! virtualisation is missing where the tests must run; the times measured in the guest mean nothing.
+
+mod cpio;
+mod image;
+mod kernel;
+mod machine;
+mod packages;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Everything that is made on the way; may be deleted at any time.
+const FOLDER: &str = "target/rdma-guest";
+
+/// Runs `program` with its arguments in the guest, or where none is given the conformance suite of `rma`.
+pub fn run(program: Option<&Path>, arguments: &[String]) -> Result<(), String> {
+    packages::provide()?;
+    match program {
+        Some(program) => boot(program, arguments).map(drop),
+        None => conformance(arguments),
+    }
+}
+
+/// The suite of `crates/rma/tests/`, built here and run there.
+fn conformance(arguments: &[String]) -> Result<(), String> {
+    let console = boot(&build_suite()?, arguments)?;
+    // A harness that ran nothing ends well too.
+    match console.iter().find_map(|line| tests_passed(line)) {
+        Some(passed) if passed > 0 => Ok(()),
+        _ => Err("the guest ended well, but no test ran in it".to_owned()),
+    }
+}
+
+fn boot(program: &Path, arguments: &[String]) -> Result<Vec<String>, String> {
+    let start = Instant::now();
+    let kernel = kernel::provide()?;
+    let image = image::write(&kernel, program, arguments)?;
+    println!("rdma-guest: image made in {:.1} s, booting", start.elapsed().as_secs_f64());
+    let start = Instant::now();
+    let console = machine::run(&kernel.image, &image);
+    println!("rdma-guest: the guest ended after {:.1} s", start.elapsed().as_secs_f64());
+    console
+}
+
+fn build_suite() -> Result<PathBuf, String> {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--release", "--no-run", "--package", "heddle-rma", "--features", "verbs"]);
+    command.args(["--test", "verbs", "--message-format", "json-render-diagnostics"]);
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("the conformance suite did not build: {}", output.status));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    // Only a test has an executable among the artifacts of this call, and there is only one.
+    let (_, rest) = messages.split_once("\"executable\":\"").ok_or("cargo named no test program")?;
+    rest.split_once('"').map(|(path, _)| PathBuf::from(path)).ok_or_else(|| "cargo named no test program".to_owned())
+}
+
+/// What the line that a test harness ends with says of the tests that passed.
+fn tests_passed(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("test result: ok. ")?;
+    rest.split_once(" passed")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tests_passed;
+
+    #[test]
+    fn only_the_harness_last_line_counts_tests() {
+        let line = "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(tests_passed(line), Some(12));
+        assert_eq!(tests_passed("test result: FAILED. 11 passed; 1 failed"), None);
+        assert_eq!(tests_passed("running 12 tests"), None);
+    }
+}
