@@ -33,6 +33,8 @@ pub mod links;
 mod profile;
 pub mod shm;
 pub mod sim;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 pub use capability::{CAPABILITY_BYTES, Capability, GrantId, NodeId, RegionId, Rights, Secret};
 pub use completion::{Completer, Completion};

@@ -25,16 +25,15 @@ const PROGRAM: &str = "/program";
 /// The first process of the guest. The status that it writes to the port becomes QEMU's; a guest that dies before has
 /// written none, and so has failed.
 const INIT: &str = r#"#!/bin/busybox sh
+export PATH=/bin:/usr/bin
+/bin/busybox --install -s /bin
+end() { printf "\\$(printf %o "$1")" | dd of=/dev/port bs=1 seek=@PORT@ 2>/dev/null; }
 failed() { echo "rdma-guest: $1"; end 1; }
-end() { busybox printf "\\$(busybox printf %o "$1")" | busybox dd of=/dev/port bs=1 seek=@PORT@ 2>/dev/null; }
-busybox mount -t devtmpfs none /dev && busybox mount -t proc none /proc && busybox mount -t sysfs none /sys ||
-    failed "no /dev, /proc and /sys"
-busybox mount -t tmpfs none /tmp && busybox mkdir -p /dev/shm && busybox mount -t tmpfs none /dev/shm ||
-    failed "no /tmp"
-for module in @MODULES@; do busybox insmod "/modules/$module" || failed "module $module"; done
+mount -t devtmpfs none /dev && mount -t proc none /proc && mount -t sysfs none /sys || failed "no /dev, /proc and /sys"
+mount -t tmpfs none /tmp && mkdir -p /dev/shm && mount -t tmpfs none /dev/shm || failed "no /tmp"
+for module in @MODULES@; do insmod "/modules/$module" || failed "module $module"; done
 # The module has made the device itself.
-busybox ip link set lo up && busybox ip addr add 10.7.0.1/24 dev dummy0 && busybox ip link set dummy0 up ||
-    failed "no network device"
+ip link set lo up && ip addr add 10.7.0.1/24 dev dummy0 && ip link set dummy0 up || failed "no network device"
 @RDMA@ link add rxe0 type rxe netdev dummy0 || failed "no soft-RoCE device"
 @RDMA@ link
 ulimit -l unlimited

@@ -1,0 +1,477 @@
+//! What two sides say to each other beside the adapter: over a TCP connection that lives as long as the queue pair.
+//!
+//! Every frame has 128 bytes, integers little-endian, unused bytes zero:
+//!
+//! ```text
+//! kind:u8 | 0:3 | request:u32 | body:120
+//! ```
+//!
+//! 1. The connecting side says `Hello` with its name and a nonce; the host answers `Challenge` with its own.
+//! 2. `Join` carries the queue pair's address and a proof: HMAC-SHA-256 under the token of that name over both nonces,
+//!    the name and the address, so that the token never travels and nobody can put another queue pair in its place.
+//! 3. The host, once it has checked the proof and connected its own pair, answers `Welcome` with its pair's address and
+//!    its own proof. The connecting side checks that and says `Ready`; only then the host uses the connection.
+//! 4. `Open` asks for the key of a capability; `Opened` or `Refused` answers.
+//! 5. `Revoke` takes a key away: the holder uses it no more, waits for its verbs in flight, and answers `Drained`.
+//!
+//! A frame that is none of these, or comes when it may not, ends the connection.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use aws_lc_rs::hmac;
+
+use super::device::PairAddress;
+use crate::{CAPABILITY_BYTES, GrantId, NodeId, RegionId, Rights, Token};
+
+pub const FRAME_BYTES: usize = 128;
+/// Raised with every change of what is said or of how messages are laid out.
+pub const VERSION: u32 = 1;
+/// A first frame that begins otherwise is no connection of ours.
+const MAGIC: &[u8; 8] = b"heddlerv";
+pub const NAME_BYTES_MAX: usize = 64;
+pub const NONCE_BYTES: usize = 32;
+const PROOF_BYTES: usize = 32;
+
+pub type Nonce = [u8; NONCE_BYTES];
+pub type Proof = [u8; PROOF_BYTES];
+
+/// Why a connection or a key is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// Another version; the body holds the host's.
+    Version(u32),
+    /// No such name, or not its token.
+    Stranger,
+    /// The capability is none of this host's.
+    Unknown,
+    /// The capability was revoked.
+    Revoked,
+    /// No memory or no key left.
+    Exhausted,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Frame {
+    Hello { version: u32, name: String, nonce: Nonce },
+    Challenge { nonce: Nonce },
+    Join { pair: PairAddress, proof: Proof },
+    Welcome { node: NodeId, pair: PairAddress, proof: Proof },
+    Ready,
+    Open { request: u32, capability: [u8; CAPABILITY_BYTES] },
+    Opened { request: u32, remote: RemoteRegion },
+    Refused { request: u32, refusal: Refusal },
+    Revoke { request: u32, region: RegionId, grant: GrantId, generation: u64 },
+    Drained { request: u32 },
+}
+
+/// A region as the adapter knows it, under one grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteRegion {
+    pub key: u32,
+    pub rights: Rights,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// Bytes that are no frame.
+#[derive(Debug)]
+pub struct Malformed(pub &'static str);
+
+impl From<Malformed> for io::Error {
+    fn from(malformed: Malformed) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, malformed.0)
+    }
+}
+
+/// Takes fields from a frame one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let (head, tail) = self.0.split_first_chunk().expect("the fields of a kind fit into a frame");
+        self.0 = tail;
+        *head
+    }
+
+    fn u8(&mut self) -> u8 {
+        u8::from_le_bytes(self.bytes())
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.bytes())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
+    }
+
+    fn pair(&mut self) -> PairAddress {
+        PairAddress {
+            number: self.u32(),
+            first_packet: self.u32(),
+            gid: self.bytes(),
+            lid: self.u16(),
+            mtu: self.u8(),
+            reads_max: self.u8(),
+        }
+    }
+
+    fn finished(self) -> Result<(), Malformed> {
+        if self.0.iter().all(|byte| *byte == 0) { Ok(()) } else { Err(Malformed("bytes behind the fields of a frame")) }
+    }
+}
+
+fn pair_bytes(pair: &PairAddress) -> [u8; 28] {
+    let mut bytes = [0; 28];
+    bytes[0..4].copy_from_slice(&pair.number.to_le_bytes());
+    bytes[4..8].copy_from_slice(&pair.first_packet.to_le_bytes());
+    bytes[8..24].copy_from_slice(&pair.gid);
+    bytes[24..26].copy_from_slice(&pair.lid.to_le_bytes());
+    bytes[26] = pair.mtu;
+    bytes[27] = pair.reads_max;
+    bytes
+}
+
+impl Frame {
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        let mut frame = Vec::with_capacity(FRAME_BYTES);
+        let mut begin = |kind: u8, request: u32| {
+            frame.extend([kind, 0, 0, 0]);
+            frame.extend(request.to_le_bytes());
+        };
+        match self {
+            Frame::Hello { version, name, nonce } => {
+                begin(1, 0);
+                frame.extend(MAGIC);
+                frame.extend(version.to_le_bytes());
+                frame.extend(nonce);
+                let length = u8::try_from(name.len()).expect("names have 64 bytes at most");
+                frame.push(length);
+                frame.extend(name.as_bytes());
+            }
+            Frame::Challenge { nonce } => {
+                begin(2, 0);
+                frame.extend(nonce);
+            }
+            Frame::Join { pair, proof } => {
+                begin(3, 0);
+                frame.extend(pair_bytes(pair));
+                frame.extend(proof);
+            }
+            Frame::Welcome { node, pair, proof } => {
+                begin(4, 0);
+                frame.extend(node.0.to_le_bytes());
+                frame.extend(pair_bytes(pair));
+                frame.extend(proof);
+            }
+            Frame::Ready => begin(5, 0),
+            Frame::Open { request, capability } => {
+                begin(6, *request);
+                frame.extend(capability);
+            }
+            Frame::Opened { request, remote } => {
+                begin(7, *request);
+                frame.extend(remote.address.to_le_bytes());
+                frame.extend(remote.bytes.to_le_bytes());
+                frame.extend(remote.key.to_le_bytes());
+                frame.push(remote.rights.bits());
+            }
+            Frame::Refused { request, refusal } => {
+                begin(8, *request);
+                let (code, version) = match refusal {
+                    Refusal::Version(version) => (1, *version),
+                    Refusal::Stranger => (2, 0),
+                    Refusal::Unknown => (3, 0),
+                    Refusal::Revoked => (4, 0),
+                    Refusal::Exhausted => (5, 0),
+                };
+                frame.push(code);
+                frame.extend(version.to_le_bytes());
+            }
+            Frame::Revoke { request, region, grant, generation } => {
+                begin(9, *request);
+                frame.extend(region.0.to_le_bytes());
+                frame.extend(grant.0.to_le_bytes());
+                frame.extend(generation.to_le_bytes());
+            }
+            Frame::Drained { request } => begin(10, *request),
+        }
+        frame.resize(FRAME_BYTES, 0);
+        frame.try_into().expect("it has just been given that size")
+    }
+
+    pub fn decode(frame: &[u8; FRAME_BYTES]) -> Result<Frame, Malformed> {
+        let mut fields = Fields(frame);
+        let kind = fields.u8();
+        if fields.bytes() != [0u8; 3] {
+            return Err(Malformed("reserved bytes of a frame are set"));
+        }
+        let request = fields.u32();
+        let decoded = match kind {
+            1 => {
+                if fields.bytes() != *MAGIC {
+                    return Err(Malformed("not a connection of this protocol"));
+                }
+                let (version, nonce) = (fields.u32(), fields.bytes());
+                let length = usize::from(fields.u8());
+                let name: [u8; NAME_BYTES_MAX] = fields.bytes();
+                if length > NAME_BYTES_MAX || name[length..].iter().any(|byte| *byte != 0) {
+                    return Err(Malformed("a name of a wrong length"));
+                }
+                let name = std::str::from_utf8(&name[..length]).map_err(|_| Malformed("a name that is no text"))?;
+                Frame::Hello { version, name: name.to_owned(), nonce }
+            }
+            2 => Frame::Challenge { nonce: fields.bytes() },
+            3 => Frame::Join { pair: fields.pair(), proof: fields.bytes() },
+            4 => Frame::Welcome { node: NodeId(fields.u32()), pair: fields.pair(), proof: fields.bytes() },
+            5 => Frame::Ready,
+            6 => Frame::Open { request, capability: fields.bytes() },
+            7 => {
+                let (address, bytes, key) = (fields.u64(), fields.u64(), fields.u32());
+                let rights = Rights::from_bits(fields.u8()).ok_or(Malformed("unknown rights"))?;
+                Frame::Opened { request, remote: RemoteRegion { key, rights, address, bytes } }
+            }
+            8 => {
+                let (code, version) = (fields.u8(), fields.u32());
+                let refusal = match code {
+                    1 => Refusal::Version(version),
+                    2 => Refusal::Stranger,
+                    3 => Refusal::Unknown,
+                    4 => Refusal::Revoked,
+                    5 => Refusal::Exhausted,
+                    _ => return Err(Malformed("an unknown refusal")),
+                };
+                Frame::Refused { request, refusal }
+            }
+            9 => {
+                let (region, grant) = (RegionId(fields.u32()), GrantId(fields.u16()));
+                Frame::Revoke { request, region, grant, generation: fields.u64() }
+            }
+            10 => Frame::Drained { request },
+            _ => return Err(Malformed("a frame of an unknown kind")),
+        };
+        fields.finished()?;
+        // What was ignored on the way would come back as zero.
+        if decoded.encode() == *frame { Ok(decoded) } else { Err(Malformed("fields that do not belong to the frame")) }
+    }
+}
+
+/// Sends one frame, waiting as long as the stream's time limit allows.
+pub fn send(mut stream: &TcpStream, frame: &Frame) -> io::Result<()> {
+    stream.write_all(&frame.encode())
+}
+
+/// Receives one frame, as [`send`]. An end between two frames is `UnexpectedEof`, too.
+pub fn receive(mut stream: &TcpStream) -> io::Result<Frame> {
+    let mut frame = [0; FRAME_BYTES];
+    stream.read_exact(&mut frame)?;
+    Ok(Frame::decode(&frame)?)
+}
+
+/// Everything that both sides must agree on before either trusts the other.
+#[derive(Clone, Copy)]
+pub struct Transcript<'a> {
+    pub name: &'a str,
+    pub client_nonce: &'a Nonce,
+    pub host_nonce: &'a Nonce,
+    pub client_pair: &'a PairAddress,
+}
+
+impl Transcript<'_> {
+    fn bytes(&self, role: &[u8; 8]) -> Vec<u8> {
+        let mut bytes = role.to_vec();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((self.name.len() as u64).to_le_bytes());
+        bytes.extend(self.name.as_bytes());
+        bytes.extend(self.client_nonce);
+        bytes.extend(self.host_nonce);
+        bytes.extend(pair_bytes(self.client_pair));
+        bytes
+    }
+
+    fn host_bytes(&self, node: NodeId, pair: &PairAddress) -> Vec<u8> {
+        let mut bytes = self.bytes(b"a host: ");
+        bytes.extend(node.0.to_le_bytes());
+        bytes.extend(pair_bytes(pair));
+        bytes
+    }
+
+    pub fn client_proof(&self, token: &Token) -> Proof {
+        proof(token, &self.bytes(b"a client"))
+    }
+
+    pub fn client_proved(&self, token: &Token, given: &Proof) -> bool {
+        proved(token, &self.bytes(b"a client"), given)
+    }
+
+    pub fn host_proof(&self, token: &Token, node: NodeId, pair: &PairAddress) -> Proof {
+        proof(token, &self.host_bytes(node, pair))
+    }
+
+    pub fn host_proved(&self, token: &Token, node: NodeId, pair: &PairAddress, given: &Proof) -> bool {
+        proved(token, &self.host_bytes(node, pair), given)
+    }
+}
+
+fn proof(token: &Token, bytes: &[u8]) -> Proof {
+    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, token.bytes()), bytes);
+    tag.as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// In constant time.
+fn proved(token: &Token, bytes: &[u8], given: &Proof) -> bool {
+    hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, token.bytes()), bytes, given).is_ok()
+}
+
+/// What lies before the bytes of a message on the queue pair:
+///
+/// ```text
+/// kind:u8 | last:u8 | 0:2 | immediate:u32 | region:u32 | 0:4 | offset:u64 | length:u64
+/// ```
+pub const HEADER_BYTES: usize = 32;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Header {
+    /// Behind it lies a piece of a message.
+    Piece { last: bool },
+    /// The write before it carried immediate data.
+    Immediate { immediate: u32, region: RegionId, offset: u64, length: u64 },
+}
+
+impl Header {
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        match self {
+            Header::Piece { last } => {
+                bytes[0] = 1;
+                bytes[1] = u8::from(*last);
+            }
+            Header::Immediate { immediate, region, offset, length } => {
+                bytes[0] = 2;
+                bytes[4..8].copy_from_slice(&immediate.to_le_bytes());
+                bytes[8..12].copy_from_slice(&region.0.to_le_bytes());
+                bytes[16..24].copy_from_slice(&offset.to_le_bytes());
+                bytes[24..32].copy_from_slice(&length.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// The header of what has been received, and what lies behind it.
+    pub fn decode(received: &[u8]) -> Result<(Header, &[u8]), Malformed> {
+        let (bytes, rest) =
+            received.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed("a message without a header"))?;
+        let mut fields = Fields(bytes);
+        let (kind, last, _) = (fields.u8(), fields.u8(), fields.u16());
+        let (immediate, region, _) = (fields.u32(), RegionId(fields.u32()), fields.u32());
+        let header = match kind {
+            1 => Header::Piece { last: last == 1 },
+            2 => Header::Immediate { immediate, region, offset: fields.u64(), length: fields.u64() },
+            _ => return Err(Malformed("a message of an unknown kind")),
+        };
+        if header.encode() != *bytes || (kind == 2 && !rest.is_empty()) {
+            return Err(Malformed("a message with unused bytes set"));
+        }
+        Ok((header, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> PairAddress {
+        PairAddress { number: 0x11, first_packet: 0x0022_3344, gid: [0xa7; 16], lid: 0x5566, mtu: 3, reads_max: 16 }
+    }
+
+    fn every_frame() -> Vec<Frame> {
+        let remote = RemoteRegion { key: 9, rights: Rights::ALL, address: 0x7f00_0000_1000, bytes: 4096 };
+        let mut frames = vec![
+            Frame::Hello { version: VERSION, name: "peer0".to_owned(), nonce: [1; 32] },
+            Frame::Hello { version: 7, name: "n".repeat(NAME_BYTES_MAX), nonce: [1; 32] },
+            Frame::Challenge { nonce: [2; 32] },
+            Frame::Join { pair: pair(), proof: [3; 32] },
+            Frame::Welcome { node: NodeId(4), pair: pair(), proof: [5; 32] },
+            Frame::Ready,
+            Frame::Open { request: 6, capability: [7; CAPABILITY_BYTES] },
+            Frame::Opened { request: 8, remote },
+            Frame::Revoke { request: 10, region: RegionId(11), grant: GrantId(12), generation: 13 },
+            Frame::Drained { request: 14 },
+        ];
+        let refusals = [Refusal::Version(2), Refusal::Stranger, Refusal::Unknown, Refusal::Revoked, Refusal::Exhausted];
+        frames.extend(refusals.map(|refusal| Frame::Refused { request: 15, refusal }));
+        frames
+    }
+
+    #[test]
+    fn every_frame_is_read_back() {
+        for frame in every_frame() {
+            assert_eq!(Frame::decode(&frame.encode()).expect("it is well-formed"), frame);
+        }
+    }
+
+    #[test]
+    fn frames_have_the_documented_bytes() {
+        let open = Frame::Open { request: 0x0102, capability: [7; CAPABILITY_BYTES] }.encode();
+        assert_eq!(open[..8], [6, 0, 0, 0, 2, 1, 0, 0]);
+        assert_eq!(open[8..48], [7; 40]);
+        assert_eq!(open[48..], [0; 80]);
+        let join = Frame::Join { pair: pair(), proof: [3; 32] }.encode();
+        let mut expected = vec![3, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0x44, 0x33, 0x22, 0];
+        expected.extend([0xa7; 16]);
+        expected.extend([0x66, 0x55, 3, 16]);
+        expected.extend([3; 32]);
+        assert_eq!(join[..expected.len()], expected);
+    }
+
+    /// Any other value of a byte that carries nothing is refused, so that a later version can give it a meaning.
+    #[test]
+    fn unused_bytes_must_be_zero() {
+        for frame in every_frame() {
+            let good = frame.encode();
+            for at in 0..FRAME_BYTES {
+                let mut bad = good;
+                bad[at] ^= 0x80;
+                if let Ok(other) = Frame::decode(&bad) {
+                    assert_eq!(other.encode(), bad, "byte {at} of {frame:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn headers_are_read_back_and_others_refused() {
+        let immediate = Header::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
+        for header in [Header::Piece { last: true }, Header::Piece { last: false }, immediate] {
+            let bytes = header.encode();
+            assert_eq!(Header::decode(&bytes).expect("it is well-formed"), (header, &[][..]));
+            for at in 0..HEADER_BYTES {
+                let mut bad = bytes;
+                bad[at] ^= 0x40;
+                if let Ok((other, _)) = Header::decode(&bad) {
+                    assert_eq!(other.encode(), bad, "byte {at} of {header:?}");
+                }
+            }
+            assert!(Header::decode(&bytes[1..]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_proof_holds_for_one_transcript_and_one_role() {
+        let (token, other) = (Token::new([1; 32]), Token::new([2; 32]));
+        let (client, host, pair) = ([3; 32], [4; 32], pair());
+        let transcript = Transcript { name: "peer0", client_nonce: &client, host_nonce: &host, client_pair: &pair };
+        let proof = transcript.client_proof(&token);
+        assert!(transcript.client_proved(&token, &proof));
+        assert!(!transcript.client_proved(&other, &proof));
+        assert!(!transcript.host_proved(&token, NodeId(1), &pair, &proof));
+        let moved = PairAddress { number: 12, ..pair };
+        assert!(!Transcript { client_pair: &moved, ..transcript }.client_proved(&token, &proof));
+        assert!(!Transcript { host_nonce: &client, ..transcript }.client_proved(&token, &proof));
+    }
+}
