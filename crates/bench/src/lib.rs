@@ -9,6 +9,7 @@
 
 pub mod driver;
 pub mod error;
+pub mod figure;
 pub mod floor;
 pub mod histogram;
 pub mod network;

@@ -1,0 +1,319 @@
+//! A figure that is no workload on a network: rows of numbers, ratios with their bounds, a table, JSON and a plot.
+//!
+//! The JSON has the shape of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`, `bounds`. A
+//! script holds each ratio against its bound.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use plotters::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::error::Error;
+use crate::process;
+
+const SIZE_WIDTH: u32 = 960;
+const BAR_HEIGHT: u32 = 18;
+const COLORS: [RGBColor; 6] = [
+    RGBColor(31, 98, 142),
+    RGBColor(196, 78, 32),
+    RGBColor(70, 130, 60),
+    RGBColor(130, 90, 160),
+    RGBColor(120, 120, 120),
+    RGBColor(180, 150, 40),
+];
+
+/// What a ratio is held against.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Bound {
+    /// It should not be more.
+    AtMost(f64),
+    /// It should not be less.
+    AtLeast(f64),
+}
+
+impl Bound {
+    /// Whether a value keeps it.
+    pub fn is_kept_by(self, value: f64) -> bool {
+        match self {
+            Bound::AtMost(most) => value <= most,
+            Bound::AtLeast(least) => value >= least,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Bound::AtMost(most) => format!("at most {most}"),
+            Bound::AtLeast(least) => format!("at least {least}"),
+        }
+    }
+}
+
+/// One line of a figure: what was measured, and its numbers by name.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What was measured: names and their values, such as `provider` and `shm`, in the order to be shown.
+    pub labels: Vec<(&'static str, String)>,
+    /// The numbers, each with its unit in its name, in the order to be shown.
+    pub numbers: Vec<(&'static str, f64)>,
+}
+
+/// A ratio that was asked for.
+#[derive(Clone, Debug)]
+pub struct Ratio {
+    /// Its name in the JSON.
+    pub name: &'static str,
+    /// What was measured.
+    pub value: f64,
+    /// What it should be.
+    pub bound: Option<Bound>,
+}
+
+/// A figure.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    name: &'static str,
+    title: String,
+    settings: Map<String, Value>,
+    rows: Vec<Row>,
+    ratios: Vec<Ratio>,
+    notes: Vec<String>,
+}
+
+impl Figure {
+    /// An empty figure.
+    pub fn new(name: &'static str, title: impl Into<String>) -> Figure {
+        let (settings, rows, ratios, notes) = (Map::new(), Vec::new(), Vec::new(), Vec::new());
+        Figure { name, title: title.into(), settings, rows, ratios, notes }
+    }
+
+    /// States how it was measured.
+    pub fn setting(&mut self, name: &str, value: impl Into<Value>) {
+        self.settings.insert(name.to_owned(), value.into());
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, labels: &[(&'static str, &str)], numbers: &[(&'static str, f64)]) {
+        let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        self.rows.push(Row { labels, numbers: numbers.to_vec() });
+    }
+
+    /// Adds a ratio.
+    pub fn ratio(&mut self, name: &'static str, value: f64, bound: Option<Bound>) {
+        self.ratios.push(Ratio { name, value, bound });
+    }
+
+    /// Adds a sentence below the table.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// The rows so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The JSON.
+    pub fn to_json(&self) -> Value {
+        let rows = self.rows.iter().map(|row| {
+            let labels = row.labels.iter().map(|(name, value)| ((*name).to_owned(), Value::from(value.as_str())));
+            let numbers = row.numbers.iter().map(|(name, value)| ((*name).to_owned(), Value::from(rounded(*value))));
+            Value::Object(labels.chain(numbers).collect())
+        });
+        let ratios: Map<String, Value> =
+            self.ratios.iter().map(|ratio| (ratio.name.to_owned(), rounded(ratio.value).into())).collect();
+        let bounds: Map<String, Value> =
+            self.ratios.iter().filter_map(|ratio| Some((ratio.name.to_owned(), ratio.bound?.text().into()))).collect();
+        json!({
+            "figure": self.name,
+            "version": env!("CARGO_PKG_VERSION"),
+            "machine": process::machine(),
+            "settings": self.settings,
+            "rows": rows.collect::<Vec<_>>(),
+            "ratios": ratios,
+            "bounds": bounds,
+            "notes": self.notes,
+        })
+    }
+
+    /// Writes the JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_json(&self, path: &Path) -> Result<(), Error> {
+        let mut text = serde_json::to_string_pretty(&self.to_json()).expect("a figure is always JSON");
+        text.push('\n');
+        write(path, &text)
+    }
+
+    /// The table for people.
+    pub fn to_table(&self) -> String {
+        let mut text = format!("{}\n", self.title);
+        for group in self.groups() {
+            let head: Vec<String> = group[0]
+                .labels
+                .iter()
+                .map(|(name, _)| (*name).to_owned())
+                .chain(group[0].numbers.iter().map(|(name, _)| (*name).to_owned()))
+                .collect();
+            let lines: Vec<Vec<String>> = group
+                .iter()
+                .map(|row| {
+                    let labels = row.labels.iter().map(|(_, value)| value.clone());
+                    labels.chain(row.numbers.iter().map(|(_, value)| shown(*value))).collect()
+                })
+                .collect();
+            let labels = group[0].labels.len();
+            let width =
+                |column: usize| lines.iter().chain([&head]).map(|line| line[column].chars().count()).max().unwrap_or(0);
+            let widths: Vec<usize> = (0..head.len()).map(width).collect();
+            text.push('\n');
+            for line in std::iter::once(&head).chain(&lines) {
+                for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
+                    let width = *width;
+                    let written = match column < labels {
+                        true => write!(text, "  {cell:<width$}"),
+                        false => write!(text, "  {cell:>width$}"),
+                    };
+                    written.expect("writing into a string does not fail");
+                }
+                text.push('\n');
+            }
+        }
+        text.push('\n');
+        for ratio in &self.ratios {
+            let verdict = match ratio.bound {
+                None => String::new(),
+                Some(bound) if bound.is_kept_by(ratio.value) => format!("   {}: kept", bound.text()),
+                Some(bound) => format!("   {}: MISSED", bound.text()),
+            };
+            writeln!(text, "  {:<36} {:>10}{verdict}", ratio.name, shown(ratio.value))
+                .expect("writing into a string does not fail");
+        }
+        for note in &self.notes {
+            writeln!(text, "  {note}").expect("writing into a string does not fail");
+        }
+        writeln!(text, "  {}", process::machine()).expect("writing into a string does not fail");
+        text
+    }
+
+    /// Rows that follow one another and have the same columns.
+    fn groups(&self) -> Vec<&[Row]> {
+        let columns = |row: &Row| {
+            let labels = row.labels.iter().map(|(name, _)| *name);
+            labels.chain(row.numbers.iter().map(|(name, _)| *name)).collect::<Vec<_>>()
+        };
+        self.rows.chunk_by(|one, other| columns(one) == columns(other)).collect()
+    }
+
+    /// Writes bars of the first number of every row, one colour for each value of the first label; the axis is
+    /// logarithmic.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_svg(&self, path: &Path) -> Result<(), Error> {
+        let mut text = String::new();
+        self.draw(&mut text)
+            .map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })?;
+        write(path, &text)
+    }
+
+    fn draw(&self, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+        let bars: Vec<(&Row, f64)> = self.rows.iter().filter_map(|row| Some((row, row.numbers.first()?.1))).collect();
+        let positive = || bars.iter().map(|(_, value)| *value).filter(|value| *value > 0.0);
+        let low = positive().fold(f64::INFINITY, f64::min).min(1e12) / 2.0;
+        let high = positive().fold(0.0, f64::max).max(low * 10.0) * 2.0;
+        let height = 90 + BAR_HEIGHT * u32::try_from(bars.len().max(1)).unwrap_or(u32::MAX).min(2_000);
+        let area = SVGBackend::with_string(text, (SIZE_WIDTH, height)).into_drawing_area();
+        area.fill(&WHITE)?;
+        let area = area.titled(&self.title, ("sans-serif", 20))?;
+        let unit = bars.first().and_then(|(row, _)| row.numbers.first()).map_or("", |(name, _)| *name);
+        let mut chart = ChartBuilder::on(&area)
+            .margin(10)
+            .x_label_area_size(34)
+            .y_label_area_size(300)
+            .build_cartesian_2d((low..high).log_scale(), 0..bars.len().max(1))?;
+        let label = |index: &usize| match bars.get(bars.len().wrapping_sub(index + 1)) {
+            Some((row, _)) => row.labels.iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>().join(" "),
+            None => String::new(),
+        };
+        chart.configure_mesh().disable_y_mesh().y_labels(bars.len()).y_label_formatter(&label).x_desc(unit).draw()?;
+        let mut colors = BTreeMap::new();
+        for (index, (row, value)) in bars.iter().enumerate() {
+            let first = row.labels.first().map_or("", |(_, value)| value.as_str());
+            let next = colors.len();
+            let color = COLORS[*colors.entry(first).or_insert(next) % COLORS.len()];
+            let place = bars.len() - index - 1;
+            chart.draw_series([Rectangle::new([(low, place), (value.max(low), place + 1)], color.filled())])?;
+        }
+        area.present()?;
+        drop(chart);
+        Ok(())
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    std::fs::write(path, text)
+        .map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })
+}
+
+/// Three digits after the point: more would pretend a precision that no measurement has.
+fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
+/// As many digits as help.
+fn shown(number: f64) -> String {
+    match number.abs() {
+        size if size >= 1000.0 => format!("{number:.0}"),
+        size if size >= 10.0 => format!("{number:.1}"),
+        _ => format!("{number:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure() -> Figure {
+        let mut figure = Figure::new("example", "An example");
+        figure.setting("seconds", 2.0);
+        figure.row(&[("provider", "shm"), ("verb", "read")], &[("p50_ns", 81.2345), ("p99_ns", 1_200.0)]);
+        figure.row(&[("provider", "tcp"), ("verb", "read")], &[("p50_ns", 9_000.0), ("p99_ns", 12_000.0)]);
+        figure.ratio("over_floor_max", 1.2, Some(Bound::AtMost(1.5)));
+        figure.ratio("bandwidth_min", 0.7, Some(Bound::AtLeast(0.8)));
+        figure.note("A note.");
+        figure
+    }
+
+    #[test]
+    fn json_has_what_scripts_look_for() {
+        let json = figure().to_json();
+        assert_eq!(json["figure"], "example");
+        assert_eq!(json["rows"][0]["p50_ns"], 81.235);
+        assert_eq!(json["rows"][1]["provider"], "tcp");
+        assert_eq!(json["ratios"]["over_floor_max"], 1.2);
+        assert_eq!(json["bounds"]["bandwidth_min"], "at least 0.8");
+    }
+
+    #[test]
+    fn tables_say_which_bounds_are_missed() {
+        let table = figure().to_table();
+        let line = |name: &str| table.lines().find(|line| line.contains(name)).expect("it is there").to_owned();
+        assert!(line("over_floor_max").ends_with("kept"));
+        assert!(line("bandwidth_min").ends_with("MISSED"));
+        assert!(line("shm").contains("81.2"));
+    }
+
+    #[test]
+    fn plots_name_their_bars() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("plot.svg");
+        figure().write_svg(&path).expect("it can be drawn");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        for part in ["<svg", "shm read", "tcp read", "p50_ns", "An example"] {
+            assert!(text.contains(part), "`{part}` is missing");
+        }
+    }
+}
