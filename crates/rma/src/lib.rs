@@ -26,6 +26,8 @@
 
 mod capability;
 mod completion;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod endpoint;
 mod error;
 mod host;

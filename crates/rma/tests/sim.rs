@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use base::rt::simulation::{Report, Sim, Simulation};
 use base::{Bytes, BytesMut, ErrorKind, rt};
-use rma::sim::SimFabric;
+use rma::conformance::{self, Features, Fixture};
+use rma::sim::{SimFabric, WEAKEST};
 use rma::{
-    Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, RegionId, Rights, Token,
+    Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Ordering, Profile, RegionId,
+    Rights, Token,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -380,4 +383,72 @@ fn a_run_leaves_no_fabric_behind() {
         })
         .expect("the run succeeds");
     assert_eq!(weak.strong_count(), 0);
+}
+
+/// The provider under the conformance suite: host and callers on nodes of their own.
+struct Simulated {
+    sim: Sim,
+    fabric: SimFabric,
+    host: Arc<dyn Host>,
+    cuts: bool,
+}
+
+impl Simulated {
+    async fn new(sim: &Sim, fabric: SimFabric, cuts: bool) -> Simulated {
+        let (host, region, _) = donor(sim, &fabric).await;
+        host.deregister(region).await.expect("the region is there");
+        Simulated { sim: sim.clone(), fabric, host, cuts }
+    }
+}
+
+#[async_trait]
+impl Fixture for Simulated {
+    fn host(&self) -> Arc<dyn Host> {
+        Arc::clone(&self.host)
+    }
+
+    fn credential(&self) -> Credential {
+        credential()
+    }
+
+    async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
+        self.sim.heal_all();
+        let (fabric, credential) = (self.fabric.clone(), credential.clone());
+        let task = self.sim.node("owner").spawn(async move { fabric.connect("donor", &credential).await });
+        task.await.expect("nobody aborts it")
+    }
+
+    async fn sever(&self, _connected: &Endpoint, _accepted: &Endpoint) {
+        if !self.cuts {
+            self.sim.break_links("owner", "donor");
+            return;
+        }
+        // Healed for the next connection.
+        self.sim.cut("owner", "donor");
+    }
+
+    fn features(&self) -> Features {
+        Features { sever: true, rounds: 100, patience: Duration::from_secs(3600), ..Features::default() }
+    }
+}
+
+/// Runs the suite on one profile.
+fn conforms(seed: u64, profile: Profile) {
+    let run = Simulation::new(seed).run(move |sim| async move {
+        let fabric = SimFabric::new(&sim).with_profile(profile);
+        conformance::run(&Simulated::new(&sim, fabric, seed % 2 == 0).await).await.assert_held();
+    });
+    run.expect("the run succeeds");
+}
+
+#[test]
+fn the_weakest_profile_conforms() {
+    (0..4).for_each(|seed| conforms(seed, WEAKEST));
+}
+
+#[test]
+fn other_profiles_conform() {
+    conforms(10, Profile { ordering: Ordering::Words, ..WEAKEST });
+    conforms(11, Profile { synchronous: true, ..WEAKEST });
+    conforms(12, Profile { immediate: false, ..WEAKEST });
 }
