@@ -52,6 +52,9 @@ pub enum Error {
     /// An earlier write or fsync failed, so that it is unknown what is on disk.
     #[error("closed after a failure ({reason}); open it again to find out what is on disk")]
     Broken { reason: Arc<str> },
+    /// A storage node answered with an error, or could not be asked.
+    #[error("storage node {node}: {text}")]
+    Remote { node: Arc<str>, kind: ErrorKind, text: String },
     /// The engine behind the tables failed.
     #[error("table engine, {doing}: {source}")]
     Engine { doing: &'static str, source: Arc<fjall::Error> },
@@ -94,6 +97,7 @@ impl Error {
             | Error::Version { .. } => ErrorKind::Rejected,
             Error::Fenced { .. } => ErrorKind::Fenced,
             Error::Broken { .. } => ErrorKind::Closed,
+            Error::Remote { kind, .. } => *kind,
             Error::Engine { source, .. } => engine_kind(source),
         }
     }

@@ -29,4 +29,18 @@ base::events! {
     counter HintMisses("heddle_storage_hint_misses_total");
     /// Time to make written rows and their savepoint durable.
     histogram PersistTime("heddle_storage_persist_seconds", seconds);
+    /// Newer primaries that storage nodes let in.
+    counter EpochsBegun("heddle_storage_node_epochs_begun_total");
+    /// Writes of older primaries that storage nodes refused.
+    counter WritesFenced("heddle_storage_node_writes_fenced_total");
+    /// Times that appends waited for the savepoint of a storage node.
+    counter AppendsHeldBack("heddle_storage_node_appends_held_back_total");
+    /// Blocks that storage nodes made into rows.
+    counter BlocksMaterialized("heddle_storage_node_blocks_materialized_total");
+    /// Time to make blocks into rows, and those durable.
+    histogram MaterializeTime("heddle_storage_node_materialize_seconds", seconds);
+    /// Links that clients opened to storage nodes.
+    counter NodeLinksOpened("heddle_storage_node_client_links_total");
+    /// Blocks that clients sent to storage nodes again after a lost link.
+    counter BlocksResent("heddle_storage_node_client_blocks_resent_total");
 }

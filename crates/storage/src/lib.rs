@@ -6,6 +6,7 @@
 //!   deterministic model that passes the same suite.
 //! * [`StateStore`]: what a world state kept elsewhere asks of storage: rows at a block, and blocks made into rows where
 //!   they lie.
+//! * [`node`]: the storage node, which keeps both for others behind links, and refuses primaries that were replaced.
 //! * [`GroupSync`]: one fsync round for all who wait for the disk.
 //! * [`DataDirectory`]: the version and the lock of a directory of data.
 //!
@@ -20,6 +21,7 @@ pub mod blocks;
 pub mod directory;
 mod error;
 pub mod events;
+pub mod node;
 pub mod state_store;
 mod sync;
 pub mod tables;

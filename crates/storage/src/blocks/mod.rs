@@ -35,6 +35,7 @@ mod store;
 mod tests;
 
 pub use format::{RECORD_BYTES_MAX, VERSION};
+pub(crate) use format::{Transactions, check_seal, encode_transactions, seal};
 pub use index::Tip;
 pub use interface::{Blocks, PAGE_BLOCKS_MAX, PAGE_BYTES_SOFT_MAX};
 pub use recovery::{OpenReport, TornTail};

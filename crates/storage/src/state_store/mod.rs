@@ -21,7 +21,7 @@ mod local;
 mod memory;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Bytes, Version};
@@ -149,7 +149,7 @@ pub async fn check_savepoint(blocks: &dyn Blocks, savepoint: &Savepoint) -> Resu
 }
 
 /// Refuses a batch of keys that is too long.
-fn check_keys(count: usize) -> Result<(), Error> {
+pub(crate) fn check_keys(count: usize) -> Result<(), Error> {
     match count <= KEYS_MAX {
         true => Ok(()),
         false => Err(Error::TooLarge { what: "keys of one call", given: count as u64, max: KEYS_MAX as u64 }),

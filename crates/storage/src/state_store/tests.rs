@@ -12,10 +12,10 @@ use crate::blocks::{BlockOptions, BlockStore, NewBlock};
 use crate::tables::{ModelEngine, TablesEngine};
 use crate::{GroupSync, tables::Tables};
 
-/// Blocks of a test: lines `namespace key value`, or `namespace key` for a deletion; each line is a transaction.
-struct Lines;
+/// Reads blocks of a test: lines `namespace key value`, or `namespace key` for a deletion; each line is a transaction.
+pub(crate) struct Lines;
 
-fn rows(number: u64, text: &str) -> Vec<BlockRow> {
+pub(crate) fn rows(number: u64, text: &str) -> Vec<BlockRow> {
     let line = |(tx, line): (usize, &str)| {
         let mut words = line.split(' ').map(str::to_owned);
         let (namespace, key) = (words.next()?, words.next()?.into_bytes());

@@ -64,6 +64,14 @@ impl Body {
         self.len() == 0
     }
 
+    /// All parts in one piece; one part is not copied.
+    pub fn concat(&self) -> Bytes {
+        match &self.0[..] {
+            [one] => one.clone(),
+            parts => parts.concat().into(),
+        }
+    }
+
     fn parts(&self) -> &[Bytes] {
         &self.0
     }

@@ -1,0 +1,672 @@
+//! The bodies of requests, answers and notices; see `docs/formats/storage-messages.md`.
+//!
+//! They travel as frames of [`base::rt::net::call`]. Integers are little-endian. Decoders take hostile bytes and return
+//! [`Malformed`]; counts are checked against the bytes that are there before memory is taken for them.
+
+use base::rt::net::call::Body;
+use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, TxIndex, Version};
+
+use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
+use crate::blocks::{NewBlock, StoredBlock, Tip, TransactionPlace, Transactions, encode_transactions};
+use crate::state_store::KEYS_MAX;
+use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangeEntry, RangePage, Row, Savepoint};
+
+/// The version of the messages.
+pub const VERSION: u32 = 1;
+/// What the first request of a link begins with, whatever its version.
+const MAGIC: [u8; 8] = *b"HEDDLEST";
+/// Bytes of a transaction id that are looked for.
+const ID_BYTES_MAX: usize = 64 << 10;
+/// Transaction ids in one question.
+pub const IDS_MAX: usize = 1 << 20;
+
+/// Bytes that are no message of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a message between storage nodes and their clients: {0}")]
+pub struct Malformed(pub &'static str);
+
+const CUT_OFF: Malformed = Malformed("it is cut off");
+
+/// What a link is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Reads.
+    Reader,
+    /// Appends, for the primary. A later link of this role under the same epoch takes the place of an earlier one.
+    Appender,
+    /// Reads, and materialises and prunes for the primary.
+    Materializer,
+}
+
+/// The first request of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub version: u32,
+    pub role: Role,
+    pub epoch: Epoch,
+    pub token: Bytes,
+    /// Empty to ask for the names of channels only.
+    pub channel: String,
+}
+
+/// The answer to [`Hello`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub tip: Tip,
+    pub durable: u64,
+    pub savepoint: Savepoint,
+}
+
+/// A block on its way to the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Append {
+    pub number: BlockNumber,
+    pub epoch: Epoch,
+    pub header_hash: [u8; 32],
+    pub previous_hash: [u8; 32],
+    pub transactions: Vec<(TxId, u8)>,
+    pub payload: Bytes,
+}
+
+/// A pair of namespace and key.
+pub type Key = (String, Bytes);
+
+/// What may be asked on an open link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    Append(Append),
+    /// Sync everything, the durable mark included.
+    Close,
+    Read(BlockNumber),
+    Page {
+        from: BlockNumber,
+        limit: u32,
+    },
+    Transactions(BlockNumber),
+    NumberByHash([u8; 32]),
+    FindTransactions(Vec<TxId>),
+    Rows {
+        through: BlockNumber,
+        keys: Vec<Key>,
+    },
+    Versions {
+        through: BlockNumber,
+        keys: Vec<Key>,
+    },
+    Range {
+        through: BlockNumber,
+        limit: u32,
+        namespace: String,
+        start: Bytes,
+        end: Bytes,
+    },
+    Namespaces,
+    Materialize {
+        epoch: Epoch,
+        height: u64,
+    },
+    Prune {
+        epoch: Epoch,
+        oldest: BlockNumber,
+    },
+    Channels,
+}
+
+/// What a node says unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    Durable(u64),
+    Savepoint(Savepoint),
+}
+
+/// Takes fields off the front of a message; slices share its memory.
+struct Fields(Bytes);
+
+impl Fields {
+    fn bytes(&mut self, count: usize) -> Result<Bytes, Malformed> {
+        if self.0.len() < count {
+            return Err(CUT_OFF);
+        }
+        Ok(self.0.split_to(count))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let array = *self.0.first_chunk::<N>().ok_or(CUT_OFF)?;
+        self.0 = self.0.slice(N..);
+        Ok(array)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn block(&mut self) -> Result<BlockNumber, Malformed> {
+        self.u64().map(BlockNumber)
+    }
+
+    fn epoch(&mut self) -> Result<Epoch, Malformed> {
+        self.u64().map(Epoch)
+    }
+
+    /// A short text: its length in 2 bytes, then UTF-8.
+    fn text(&mut self, max: usize) -> Result<String, Malformed> {
+        let length = usize::from(self.u16()?);
+        if length > max {
+            return Err(Malformed("a text is too long"));
+        }
+        String::from_utf8(self.bytes(length)?.to_vec()).map_err(|_| Malformed("a text is no UTF-8"))
+    }
+
+    /// Bytes with their length in 4 bytes.
+    fn long(&mut self, max: usize) -> Result<Bytes, Malformed> {
+        let length = self.u32()? as usize;
+        if length > max {
+            return Err(Malformed("bytes are too many"));
+        }
+        self.bytes(length)
+    }
+
+    /// A number of things that take `least` bytes each, at least.
+    fn count(&mut self, least: usize, max: usize) -> Result<usize, Malformed> {
+        let count = self.u32()? as usize;
+        if count > max || count.saturating_mul(least) > self.0.len() {
+            return Err(Malformed("more things than bytes"));
+        }
+        Ok(count)
+    }
+
+    fn transactions(&mut self) -> Result<Vec<(TxId, u8)>, Malformed> {
+        let count = self.u32()?;
+        let bytes = self.long(usize::MAX)?;
+        let list = Transactions::new(&bytes, count).map(|item| item.map(|(id, code)| (TxId::new(id), code)));
+        list.collect::<Result<_, _>>().map_err(|_| Malformed("a list of transactions is not one"))
+    }
+
+    fn version(&mut self) -> Result<Version, Malformed> {
+        Ok(Version::new(self.u64()?, self.u32()?))
+    }
+
+    fn savepoint(&mut self) -> Result<Savepoint, Malformed> {
+        Ok(Savepoint { height: self.u64()?, epoch: self.epoch()?, block_hash: self.array()? })
+    }
+
+    fn keys(&mut self) -> Result<Vec<Key>, Malformed> {
+        let count = self.count(6, KEYS_MAX)?;
+        let key = |fields: &mut Fields| Ok((fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?));
+        (0..count).map(|_| key(self)).collect()
+    }
+
+    /// What is left of a message that must be at its end.
+    fn end<T>(self, value: T) -> Result<T, Malformed> {
+        match self.0.is_empty() {
+            true => Ok(value),
+            false => Err(Malformed("it is too long")),
+        }
+    }
+}
+
+/// Writes fields one after another.
+#[derive(Default)]
+struct Writer(BytesMut);
+
+impl Writer {
+    fn op(op: u8) -> Writer {
+        let mut writer = Writer::default();
+        writer.put(&[op]);
+        writer
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> &mut Writer {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn u32(&mut self, number: u32) -> &mut Writer {
+        self.put(&number.to_le_bytes())
+    }
+
+    fn u64(&mut self, number: u64) -> &mut Writer {
+        self.put(&number.to_le_bytes())
+    }
+
+    /// Texts that do not fit are refused where they come in.
+    fn text(&mut self, text: &str) -> &mut Writer {
+        assert!(text.len() <= usize::from(u16::MAX), "short texts are checked before they are sent");
+        self.put(&(text.len() as u16).to_le_bytes()).put(text.as_bytes())
+    }
+
+    fn long(&mut self, bytes: &[u8]) -> &mut Writer {
+        self.u32(bytes.len() as u32).put(bytes)
+    }
+
+    fn version(&mut self, version: Version) -> &mut Writer {
+        self.u64(version.block).u32(version.tx)
+    }
+
+    fn savepoint(&mut self, savepoint: &Savepoint) -> &mut Writer {
+        self.u64(savepoint.height).u64(savepoint.epoch.get()).put(&savepoint.block_hash)
+    }
+
+    fn keys(&mut self, keys: &[(&str, &[u8])]) -> &mut Writer {
+        self.u32(keys.len() as u32);
+        keys.iter().for_each(|(namespace, key)| {
+            self.text(namespace).long(key);
+        });
+        self
+    }
+
+    fn done(&mut self) -> Bytes {
+        std::mem::take(&mut self.0).freeze()
+    }
+}
+
+impl Hello {
+    pub fn encode(&self) -> Bytes {
+        let mut writer = Writer::default();
+        let role = match self.role {
+            Role::Reader => 0,
+            Role::Appender => 1,
+            Role::Materializer => 2,
+        };
+        writer.put(&MAGIC).u32(self.version).put(&[role]).u64(self.epoch.get());
+        writer.put(&(self.token.len() as u16).to_le_bytes()).put(&self.token);
+        writer.text(&self.channel).done()
+    }
+
+    /// The version, and the rest where that is ours.
+    pub fn decode(bytes: Bytes) -> Result<(u32, Option<Hello>), Malformed> {
+        let mut fields = Fields(bytes);
+        if fields.array()? != MAGIC {
+            return Err(Malformed("it does not begin as a link does"));
+        }
+        let version = fields.u32()?;
+        if version != VERSION {
+            return Ok((version, None));
+        }
+        let role = match fields.u8()? {
+            0 => Role::Reader,
+            1 => Role::Appender,
+            2 => Role::Materializer,
+            _ => return Err(Malformed("unknown role")),
+        };
+        let epoch = fields.epoch()?;
+        let token = usize::from(fields.u16()?);
+        if token > TOKEN_BYTES_MAX {
+            return Err(Malformed("the token is too long"));
+        }
+        let token = fields.bytes(token)?;
+        let channel = fields.text(CHANNEL_BYTES_MAX)?;
+        fields.end((version, Some(Hello { version, role, epoch, token, channel })))
+    }
+}
+
+impl Opened {
+    pub fn encode(&self) -> Bytes {
+        let mut writer = Writer::default();
+        writer.u64(self.tip.height).put(&self.tip.header_hash).u64(self.tip.epoch.get());
+        writer.u64(self.durable).savepoint(&self.savepoint).done()
+    }
+
+    pub fn decode(bytes: Bytes) -> Result<Opened, Malformed> {
+        let mut fields = Fields(bytes);
+        let tip = Tip { height: fields.u64()?, header_hash: fields.array()?, epoch: fields.epoch()? };
+        let opened = Opened { tip, durable: fields.u64()?, savepoint: fields.savepoint()? };
+        fields.end(opened)
+    }
+}
+
+impl Notice {
+    pub fn encode(&self) -> Bytes {
+        match self {
+            Notice::Durable(height) => Writer::op(1).u64(*height).done(),
+            Notice::Savepoint(savepoint) => Writer::op(2).savepoint(savepoint).done(),
+        }
+    }
+
+    pub fn decode(bytes: Bytes) -> Result<Notice, Malformed> {
+        let mut fields = Fields(bytes);
+        let notice = match fields.u8()? {
+            1 => Notice::Durable(fields.u64()?),
+            2 => Notice::Savepoint(fields.savepoint()?),
+            _ => return Err(Malformed("unknown notice")),
+        };
+        fields.end(notice)
+    }
+}
+
+/// An append, from the block itself: its bytes are not copied here.
+pub fn append(block: &NewBlock<'_>) -> Body {
+    let transactions = encode_transactions(block.transactions);
+    let mut writer = Writer::op(1);
+    writer.u64(block.number.get()).u64(block.epoch.get()).put(&block.header_hash).put(&block.previous_hash);
+    let head = writer.u32(block.transactions.len() as u32).u32(transactions.len() as u32).done();
+    let mut parts = Vec::with_capacity(2 + block.parts.len());
+    parts.extend([head, transactions]);
+    parts.extend_from_slice(block.parts);
+    parts.into()
+}
+
+/// Questions about rows, from borrowed keys.
+pub fn rows(through: BlockNumber, keys: &[(&str, &[u8])], versions_only: bool) -> Bytes {
+    Writer::op(if versions_only { 17 } else { 16 }).u64(through.get()).keys(keys).done()
+}
+
+/// A question for transactions, from borrowed ids.
+pub fn find_transactions(ids: &[TxId]) -> Bytes {
+    let mut writer = Writer::op(7);
+    writer.u32(ids.len() as u32);
+    ids.iter().for_each(|id| {
+        writer.long(id.as_str().as_bytes());
+    });
+    writer.done()
+}
+
+/// A question for a range.
+pub fn range(through: BlockNumber, limit: u32, namespace: &str, start: &[u8], end: &[u8]) -> Bytes {
+    Writer::op(18).u64(through.get()).u32(limit).text(namespace).long(start).long(end).done()
+}
+
+impl Request {
+    /// The request's bytes.
+    pub fn encode(&self) -> Body {
+        let borrowed = |keys: &[Key], through, versions| {
+            let keys: Vec<_> = keys.iter().map(|(namespace, key)| (namespace.as_str(), &key[..])).collect();
+            rows(through, &keys, versions)
+        };
+        let bytes = match self {
+            Request::Append(block) => {
+                return append(&NewBlock {
+                    number: block.number,
+                    header_hash: block.header_hash,
+                    previous_hash: block.previous_hash,
+                    epoch: block.epoch,
+                    parts: std::slice::from_ref(&block.payload),
+                    transactions: &block.transactions,
+                });
+            }
+            Request::Close => Writer::op(2).done(),
+            Request::Read(number) => Writer::op(3).u64(number.get()).done(),
+            Request::Page { from, limit } => Writer::op(4).u64(from.get()).u32(*limit).done(),
+            Request::Transactions(number) => Writer::op(5).u64(number.get()).done(),
+            Request::NumberByHash(hash) => Writer::op(6).put(hash).done(),
+            Request::FindTransactions(ids) => find_transactions(ids),
+            Request::Rows { through, keys } => borrowed(keys, *through, false),
+            Request::Versions { through, keys } => borrowed(keys, *through, true),
+            Request::Range { through, limit, namespace, start, end } => range(*through, *limit, namespace, start, end),
+            Request::Namespaces => Writer::op(19).done(),
+            Request::Materialize { epoch, height } => Writer::op(20).u64(epoch.get()).u64(*height).done(),
+            Request::Prune { epoch, oldest } => Writer::op(21).u64(epoch.get()).u64(oldest.get()).done(),
+            Request::Channels => Writer::op(22).done(),
+        };
+        bytes.into()
+    }
+
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn decode(bytes: Bytes) -> Result<Request, Malformed> {
+        let mut fields = Fields(bytes);
+        let request = match fields.u8()? {
+            1 => {
+                let (number, epoch) = (fields.block()?, fields.epoch()?);
+                let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
+                let transactions = fields.transactions()?;
+                let payload = std::mem::take(&mut fields.0);
+                Request::Append(Append { number, epoch, header_hash, previous_hash, transactions, payload })
+            }
+            2 => Request::Close,
+            3 => Request::Read(fields.block()?),
+            4 => Request::Page { from: fields.block()?, limit: fields.u32()? },
+            5 => Request::Transactions(fields.block()?),
+            6 => Request::NumberByHash(fields.array()?),
+            7 => {
+                let count = fields.count(4, IDS_MAX)?;
+                let mut ids = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let id = fields.long(ID_BYTES_MAX)?;
+                    ids.push(TxId::new(std::str::from_utf8(&id).map_err(|_| Malformed("an id is no UTF-8"))?));
+                }
+                Request::FindTransactions(ids)
+            }
+            16 => Request::Rows { through: fields.block()?, keys: fields.keys()? },
+            17 => Request::Versions { through: fields.block()?, keys: fields.keys()? },
+            18 => {
+                let (through, limit) = (fields.block()?, fields.u32()?);
+                let namespace = fields.text(NAMESPACE_BYTES_MAX)?;
+                let (start, end) = (fields.long(2 * KEY_BYTES_MAX)?, fields.long(2 * KEY_BYTES_MAX)?);
+                Request::Range { through, limit, namespace, start, end }
+            }
+            19 => Request::Namespaces,
+            20 => Request::Materialize { epoch: fields.epoch()?, height: fields.u64()? },
+            21 => Request::Prune { epoch: fields.epoch()?, oldest: fields.block()? },
+            22 => Request::Channels,
+            _ => return Err(Malformed("unknown request")),
+        };
+        fields.end(request)
+    }
+}
+
+/// Answers, each with its reader.
+pub mod answer {
+    use super::*;
+
+    pub fn number(number: u64) -> Body {
+        Writer::default().u64(number).done().into()
+    }
+
+    pub fn read_number(bytes: Bytes) -> Result<u64, Malformed> {
+        let mut fields = Fields(bytes);
+        let number = fields.u64()?;
+        fields.end(number)
+    }
+
+    /// Nothing is no bytes.
+    pub fn maybe_number(number: Option<u64>) -> Body {
+        number.map_or_else(Body::default, answer::number)
+    }
+
+    pub fn read_maybe_number(bytes: Bytes) -> Result<Option<u64>, Malformed> {
+        if bytes.is_empty() { Ok(None) } else { read_number(bytes).map(Some) }
+    }
+
+    /// Nothing is no bytes, a block's bytes come after a 1.
+    pub fn maybe_block(block: Option<Bytes>) -> Body {
+        block.map_or_else(Body::default, |block| vec![Bytes::from_static(&[1]), block].into())
+    }
+
+    pub fn read_maybe_block(bytes: Bytes) -> Result<Option<Bytes>, Malformed> {
+        match bytes.first() {
+            None => Ok(None),
+            Some(1) => Ok(Some(bytes.slice(1..))),
+            Some(_) => Err(Malformed("neither a block nor none")),
+        }
+    }
+
+    pub fn blocks(blocks: &[StoredBlock]) -> Body {
+        let mut parts = Vec::with_capacity(2 * blocks.len());
+        for block in blocks {
+            let transactions = encode_transactions(&block.transactions);
+            let mut writer = Writer::default();
+            writer.u64(block.number.get()).u64(block.epoch.get());
+            writer.put(&block.header_hash).put(&block.previous_hash);
+            writer.u32(block.transactions.len() as u32).long(&transactions);
+            parts.push(writer.u32(block.payload.len() as u32).done());
+            parts.push(block.payload.clone());
+        }
+        parts.into()
+    }
+
+    pub fn read_blocks(bytes: Bytes) -> Result<Vec<StoredBlock>, Malformed> {
+        let mut fields = Fields(bytes);
+        let mut blocks = Vec::new();
+        while !fields.0.is_empty() {
+            let (number, epoch) = (fields.block()?, fields.epoch()?);
+            let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
+            let transactions = fields.transactions()?;
+            let payload = fields.long(usize::MAX)?;
+            blocks.push(StoredBlock { number, header_hash, previous_hash, epoch, payload, transactions });
+        }
+        Ok(blocks)
+    }
+
+    pub fn maybe_transactions(list: Option<Vec<(TxId, u8)>>) -> Body {
+        let Some(list) = list else { return Body::default() };
+        Writer::default().u32(list.len() as u32).long(&encode_transactions(&list)).done().into()
+    }
+
+    pub fn read_maybe_transactions(bytes: Bytes) -> Result<Option<Vec<(TxId, u8)>>, Malformed> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let mut fields = Fields(bytes);
+        let list = fields.transactions()?;
+        fields.end(Some(list))
+    }
+
+    pub fn places(places: &[Option<TransactionPlace>]) -> Body {
+        let mut writer = Writer::default();
+        for place in places {
+            match place {
+                None => writer.put(&[0]),
+                Some(place) => writer.put(&[1]).u64(place.block.get()).u32(place.index.get()).put(&[place.code]),
+            };
+        }
+        writer.done().into()
+    }
+
+    pub fn read_places(bytes: Bytes, count: usize) -> Result<Vec<Option<TransactionPlace>>, Malformed> {
+        let mut fields = Fields(bytes);
+        let place = |fields: &mut Fields| {
+            Ok(match fields.u8()? {
+                0 => None,
+                1 => {
+                    Some(TransactionPlace { block: fields.block()?, index: TxIndex(fields.u32()?), code: fields.u8()? })
+                }
+                _ => return Err(Malformed("neither a place nor none")),
+            })
+        };
+        let places = (0..count).map(|_| place(&mut fields)).collect::<Result<_, _>>()?;
+        fields.end(places)
+    }
+
+    /// Rows for the first of the keys asked; the client asks again for those that are missing.
+    pub fn rows(rows: &[Option<Row>]) -> Body {
+        let mut writer = Writer::default();
+        for row in rows {
+            match row {
+                None => writer.put(&[0]),
+                Some(Row { version, value: None }) => writer.put(&[1]).version(*version),
+                Some(Row { version, value: Some(value) }) => writer.put(&[2]).version(*version).long(value),
+            };
+        }
+        writer.done().into()
+    }
+
+    pub fn read_rows(bytes: Bytes, count_max: usize) -> Result<Vec<Option<Row>>, Malformed> {
+        let mut fields = Fields(bytes);
+        let mut rows = Vec::new();
+        while !fields.0.is_empty() {
+            rows.push(match fields.u8()? {
+                0 => None,
+                1 => Some(Row { version: fields.version()?, value: None }),
+                2 => Some(Row { version: fields.version()?, value: Some(fields.long(usize::MAX)?) }),
+                _ => return Err(Malformed("neither a row nor none")),
+            });
+        }
+        match rows.len() <= count_max && (count_max == 0 || !rows.is_empty()) {
+            true => Ok(rows),
+            false => Err(Malformed("another number of rows than was asked for")),
+        }
+    }
+
+    pub fn versions(versions: &[Option<(Version, bool)>]) -> Body {
+        let mut writer = Writer::default();
+        for version in versions {
+            match version {
+                None => writer.put(&[0]),
+                Some((version, live)) => writer.put(&[1 + u8::from(*live)]).version(*version),
+            };
+        }
+        writer.done().into()
+    }
+
+    pub fn read_versions(bytes: Bytes, count: usize) -> Result<Vec<Option<(Version, bool)>>, Malformed> {
+        let mut fields = Fields(bytes);
+        let version = |fields: &mut Fields| {
+            Ok(match fields.u8()? {
+                0 => None,
+                live @ 1..=2 => Some((fields.version()?, live == 2)),
+                _ => return Err(Malformed("neither a version nor none")),
+            })
+        };
+        let versions = (0..count).map(|_| version(&mut fields)).collect::<Result<_, _>>()?;
+        fields.end(versions)
+    }
+
+    pub fn page(page: &RangePage) -> Body {
+        let mut writer = Writer::default();
+        match &page.next {
+            None => writer.put(&[0]),
+            Some(next) => writer.put(&[1]).long(next),
+        };
+        for RangeEntry { key, value, version } in &page.entries {
+            writer.version(*version).long(key).long(value);
+        }
+        writer.done().into()
+    }
+
+    pub fn read_page(bytes: Bytes) -> Result<RangePage, Malformed> {
+        let mut fields = Fields(bytes);
+        let next = match fields.u8()? {
+            0 => None,
+            1 => Some(fields.long(usize::MAX)?),
+            _ => return Err(Malformed("a page has a next key or none")),
+        };
+        let mut entries = Vec::new();
+        while !fields.0.is_empty() {
+            let version = fields.version()?;
+            entries.push(RangeEntry { key: fields.long(usize::MAX)?, value: fields.long(usize::MAX)?, version });
+        }
+        Ok(RangePage { entries, next })
+    }
+
+    pub fn names(names: &[String]) -> Body {
+        let mut writer = Writer::default();
+        names.iter().for_each(|name| {
+            writer.text(name);
+        });
+        writer.done().into()
+    }
+
+    pub fn read_names(bytes: Bytes) -> Result<Vec<String>, Malformed> {
+        let mut fields = Fields(bytes);
+        let mut names = Vec::new();
+        while !fields.0.is_empty() {
+            names.push(fields.text(usize::from(u16::MAX))?);
+        }
+        Ok(names)
+    }
+
+    pub fn savepoint(savepoint: &Savepoint) -> Body {
+        Writer::default().savepoint(savepoint).done().into()
+    }
+
+    pub fn read_savepoint(bytes: Bytes) -> Result<Savepoint, Malformed> {
+        let mut fields = Fields(bytes);
+        let savepoint = fields.savepoint()?;
+        fields.end(savepoint)
+    }
+}

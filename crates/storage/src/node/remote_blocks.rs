@@ -1,0 +1,534 @@
+//! [`Blocks`] at a storage node.
+//!
+//! 1. [`RemoteBlocks::append`] checks a block against the end of the chain as it is known here, keeps it as **pending** and
+//!    wakes the **driver**, the one task that sends.
+//! 2. The driver sends pending blocks in order, [`super::APPENDS_IN_FLIGHT_MAX`] at a time, and takes their answers in
+//!    order. Each answer says how far the node is durable; what that covers is pending no more.
+//! 3. When its link is lost, or the node refuses for now, the driver opens another one under the same epoch. The node's
+//!    height and hash say which pending block was the last to arrive; the driver goes on behind it. An append that was
+//!    ambiguous is thereby resolved and never seen outside.
+//! 4. If the node is fenced, refuses for good, or has a chain that is not the one known here, that error ends the object:
+//!    every append, and every sync of what is not durable, gets it.
+//!
+//! Invariants:
+//! * A pending block is answered from here, every other one from the node: what was appended is visible at once.
+//! * Pending blocks and their bytes are bounded; an append waits for room.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use base::rt::channel::{Receiver, WatchReceiver, WatchSender, bounded, watch};
+use base::rt::net::call::{CallError, Caller, Pending};
+use base::rt::sync::Notify;
+use base::rt::{self, AbortOnDrop, Stop};
+use base::{BlockNumber, Bytes, ErrorKind, Map, TxId, TxIndex};
+
+use super::client::{RemoteOptions, Session, connect};
+use super::message::{self, IDS_MAX, Malformed, Opened, Request, Role, answer};
+use super::{ANSWER_TIME_MAX, APPENDS_IN_FLIGHT_MAX, Backoff, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX};
+use crate::blocks::{Blocks, NewBlock, PAGE_BLOCKS_MAX, StoredBlock, Tip, TransactionPlace};
+use crate::{Error, events, lock};
+
+/// How long closing waits for what is pending.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a block that leave room for the rest of its message.
+const BLOCK_BYTES_MAX: usize = base::rt::net::call::BODY_BYTES_MAX - (1 << 20);
+
+/// The blocks of one channel at a storage node; see [the module](self).
+pub struct RemoteBlocks {
+    shared: Arc<Shared>,
+    reads: Session,
+    _driver: AbortOnDrop<()>,
+}
+
+struct Shared {
+    options: RemoteOptions,
+    state: Mutex<State>,
+    durable: WatchSender<u64>,
+    /// There may be something to send.
+    work: Notify,
+    /// An error has ended it.
+    failed: Stop,
+}
+
+struct State {
+    /// The end of the chain, pending blocks included.
+    tip: Tip,
+    /// The newest block that is durable at the node, and its hash.
+    durable: (u64, [u8; 32]),
+    /// From the durable height on.
+    pending: VecDeque<Arc<PendingBlock>>,
+    pending_bytes: usize,
+    /// The first places of pending transactions.
+    places: Map<TxId, TransactionPlace>,
+    failure: Option<Error>,
+}
+
+struct PendingBlock {
+    block: StoredBlock,
+    parts: Vec<Bytes>,
+}
+
+impl PendingBlock {
+    fn bytes(&self) -> usize {
+        let transactions: usize = self.block.transactions.iter().map(|(id, _)| id.len() + 5).sum();
+        self.parts.iter().map(Bytes::len).sum::<usize>() + transactions
+    }
+
+    fn new_block(&self) -> NewBlock<'_> {
+        NewBlock {
+            number: self.block.number,
+            header_hash: self.block.header_hash,
+            previous_hash: self.block.previous_hash,
+            epoch: self.block.epoch,
+            parts: &self.parts,
+            transactions: &self.block.transactions,
+        }
+    }
+
+    fn payload(&self) -> Bytes {
+        match &self.parts[..] {
+            [one] => one.clone(),
+            parts => parts.concat().into(),
+        }
+    }
+
+    fn stored(&self) -> StoredBlock {
+        StoredBlock { payload: self.payload(), ..self.block.clone() }
+    }
+}
+
+impl RemoteBlocks {
+    /// Opens a channel's blocks under the primary's epoch, and creates the channel where the node does not have it. What
+    /// an earlier primary appended is durable on return, and no older epoch appends any more.
+    ///
+    /// # Errors
+    /// `Fenced` when a newer primary has opened the channel; `Retry` when the node cannot be reached; its refusal.
+    pub async fn open(options: RemoteOptions) -> Result<RemoteBlocks, Error> {
+        let (caller, opened) = open_link(&options).await?;
+        let Opened { tip, durable, .. } = opened;
+        if durable != tip.height {
+            return Err(options.malformed(Malformed("an opened chain is durable as a whole")));
+        }
+        let state = State {
+            tip,
+            durable: (tip.height, tip.header_hash),
+            pending: VecDeque::new(),
+            pending_bytes: 0,
+            places: Map::default(),
+            failure: None,
+        };
+        let shared = Arc::new(Shared {
+            options: options.clone(),
+            state: Mutex::new(state),
+            durable: watch(durable).0,
+            work: Notify::new(),
+            failed: Stop::new(),
+        });
+        let driver = rt::spawn(drive(Arc::clone(&shared), caller)).abort_on_drop();
+        let reads = Session::new(options, Role::Reader, Arc::new(|_| {}));
+        Ok(RemoteBlocks { shared, reads, _driver: driver })
+    }
+
+    fn malformed(&self, malformed: Malformed) -> Error {
+        self.shared.options.malformed(malformed)
+    }
+
+    async fn ask(&self, request: Request) -> Result<Bytes, Error> {
+        self.reads.ask(request.encode(), ANSWER_TIME_MAX).await
+    }
+
+    /// A pending block, or whether there is none so high.
+    fn pending(&self, number: BlockNumber) -> Result<Option<Arc<PendingBlock>>, Beyond> {
+        let state = lock(&self.shared.state);
+        if number.get() >= state.tip.height {
+            return Err(Beyond);
+        }
+        let first = state.durable.0;
+        let place = number.get().checked_sub(first).and_then(|place| usize::try_from(place).ok());
+        Ok(place.and_then(|place| state.pending.get(place)).cloned())
+    }
+}
+
+/// A block's number is the height or above.
+struct Beyond;
+
+#[async_trait::async_trait]
+impl Blocks for RemoteBlocks {
+    async fn append(&self, block: NewBlock<'_>) -> Result<(), Error> {
+        let mut durable = self.shared.durable.subscribe();
+        let parts = block.parts.to_vec();
+        let stored = StoredBlock {
+            number: block.number,
+            header_hash: block.header_hash,
+            previous_hash: block.previous_hash,
+            // Every block of this object is of its own reign, whatever the caller knows of reigns.
+            epoch: self.shared.options.epoch,
+            payload: Bytes::new(),
+            transactions: block.transactions.to_vec(),
+        };
+        let pending = Arc::new(PendingBlock { block: stored, parts });
+        let bytes = pending.bytes();
+        if bytes > BLOCK_BYTES_MAX {
+            let (given, max) = (bytes as u64, BLOCK_BYTES_MAX as u64);
+            return Err(Error::TooLarge { what: "bytes of a block", given, max });
+        }
+        loop {
+            {
+                let mut state = lock(&self.shared.state);
+                if let Some(failure) = &state.failure {
+                    return Err(failure.clone());
+                }
+                let tip = state.tip;
+                if block.number.get() != tip.height {
+                    return Err(Error::OutOfOrder { given: block.number, height: tip.height });
+                }
+                if block.previous_hash != tip.header_hash {
+                    return Err(Error::WrongPrevious { given: block.number });
+                }
+                let is_first = state.pending.is_empty();
+                if is_first
+                    || (state.pending.len() < PENDING_BLOCKS_MAX && state.pending_bytes + bytes <= PENDING_BYTES_MAX)
+                {
+                    state.push(pending);
+                    break;
+                }
+            }
+            // An error is found in the state.
+            let _ = self.shared.failed.or_stopped(durable.changed()).await;
+        }
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    async fn sync(&self) -> Result<u64, Error> {
+        let target = lock(&self.shared.state).tip.height;
+        let mut durable = self.shared.durable.subscribe();
+        let reached = self.shared.failed.or_stopped(durable.wait_for(|height| *height >= target)).await;
+        let durable = self.durable_height();
+        if reached.is_some() || durable >= target {
+            return Ok(durable);
+        }
+        let failure = lock(&self.shared.state).failure.clone();
+        Err(failure.expect("a failure is noted before it is told"))
+    }
+
+    fn tip(&self) -> Tip {
+        lock(&self.shared.state).tip
+    }
+
+    fn durable_height(&self) -> u64 {
+        *self.shared.durable.borrow()
+    }
+
+    fn subscribe_durable(&self) -> WatchReceiver<u64> {
+        self.shared.durable.subscribe()
+    }
+
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
+        match self.pending(number) {
+            Err(Beyond) => Ok(None),
+            Ok(Some(pending)) => Ok(Some(pending.payload())),
+            Ok(None) => {
+                let answer = self.ask(Request::Read(number)).await?;
+                answer::read_maybe_block(answer).map_err(|malformed| self.malformed(malformed))
+            }
+        }
+    }
+
+    async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, Error> {
+        Ok(self.read_page(number, 1).await?.pop())
+    }
+
+    async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
+        let limit = limit.min(PAGE_BLOCKS_MAX);
+        match self.pending(from) {
+            Err(Beyond) => Ok(Vec::new()),
+            Ok(Some(_)) => {
+                let (mut page, mut next) = (Vec::new(), from);
+                while page.len() < limit
+                    && let Ok(Some(pending)) = self.pending(next)
+                {
+                    page.push(pending.stored());
+                    next = next.next();
+                }
+                // They may all have become durable in between.
+                if page.is_empty() && limit > 0 { self.stored_page(from, limit).await } else { Ok(page) }
+            }
+            Ok(None) => self.stored_page(from, limit).await,
+        }
+    }
+
+    async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, Error> {
+        match self.pending(number) {
+            Err(Beyond) => Ok(None),
+            Ok(Some(pending)) => Ok(Some(pending.block.transactions.clone())),
+            Ok(None) => {
+                let answer = self.ask(Request::Transactions(number)).await?;
+                answer::read_maybe_transactions(answer).map_err(|malformed| self.malformed(malformed))
+            }
+        }
+    }
+
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error> {
+        let pending = {
+            let state = lock(&self.shared.state);
+            state.pending.iter().find(|pending| pending.block.header_hash == *header_hash).cloned()
+        };
+        if let Some(pending) = pending {
+            return Ok(Some(pending.block.number));
+        }
+        let answer = self.ask(Request::NumberByHash(*header_hash)).await?;
+        let number = answer::read_maybe_number(answer).map_err(|malformed| self.malformed(malformed))?;
+        Ok(number.map(BlockNumber))
+    }
+
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+        // Looked at before the node is asked: what is no longer pending then is found there.
+        let pending: Vec<_> = {
+            let state = lock(&self.shared.state);
+            ids.iter().map(|id| state.places.get(id).copied()).collect()
+        };
+        let mut places = Vec::with_capacity(ids.len());
+        for some in ids.chunks(IDS_MAX) {
+            let answer = self.reads.ask(message::find_transactions(some), ANSWER_TIME_MAX).await?;
+            places.extend(answer::read_places(answer, some.len()).map_err(|malformed| self.malformed(malformed))?);
+        }
+        // The node's are in older blocks, or the same.
+        Ok(places.into_iter().zip(pending).map(|(stored, pending)| stored.or(pending)).collect())
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        let synced = rt::timeout(CLOSE_TIME_MAX, self.sync()).await;
+        synced.map_err(|_| {
+            let text = format!("blocks were not durable within {} s", CLOSE_TIME_MAX.as_secs());
+            self.shared.options.error(ErrorKind::Ambiguous, text)
+        })??;
+        Ok(())
+    }
+}
+
+impl RemoteBlocks {
+    async fn stored_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
+        let answer = self.ask(Request::Page { from, limit: limit as u32 }).await?;
+        let blocks = answer::read_blocks(answer).map_err(|malformed| self.malformed(malformed))?;
+        let numbers = (from.get()..).take(limit);
+        let in_order =
+            blocks.len() <= limit && blocks.iter().zip(numbers).all(|(block, number)| block.number.get() == number);
+        match in_order && (limit == 0 || !blocks.is_empty()) {
+            true => Ok(blocks),
+            false => Err(self.malformed(Malformed("other blocks than were asked for"))),
+        }
+    }
+}
+
+impl State {
+    fn push(&mut self, pending: Arc<PendingBlock>) {
+        let block = &pending.block;
+        self.tip = Tip { height: block.number.get() + 1, header_hash: block.header_hash, epoch: block.epoch };
+        for (index, (id, code)) in block.transactions.iter().enumerate().filter(|(_, (id, _))| !id.is_empty()) {
+            let place = TransactionPlace { block: block.number, index: TxIndex(index as u32), code: *code };
+            self.places.entry(id.clone()).or_insert(place);
+        }
+        self.pending_bytes += pending.bytes();
+        self.pending.push_back(pending);
+    }
+
+    /// Forgets the pending blocks below a height.
+    fn settle(&mut self, durable: u64) {
+        while let Some(pending) = self.pending.front()
+            && pending.block.number.get() < durable
+        {
+            for (id, _) in &pending.block.transactions {
+                if self.places.get(id).is_some_and(|place| place.block == pending.block.number) {
+                    self.places.remove(id);
+                }
+            }
+            self.durable = (pending.block.number.get() + 1, pending.block.header_hash);
+            self.pending_bytes -= pending.bytes();
+            self.pending.pop_front();
+        }
+    }
+
+    /// Step 3: takes what a node says of its chain as an answer to all that was sent.
+    fn resolve(&self, opened: &Opened) -> Result<(), (ErrorKind, String)> {
+        let Tip { height, header_hash, .. } = opened.tip;
+        let (durable, durable_hash) = self.durable;
+        if height < durable {
+            let text = format!("it has {height} blocks and has said that {durable} were durable: blocks are lost");
+            return Err((ErrorKind::Corrupt, text));
+        }
+        let known = match height - durable {
+            0 => Some(durable_hash),
+            ahead => usize::try_from(ahead - 1)
+                .ok()
+                .and_then(|place| self.pending.get(place))
+                .map(|pending| pending.block.header_hash),
+        };
+        match known == Some(header_hash) {
+            true => Ok(()),
+            false => {
+                Err((ErrorKind::Fenced, format!("block {} there is not of this primary", height.saturating_sub(1))))
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn settle(&self, durable: u64) -> u64 {
+        let height = {
+            let mut state = lock(&self.state);
+            state.settle(durable);
+            state.durable.0
+        };
+        self.durable.send_if_modified(|known| {
+            let newer = height > *known;
+            *known = height.max(*known);
+            newer
+        });
+        height
+    }
+
+    fn fail(&self, error: Error) {
+        tracing::error!(channel = self.options.channel, %error, "no more blocks can be appended");
+        lock(&self.state).failure.get_or_insert(error);
+        self.failed.stop();
+    }
+
+    fn pending_at(&self, number: u64) -> Option<Arc<PendingBlock>> {
+        let state = lock(&self.state);
+        let place = usize::try_from(number.checked_sub(state.durable.0)?).ok()?;
+        state.pending.get(place).cloned()
+    }
+}
+
+async fn open_link(options: &RemoteOptions) -> Result<(Caller, Opened), Error> {
+    let (caller, answer) = connect(options, Role::Appender, |_| {}).await?;
+    let opened = Opened::decode(answer).map_err(|malformed| options.malformed(malformed))?;
+    Ok((caller, opened))
+}
+
+/// Whether an error may pass when the channel is opened again.
+fn passes(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Retry | ErrorKind::Closed | ErrorKind::Ambiguous)
+}
+
+/// The driver.
+async fn drive(shared: Arc<Shared>, first: Caller) {
+    let mut link = Some((first, lock(&shared.state).durable.0));
+    let mut backoff = Backoff::new();
+    loop {
+        let (caller, from) = match link.take() {
+            Some(open) => open,
+            None => match reopen(&shared).await {
+                Ok(open) => open,
+                Err(error) if passes(error.kind()) => {
+                    tracing::warn!(channel = shared.options.channel, %error, "blocks cannot be sent yet");
+                    backoff.wait().await;
+                    continue;
+                }
+                Err(error) => return shared.fail(error),
+            },
+        };
+        let durable = *shared.durable.borrow();
+        let (to_take, sent) = bounded(APPENDS_IN_FLIGHT_MAX);
+        let sending = send_blocks(&shared, &caller, from, to_take);
+        let taking = take_answers(&shared, &caller, sent);
+        let error = either(taking, sending).await;
+        caller.end();
+        if !passes(error.kind()) {
+            return shared.fail(error);
+        }
+        if *shared.durable.borrow() > durable {
+            backoff = Backoff::new();
+        }
+        tracing::info!(channel = shared.options.channel, %error, "opening the channel again");
+        backoff.wait().await;
+    }
+}
+
+/// Opens another link and resolves what was ambiguous; gives the first block to send.
+async fn reopen(shared: &Shared) -> Result<(Caller, u64), Error> {
+    let (caller, opened) = open_link(&shared.options).await?;
+    let resolved = lock(&shared.state).resolve(&opened);
+    resolved.map_err(|(kind, text)| shared.options.error(kind, text))?;
+    // An opened chain is durable as a whole.
+    let from = shared.settle(opened.tip.height);
+    let again = lock(&shared.state).pending.len() as u64;
+    events::BlocksResent.add(again);
+    Ok((caller, from))
+}
+
+/// Sends pending blocks from a number on, until the link ends.
+async fn send_blocks(
+    shared: &Shared,
+    caller: &Caller,
+    from: u64,
+    to_take: base::rt::channel::Sender<Pending>,
+) -> Error {
+    let mut next = from;
+    loop {
+        let Some(pending) = shared.pending_at(next) else {
+            shared.work.notified().await;
+            continue;
+        };
+        let sent = match caller.begin(message::append(&pending.new_block())).await {
+            Ok(sent) => sent,
+            Err(error) => return shared.options.call_error(error),
+        };
+        next += 1;
+        if to_take.send(sent).await.is_err() {
+            return shared.options.call_error(CallError::Closed);
+        }
+    }
+}
+
+/// Takes answers in the order of sending, until one is an error or the link ends.
+async fn take_answers(shared: &Shared, caller: &Caller, mut sent: Receiver<Pending>) -> Error {
+    let ended = || shared.options.call_error(CallError::Closed);
+    loop {
+        let pending = match either(async { Some(sent.recv().await) }, async {
+            caller.ended().await;
+            None
+        })
+        .await
+        {
+            Some(Some(pending)) => pending,
+            _ => return ended(),
+        };
+        let answer = match rt::timeout(ANSWER_TIME_MAX * 2, pending).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return shared.options.call_error(error),
+            Err(_) => return shared.options.call_error(CallError::Ambiguous),
+        };
+        match answer::read_number(answer) {
+            Ok(durable) => drop(shared.settle(durable)),
+            Err(malformed) => return shared.options.malformed(malformed),
+        }
+    }
+}
+
+/// Runs both until one completes; the first is looked at first.
+async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    std::future::poll_fn(|context| match one.as_mut().poll(context) {
+        Poll::Pending => other.as_mut().poll(context),
+        ready => ready,
+    })
+    .await
+}
+
+impl fmt::Debug for RemoteBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = lock(&self.shared.state);
+        f.debug_struct("RemoteBlocks")
+            .field("height", &state.tip.height)
+            .field("pending", &state.pending.len())
+            .finish_non_exhaustive()
+    }
+}

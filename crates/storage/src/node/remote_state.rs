@@ -1,0 +1,176 @@
+//! [`StateStore`] at a storage node.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::rt::channel::{WatchReceiver, WatchSender, watch};
+use base::{BlockNumber, Bytes, Version};
+
+use super::ANSWER_TIME_MAX;
+use super::client::{RemoteOptions, Session};
+use super::message::{self, Malformed, Notice, Request, Role, answer};
+use crate::state_store::{StateStore, check_keys};
+use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangePage, Row, Savepoint};
+use crate::{Error, lock};
+
+/// How long a client waits for blocks to be made into rows, or for pruning.
+const WORK_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Rows of one channel at a storage node. Reads are asked again after a lost link; a savepoint that is known here is
+/// durable there.
+pub struct RemoteStateStore {
+    session: Session,
+    known: Arc<Known>,
+}
+
+struct Known {
+    savepoint: Mutex<Savepoint>,
+    height: WatchSender<u64>,
+}
+
+impl Known {
+    fn learn(&self, savepoint: Savepoint) {
+        {
+            let mut known = lock(&self.savepoint);
+            if savepoint.height <= known.height {
+                return;
+            }
+            *known = savepoint;
+        }
+        self.height.send_if_modified(|height| {
+            let newer = savepoint.height > *height;
+            *height = savepoint.height.max(*height);
+            newer
+        });
+    }
+}
+
+impl RemoteStateStore {
+    /// Opens a channel's rows under the primary's epoch.
+    ///
+    /// # Errors
+    /// `Fenced` when a newer primary has opened the channel; `Retry` when the node cannot be reached; its refusal.
+    pub async fn open(options: RemoteOptions) -> Result<RemoteStateStore, Error> {
+        RemoteStateStore::with_role(options, Role::Materializer).await
+    }
+
+    /// Opens a channel's rows to read them only; the epoch is not looked at.
+    ///
+    /// # Errors
+    /// As [`RemoteStateStore::open`]; `Rejected` when the node does not have the channel.
+    pub async fn open_reader(options: RemoteOptions) -> Result<RemoteStateStore, Error> {
+        RemoteStateStore::with_role(options, Role::Reader).await
+    }
+
+    async fn with_role(options: RemoteOptions, role: Role) -> Result<RemoteStateStore, Error> {
+        let known = Arc::new(Known { savepoint: Mutex::default(), height: watch(0).0 });
+        let learn = Arc::clone(&known);
+        let noticed = Arc::new(move |notice| match notice {
+            Notice::Savepoint(savepoint) => learn.learn(savepoint),
+            Notice::Durable(_) => {}
+        });
+        let session = Session::new(options, role, noticed);
+        session.open().await?;
+        Ok(RemoteStateStore { session, known })
+    }
+
+    fn malformed(&self, malformed: Malformed) -> Error {
+        self.session.options().malformed(malformed)
+    }
+}
+
+/// Refuses what no row can have; such lengths would not fit the messages.
+fn check_key(namespace: &str, key: &[u8]) -> Result<(), Error> {
+    let limits =
+        [("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX), ("bytes of a key", key.len(), KEY_BYTES_MAX)];
+    match limits.into_iter().find(|(_, given, max)| given > max) {
+        None => Ok(()),
+        Some((what, given, max)) => Err(Error::TooLarge { what, given: given as u64, max: max as u64 }),
+    }
+}
+
+fn check_all(keys: &[(&str, &[u8])]) -> Result<(), Error> {
+    check_keys(keys.len())?;
+    keys.iter().try_for_each(|(namespace, key)| check_key(namespace, key))
+}
+
+#[async_trait::async_trait]
+impl StateStore for RemoteStateStore {
+    async fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, Error> {
+        Ok(self.get_many(&[(namespace, key)], through).await?.pop().flatten())
+    }
+
+    async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {
+        check_all(keys)?;
+        let mut rows = Vec::with_capacity(keys.len());
+        // Each answer has one row at least.
+        while rows.len() < keys.len() {
+            let rest = &keys[rows.len()..];
+            let answer = self.session.ask(message::rows(through, rest, false), ANSWER_TIME_MAX).await?;
+            rows.extend(answer::read_rows(answer, rest.len()).map_err(|malformed| self.malformed(malformed))?);
+        }
+        Ok(rows)
+    }
+
+    async fn versions(
+        &self,
+        keys: &[(&str, &[u8])],
+        through: BlockNumber,
+    ) -> Result<Vec<Option<(Version, bool)>>, Error> {
+        check_all(keys)?;
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answer = self.session.ask(message::rows(through, keys, true), ANSWER_TIME_MAX).await?;
+        answer::read_versions(answer, keys.len()).map_err(|malformed| self.malformed(malformed))
+    }
+
+    async fn range(
+        &self,
+        namespace: &str,
+        start: &[u8],
+        end: &[u8],
+        through: BlockNumber,
+        limit: usize,
+    ) -> Result<RangePage, Error> {
+        check_key(namespace, start)?;
+        check_key(namespace, end)?;
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let request = message::range(through, limit, namespace, start, end);
+        let answer = self.session.ask(request, ANSWER_TIME_MAX).await?;
+        answer::read_page(answer).map_err(|malformed| self.malformed(malformed))
+    }
+
+    async fn namespaces(&self) -> Result<Vec<String>, Error> {
+        let answer = self.session.ask(Request::Namespaces.encode(), ANSWER_TIME_MAX).await?;
+        answer::read_names(answer).map_err(|malformed| self.malformed(malformed))
+    }
+
+    fn savepoint(&self) -> Savepoint {
+        *lock(&self.known.savepoint)
+    }
+
+    fn subscribe_savepoint(&self) -> WatchReceiver<u64> {
+        self.known.height.subscribe()
+    }
+
+    async fn materialize(&self, height: u64) -> Result<Savepoint, Error> {
+        let request = Request::Materialize { epoch: self.session.options().epoch, height };
+        let answer: Bytes = self.session.ask(request.encode(), WORK_TIME_MAX).await?;
+        let savepoint = answer::read_savepoint(answer).map_err(|malformed| self.malformed(malformed))?;
+        self.known.learn(savepoint);
+        Ok(savepoint)
+    }
+
+    async fn prune(&self, oldest: BlockNumber) -> Result<(), Error> {
+        let request = Request::Prune { epoch: self.session.options().epoch, oldest };
+        self.session.ask(request.encode(), WORK_TIME_MAX).await.map(drop)
+    }
+}
+
+impl fmt::Debug for RemoteStateStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteStateStore").field("savepoint", &self.savepoint().height).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,409 @@
+//! The node's side of links.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use base::rt::net::call::{Answer, Body, Handler, Notifier, Refusal, serve};
+use base::rt::net::{self, Link};
+use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
+use base::rt::{self, AbortOnDrop, Stop};
+use base::{Bytes, Epoch, ErrorKind};
+
+use super::channel::Channel;
+use super::message::{Hello, Key, Notice, Request, Role, VERSION, answer};
+use super::{ANSWER_BYTES_SOFT_MAX, CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX};
+use crate::blocks::{BlockOptions, Blocks};
+use crate::state_store::{Materializer, StateStore};
+use crate::tables::{Row, TablesEngine};
+use crate::{DataDirectory, Error, GroupSync, lock};
+
+/// The directory of block stores in the node's data directory.
+pub(super) const BLOCKS: &str = "blocks";
+/// The directory of epoch files.
+pub(super) const EPOCHS: &str = "epochs";
+
+/// What a storage node is made of.
+#[derive(Clone)]
+pub struct NodeOptions {
+    /// For logs and errors.
+    pub name: String,
+    /// Holds a block store and an epoch for each channel.
+    pub data: DataDirectory,
+    /// Shared with whoever else writes to the same disk.
+    pub sync: GroupSync,
+    /// Holds the rows of each channel.
+    pub tables: Arc<dyn TablesEngine>,
+    /// Reads blocks.
+    pub materializer: Arc<dyn Materializer>,
+    /// What clients must present; empty where nothing is asked.
+    pub token: Bytes,
+    pub blocks: BlockOptions,
+}
+
+/// A storage node; see [the module](super). Dropping it without [`StorageNode::stop`] ends it as a crash would.
+pub struct StorageNode {
+    shared: Arc<Shared>,
+    listeners: Mutex<Vec<AbortOnDrop<()>>>,
+}
+
+struct Shared {
+    options: NodeOptions,
+    channels: AsyncMutex<BTreeMap<String, Arc<Channel>>>,
+    places: Semaphore,
+    links: AtomicU64,
+    stop: Stop,
+}
+
+impl StorageNode {
+    /// A node over a data directory. Channels are opened when they are first asked for.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for a token that is too long.
+    pub async fn open(options: NodeOptions) -> Result<StorageNode, Error> {
+        if options.token.len() > super::TOKEN_BYTES_MAX {
+            let (given, max) = (options.token.len() as u64, super::TOKEN_BYTES_MAX as u64);
+            return Err(Error::TooLarge { what: "bytes of a token", given, max });
+        }
+        let shared = Shared {
+            options,
+            channels: AsyncMutex::default(),
+            places: Semaphore::new(LINKS_MAX),
+            links: AtomicU64::new(1),
+            stop: Stop::new(),
+        };
+        Ok(StorageNode { shared: Arc::new(shared), listeners: Mutex::default() })
+    }
+
+    /// Serves links at an address until the node stops.
+    ///
+    /// # Errors
+    /// When the address cannot be listened at.
+    pub async fn serve(&self, address: &str) -> Result<(), Error> {
+        let listener = net::listen(address).await.map_err(|source| Error::Remote {
+            node: self.shared.options.name.as_str().into(),
+            kind: ErrorKind::of_io(&source),
+            text: format!("listening at {address}: {source}"),
+        })?;
+        let task = rt::spawn(accept(Arc::clone(&self.shared), listener)).abort_on_drop();
+        lock(&self.listeners).push(task);
+        Ok(())
+    }
+
+    /// Ends all links, lets writes that have begun end, makes all blocks into rows and everything durable.
+    ///
+    /// # Errors
+    /// The first error of a channel; the others are closed all the same.
+    pub async fn stop(&self) -> Result<(), Error> {
+        self.shared.stop.stop();
+        lock(&self.listeners).clear();
+        let channels = std::mem::take(&mut *self.shared.channels.lock().await);
+        let mut outcome = Ok(());
+        for channel in channels.into_values() {
+            let closed = channel.close().await;
+            outcome = outcome.and(closed);
+        }
+        outcome
+    }
+}
+
+impl Drop for StorageNode {
+    fn drop(&mut self) {
+        self.shared.stop.stop();
+    }
+}
+
+async fn accept(shared: Arc<Shared>, mut listener: net::Listener) {
+    while let Some(Ok(link)) = shared.stop.or_stopped(listener.accept()).await {
+        let Some(place) = shared.places.try_acquire() else {
+            tracing::warn!(node = shared.options.name, "a link was ended: {LINKS_MAX} are open");
+            continue;
+        };
+        let shared = Arc::clone(&shared);
+        drop(rt::spawn(async move {
+            serve_link(shared, link).await;
+            drop(place);
+        }));
+    }
+}
+
+async fn serve_link(shared: Arc<Shared>, link: Link) {
+    let number = shared.links.fetch_add(1, Ordering::AcqRel);
+    let stop = shared.stop.clone();
+    let client =
+        Arc::new(Client { shared: Arc::clone(&shared), number, known: Arc::default(), notifier: OnceLock::new() });
+    let ended = serve(link, client, REQUESTS_MAX, stop).await;
+    tracing::debug!(node = shared.options.name, number, ?ended, "a link ended");
+}
+
+impl Shared {
+    /// The channel of a name, opened when it is not open or must be opened again.
+    async fn channel(&self, name: &str, create: bool) -> Result<Arc<Channel>, Error> {
+        check_channel_name(name)?;
+        let mut channels = self.channels.lock().await;
+        if self.stop.is_stopped() {
+            return Err(self.error(ErrorKind::Closed, "it is stopping"));
+        }
+        if let Some(channel) = channels.get(name) {
+            if channel.is_whole() {
+                return Ok(Arc::clone(channel));
+            }
+            // Its store must have ended before another opens the same files.
+            channel.end().await;
+            channels.remove(name);
+        }
+        if !create && !self.names().await?.iter().any(|known| known == name) {
+            return Err(self.error(ErrorKind::Rejected, &format!("there is no channel {name} here")));
+        }
+        if channels.len() >= CHANNELS_MAX {
+            let text = format!("it keeps {CHANNELS_MAX} channels already; put this one on another node");
+            return Err(self.error(ErrorKind::Rejected, &text));
+        }
+        let channel = Channel::open(&self.options, name).await?;
+        channels.insert(name.to_owned(), Arc::clone(&channel));
+        Ok(channel)
+    }
+
+    /// The channels whose directories are here.
+    async fn names(&self) -> Result<Vec<String>, Error> {
+        let directory = self.options.data.subdirectory(BLOCKS).await?;
+        let names = directory.list().map_err(|error| Error::io("listing", directory.path(), error))?;
+        Ok(names.into_iter().filter(|name| check_channel_name(name).is_ok()).collect())
+    }
+
+    /// The channels that have blocks.
+    async fn channels_with_blocks(&self) -> Result<Vec<String>, Error> {
+        let mut names = self.names().await?;
+        let mut kept = Vec::with_capacity(names.len());
+        for name in names.drain(..) {
+            if self.channel(&name, false).await?.blocks().height() > 0 {
+                kept.push(name);
+            }
+        }
+        Ok(kept)
+    }
+
+    fn error(&self, kind: ErrorKind, text: &str) -> Error {
+        Error::Remote { node: self.options.name.as_str().into(), kind, text: text.to_owned() }
+    }
+}
+
+/// Names become names of directories and files.
+fn check_channel_name(name: &str) -> Result<(), Error> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let begins = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
+    match begins && name.len() <= CHANNEL_BYTES_MAX && name.bytes().all(plain) {
+        true => Ok(()),
+        false => Err(Error::Invalid("a channel's name has a letter first, then a-z, 0-9, '.' and '-', 249 at most")),
+    }
+}
+
+/// Compares in a time that depends on the lengths alone.
+fn equal(one: &[u8], other: &[u8]) -> bool {
+    let differs = one.iter().zip(other).fold(0, |differs, (one, other)| std::hint::black_box(differs | (one ^ other)));
+    one.len() == other.len() && differs == 0
+}
+
+/// The other end of a link.
+struct Client {
+    shared: Arc<Shared>,
+    number: u64,
+    known: Arc<OnceLock<Greeted>>,
+    notifier: OnceLock<Notifier>,
+}
+
+/// What a link has said about itself.
+struct Greeted {
+    role: Role,
+    epoch: Epoch,
+    /// None for a link that only asks which channels there are.
+    channel: Option<Arc<Channel>>,
+    /// Ends with the link.
+    _notices: Vec<AbortOnDrop<()>>,
+}
+
+impl Handler for Client {
+    fn opened(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
+    }
+
+    fn request(&self, request: Bytes) -> Answer {
+        let Some(greeted) = self.known.get() else { return self.greet(request) };
+        let request = match Request::decode(request) {
+            Ok(request) => request,
+            Err(malformed) => return refuse(Refusal::new(ErrorKind::Rejected, malformed.to_string())),
+        };
+        let Some(channel) = greeted.channel.clone() else {
+            let shared = Arc::clone(&self.shared);
+            return Box::pin(async move {
+                match request {
+                    Request::Channels => {
+                        shared.channels_with_blocks().await.map(|names| answer::names(&names)).map_err(refusal)
+                    }
+                    _ => Err(Refusal::new(ErrorKind::Rejected, "this link names no channel")),
+                }
+            });
+        };
+        let allowed = match &request {
+            Request::Append(_) => greeted.role == Role::Appender,
+            Request::Close => greeted.role != Role::Reader,
+            Request::Materialize { epoch, .. } | Request::Prune { epoch, .. } => {
+                greeted.role == Role::Materializer && *epoch == greeted.epoch
+            }
+            _ => true,
+        };
+        if !allowed {
+            return refuse(Refusal::new(ErrorKind::Rejected, "this link was not opened for that"));
+        }
+        if let Request::Append(block) = request {
+            // Queued here, in the order of sending.
+            return match channel.append(block, self.number) {
+                Err(error) => refuse(refusal(error)),
+                Ok(answered) => Box::pin(async move {
+                    let closed = || Refusal::new(ErrorKind::Closed, "the channel was closed");
+                    answered.await.map_err(|_| closed())?.map(answer::number).map_err(refusal)
+                }),
+            };
+        }
+        Box::pin(async move { answer_request(channel, request).await.map_err(refusal) })
+    }
+}
+
+impl Client {
+    /// Step 1 of the node.
+    fn greet(&self, request: Bytes) -> Answer {
+        let hello = match Hello::decode(request) {
+            Err(malformed) => return refuse(Refusal::new(ErrorKind::Rejected, malformed.to_string())),
+            Ok((version, None)) => {
+                let text = format!(
+                    "it speaks version {VERSION} of the storage messages and the caller version {version}: run the same \
+                     release of heddle on compute and storage nodes"
+                );
+                return refuse(Refusal::new(ErrorKind::Rejected, text));
+            }
+            Ok((_, Some(hello))) => hello,
+        };
+        if !equal(&hello.token, &self.shared.options.token) {
+            let text = "the token is not this node's: compare the two configurations";
+            return refuse(Refusal::new(ErrorKind::Rejected, text));
+        }
+        let Some(notifier) = self.notifier.get().cloned() else {
+            return refuse(Refusal::new(ErrorKind::Closed, "the link is closing"));
+        };
+        let (shared, known, number) = (Arc::clone(&self.shared), Arc::clone(&self.known), self.number);
+        Box::pin(async move {
+            let Hello { role, epoch, channel, .. } = hello;
+            let mut greeted = Greeted { role, epoch, channel: None, _notices: Vec::new() };
+            let mut reply = Body::default();
+            if !channel.is_empty() {
+                let channel = shared.channel(&channel, role != Role::Reader).await.map_err(refusal)?;
+                let opened = channel.admit(role, epoch, number).await.map_err(refusal)?;
+                reply = opened.encode().into();
+                greeted._notices = notices(&channel, &notifier, opened.durable, opened.savepoint.height);
+                greeted.channel = Some(channel);
+            }
+            let again = || Refusal::new(ErrorKind::Rejected, "a link says once what it is for");
+            known.set(greeted).map_err(|_| again())?;
+            Ok(reply)
+        })
+    }
+}
+
+/// Step 5 of the node: tells a client what becomes durable, from what it knows on.
+fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint: u64) -> Vec<AbortOnDrop<()>> {
+    let mut heights = channel.blocks().subscribe_durable();
+    let mut savepoints = channel.state().subscribe_savepoint();
+    let (told, tells, channel) = (notifier.clone(), notifier.clone(), Arc::clone(channel));
+    let durable = async move {
+        let mut known = durable;
+        while let Ok(height) = heights.wait_for(|height| *height > known).await {
+            known = height;
+            if told.notify(Notice::Durable(height).encode()).await.is_err() {
+                return;
+            }
+        }
+    };
+    let savepoint = async move {
+        let mut known = savepoint;
+        while savepoints.wait_for(|height| *height > known).await.is_ok() {
+            let savepoint = channel.state().savepoint();
+            known = savepoint.height;
+            if tells.notify(Notice::Savepoint(savepoint).encode()).await.is_err() {
+                return;
+            }
+        }
+    };
+    vec![rt::spawn(durable).abort_on_drop(), rt::spawn(savepoint).abort_on_drop()]
+}
+
+/// Answers what reads, and what writes other than blocks.
+async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body, Error> {
+    let (blocks, state) = (channel.blocks(), channel.state());
+    Ok(match request {
+        Request::Append(_) | Request::Channels => return Err(Error::Invalid("a request that was answered elsewhere")),
+        Request::Close => {
+            blocks.close().await?;
+            answer::number(blocks.durable_height())
+        }
+        Request::Read(number) => answer::maybe_block(blocks.read(number)?),
+        Request::Page { from, limit } => {
+            answer::blocks(&blocks.read_page(from, usize::try_from(limit).unwrap_or(usize::MAX)).await?)
+        }
+        Request::Transactions(number) => answer::maybe_transactions(blocks.transactions(number)?),
+        Request::NumberByHash(hash) => answer::maybe_number(blocks.number_by_hash(&hash)?.map(|number| number.get())),
+        Request::FindTransactions(ids) => answer::places(&blocks.find_transactions(&ids).await?),
+        Request::Rows { through, keys } => {
+            let mut rows = Vec::with_capacity(keys.len());
+            let mut bytes = 0;
+            for (namespace, key) in &keys {
+                let row = state.get(namespace, key, through).await?;
+                bytes += row.as_ref().and_then(|row: &Row| row.value.as_ref()).map_or(0, Bytes::len);
+                rows.push(row);
+                if bytes >= ANSWER_BYTES_SOFT_MAX {
+                    break;
+                }
+            }
+            answer::rows(&rows)
+        }
+        Request::Versions { through, keys } => {
+            let keys: Vec<_> = keys.iter().map(|(namespace, key): &Key| (namespace.as_str(), &key[..])).collect();
+            answer::versions(&state.versions(&keys, through).await?)
+        }
+        Request::Range { through, limit, namespace, start, end } => {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            answer::page(&state.range(&namespace, &start, &end, through, limit).await?)
+        }
+        Request::Namespaces => answer::names(&state.namespaces().await?),
+        Request::Materialize { epoch, height } => answer::savepoint(&channel.materialize(epoch, height).await?),
+        Request::Prune { epoch, oldest } => {
+            Arc::clone(&channel).prune(epoch, oldest).await?;
+            Body::default()
+        }
+    })
+}
+
+fn refuse(refusal: Refusal) -> Answer {
+    Box::pin(std::future::ready(Err(refusal)))
+}
+
+fn refusal(error: Error) -> Refusal {
+    match error {
+        // Said by the node itself: the client adds its name.
+        Error::Remote { kind, text, .. } => Refusal::new(kind, text),
+        error => Refusal::new(error.kind(), error.to_string()),
+    }
+}
+
+impl fmt::Debug for StorageNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StorageNode").field("name", &self.shared.options.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for NodeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Never the token.
+        f.debug_struct("NodeOptions").field("name", &self.name).finish_non_exhaustive()
+    }
+}

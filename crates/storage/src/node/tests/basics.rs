@@ -1,0 +1,252 @@
+//! One client and one node.
+
+use std::collections::BTreeMap;
+
+use base::rt::simulation::{Node, Sim, Simulation};
+use base::rt::{self, net};
+use base::{ErrorKind, Version};
+
+use super::*;
+use crate::state_store::StateStore;
+use crate::state_store::tests::rows;
+use crate::tables::Row;
+
+fn simulate<F, Fut>(seed: u64, scenario: F)
+where
+    F: FnOnce(Sim, Node) -> Fut + Send + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let run = Simulation::new(seed).time_max(LONG).run(|sim| async move {
+        let node = sim.node("storage");
+        node.start(|| async {
+            let started = start().await.expect("the node starts");
+            std::future::pending::<()>().await;
+            drop(started);
+        });
+        rt::sleep(Duration::from_millis(50)).await;
+        let task = sim.node("compute").spawn(scenario(sim.clone(), node));
+        task.await.expect("nobody crashes the client");
+    });
+    run.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+}
+
+/// Live rows by namespace and key.
+type State = BTreeMap<(String, Vec<u8>), (Version, Bytes)>;
+
+/// What the rows of a chain are after each of its blocks.
+pub fn states(texts: &[String]) -> Vec<State> {
+    let mut state = State::new();
+    let mut states = Vec::new();
+    for (number, text) in texts.iter().enumerate() {
+        for (namespace, key, version, value) in rows(number as u64, text) {
+            match value {
+                Some(value) => state.insert((namespace, key), (version, value)),
+                None => state.remove(&(namespace, key)),
+            };
+        }
+        states.push(state.clone());
+    }
+    states
+}
+
+pub async fn check_rows(store: &dyn StateStore, texts: &[String], from: usize) {
+    for (number, state) in states(texts).iter().enumerate().skip(from) {
+        let through = BlockNumber(number as u64);
+        let mut found = BTreeMap::new();
+        for namespace in store.namespaces().await.expect("names are readable") {
+            let mut start = Bytes::new();
+            loop {
+                let page = store.range(&namespace, &start, b"", through, 3).await.expect("rows are readable");
+                for entry in page.entries {
+                    found.insert((namespace.clone(), entry.key.to_vec()), (entry.version, entry.value));
+                }
+                match page.next {
+                    Some(next) => start = next,
+                    None => break,
+                }
+            }
+        }
+        assert_eq!(&found, state, "through block {number}");
+        let keys: Vec<_> = state.keys().map(|(namespace, key)| (namespace.as_str(), &key[..])).collect();
+        let rows = store.get_many(&keys, through).await.expect("rows are readable");
+        let versions = store.versions(&keys, through).await.expect("rows are readable");
+        for ((row, version), (expected, value)) in rows.into_iter().zip(versions).zip(state.values()) {
+            assert_eq!(row, Some(Row { version: *expected, value: Some(value.clone()) }));
+            assert_eq!(version, Some((*expected, true)));
+        }
+    }
+}
+
+#[test]
+fn blocks_and_rows_are_there_as_if_they_were_here() {
+    simulate(1, |_, _| async {
+        let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+        let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
+        let mut chance = Chance::new(7);
+        let mut chain: Vec<TestBlock> = Vec::new();
+        let mut savepoints = state.subscribe_savepoint();
+        for number in 0..100 {
+            let block = TestBlock::after(blocks.tip(), &mut chance);
+            block.append(&blocks).await.expect("it follows");
+            chain.push(block);
+            // Visible at once, durable or not.
+            assert_eq!(blocks.height(), number + 1);
+            for block in [&chain[number as usize], chance.pick(&chain)] {
+                let at = BlockNumber(block.number);
+                let stored = blocks.read_stored(at).await.expect("it is there").expect("it was appended");
+                assert_eq!((stored.header_hash, &stored.payload[..]), (block.header_hash, block.text.as_bytes()));
+                assert_eq!(stored.transactions, block.transactions);
+                assert_eq!(blocks.read(at).await.expect("it is there"), Some(stored.payload));
+                assert_eq!(blocks.transactions(at).await.expect("it is there"), Some(stored.transactions));
+                let found = blocks.number_by_hash(&block.header_hash).await.expect("it is there");
+                assert_eq!(found, Some(at));
+                let mut ids: Vec<_> = block.transactions.iter().map(|(id, _)| id.clone()).collect();
+                ids.push(TxId::from("absent"));
+                let places = blocks.find_transactions(&ids).await.expect("it is there");
+                for (index, place) in places.iter().enumerate() {
+                    let expected = block.transactions.get(index).map(|(_, code)| (at, index as u32, *code));
+                    assert_eq!(place.map(|place| (place.block, place.index.get(), place.code)), expected);
+                }
+            }
+            if chance.one_in(3) {
+                assert_eq!(blocks.sync().await.expect("the disk works"), number + 1);
+            }
+        }
+        assert_eq!(blocks.sync().await.expect("the disk works"), 100);
+        assert_eq!(blocks.read(BlockNumber(100)).await.expect("absence is no error"), None);
+        let page = blocks.read_page(BlockNumber(40), 10).await.expect("it is there");
+        assert_eq!(page.iter().map(|block| block.number.get()).collect::<Vec<_>>(), (40..50).collect::<Vec<_>>());
+        // The node makes rows by itself, and says so.
+        savepoints.wait_for(|height| *height >= 85).await.expect("the node goes on");
+        let savepoint = state.materialize(100).await.expect("it works");
+        assert_eq!((savepoint.height, savepoint.block_hash, savepoint.epoch), (100, chain[99].header_hash, Epoch(1)));
+        assert_eq!(state.savepoint(), savepoint);
+        let texts: Vec<_> = chain.iter().map(|block| block.text.clone()).collect();
+        check_rows(&state, &texts, 0).await;
+        state.prune(BlockNumber(90)).await.expect("it works");
+        let error = state.get("cc", b"k1", BlockNumber(89)).await.expect_err("it was pruned");
+        assert_eq!(error.kind(), ErrorKind::Retry);
+        check_rows(&state, &texts, 90).await;
+        let reader = RemoteStateStore::open_reader(options(0)).await.expect("the node is there");
+        check_rows(&reader, &texts, 90).await;
+        assert_eq!(reader.materialize(100).await.expect_err("it only reads").kind(), ErrorKind::Rejected);
+        assert_eq!(channels(ADDRESS, &Bytes::from_static(TOKEN)).await.expect("the node is there"), [CHANNEL]);
+        blocks.close().await.expect("the disk works");
+    });
+}
+
+#[test]
+fn an_append_that_does_not_follow_is_refused_here() {
+    simulate(2, |_, _| async {
+        let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+        let mut chance = Chance::new(7);
+        let first = TestBlock::after(nothing(), &mut chance);
+        first.append(&blocks).await.expect("it follows");
+        let again = first.append(&blocks).await.expect_err("it does not follow");
+        assert!(matches!(again, Error::OutOfOrder { height: 1, .. }), "{again}");
+        let other = TestBlock { number: 1, ..TestBlock::after(nothing(), &mut chance) };
+        assert!(matches!(other.append(&blocks).await, Err(Error::WrongPrevious { .. })));
+        blocks.sync().await.expect("what was refused has changed nothing");
+    });
+}
+
+#[test]
+fn an_older_primary_is_fenced_from_the_opening_of_a_newer_one_on() {
+    simulate(3, |sim, node| async move {
+        let mut chance = Chance::new(7);
+        let old = RemoteBlocks::open(options(3)).await.expect("the node is there");
+        let old_state = RemoteStateStore::open(options(3)).await.expect("the node is there");
+        TestBlock::after(old.tip(), &mut chance).append(&old).await.expect("it follows");
+        old.sync().await.expect("the disk works");
+        let new = RemoteBlocks::open(options(4)).await.expect("the node is there");
+        assert_eq!(new.height(), 1);
+        TestBlock::after(old.tip(), &mut chance).append(&old).await.expect("it is not sent yet");
+        assert_eq!(old.sync().await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
+        assert_eq!(old_state.materialize(9).await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
+        assert_eq!(old_state.prune(BlockNumber(0)).await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
+        // Across crashes too.
+        node.crash();
+        rt::sleep(Duration::from_millis(10)).await;
+        node.restart();
+        assert_eq!(RemoteBlocks::open(options(4)).await.expect_err_or_retry().await.height(), 1);
+        let fenced = RemoteBlocks::open(options(3)).await.expect_err("a newer one was there");
+        assert_eq!(fenced.kind(), ErrorKind::Fenced);
+        drop(sim);
+    });
+}
+
+/// The node may not listen yet.
+trait OrRetry {
+    async fn expect_err_or_retry(self) -> RemoteBlocks;
+}
+
+impl OrRetry for Result<RemoteBlocks, Error> {
+    async fn expect_err_or_retry(self) -> RemoteBlocks {
+        let mut outcome = self;
+        for _ in 0..100 {
+            match outcome {
+                Ok(blocks) => return blocks,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
+            }
+            rt::sleep(Duration::from_millis(50)).await;
+            outcome = RemoteBlocks::open(options(4)).await;
+        }
+        panic!("the node does not come back")
+    }
+}
+
+#[test]
+fn who_may_not_in_is_told_why() {
+    simulate(4, |_, _| async {
+        let refused =
+            |options: RemoteOptions| async move { RemoteBlocks::open(options).await.expect_err("it may not") };
+        let error = refused(RemoteOptions { token: Bytes::from_static(b"a tokem"), ..options(1) }).await;
+        assert!(error.to_string().contains("token") && error.kind() == ErrorKind::Rejected, "{error}");
+        for name in ["..", "a/b", "A", "alpha~new", &"a".repeat(250)] {
+            let error = refused(RemoteOptions { channel: name.to_owned(), ..options(1) }).await;
+            assert!(matches!(error.kind(), ErrorKind::Rejected), "{name}: {error}");
+        }
+        let error = RemoteStateStore::open_reader(options(1)).await.expect_err("nobody made the channel");
+        assert!(error.to_string().contains("no channel alpha"), "{error}");
+        let error = refused(RemoteOptions { address: "elsewhere".to_owned(), ..options(1) }).await;
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+        // Another version of the messages.
+        let link = net::connect(ADDRESS).await.expect("the node is there");
+        let caller = base::rt::net::call::Caller::new(link, 1, |_| {});
+        let mut hello = message::Hello {
+            version: 2,
+            role: Role::Appender,
+            epoch: Epoch(1),
+            token: Bytes::from_static(TOKEN),
+            channel: CHANNEL.to_owned(),
+        };
+        let error = caller.call(hello.encode()).await.expect_err("another version");
+        assert!(error.to_string().contains("version 1") && error.to_string().contains("version 2"), "{error}");
+        hello.version = VERSION;
+        caller.call(hello.encode()).await.expect("it may try again");
+        let again = caller.call(hello.encode()).await.expect_err("once is enough");
+        assert_eq!(again.kind(), ErrorKind::Rejected);
+    });
+}
+
+#[test]
+fn a_node_that_stops_in_order_leaves_everything_in_its_tables() {
+    let run = Simulation::new(5).time_max(LONG).run(|_| async {
+        let node = start().await.expect("the node starts");
+        let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+        let mut chance = Chance::new(7);
+        for _ in 0..5 {
+            TestBlock::after(blocks.tip(), &mut chance).append(&blocks).await.expect("it follows");
+        }
+        blocks.sync().await.expect("the disk works");
+        drop(blocks);
+        node.stop().await.expect("it stops");
+        drop(node);
+        rt::sleep(Duration::from_secs(1)).await;
+        let node = start().await.expect("the node starts");
+        let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
+        assert_eq!(state.savepoint().height, 5);
+        drop(node);
+    });
+    run.expect("the run is whole");
+}

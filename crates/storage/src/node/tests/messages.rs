@@ -1,0 +1,174 @@
+//! The messages' bytes, and bytes that are none.
+
+use base::rt::net::call::Body;
+use base::{TxIndex, Version};
+
+use super::*;
+use crate::blocks::{StoredBlock, TransactionPlace};
+use crate::node::message::{Append, Hello, Notice, Opened, Request, answer};
+use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
+
+/// The body as it travels.
+fn flat(body: impl Into<Body>) -> Bytes {
+    body.into().concat()
+}
+
+fn hello() -> Hello {
+    Hello {
+        version: VERSION,
+        role: Role::Appender,
+        epoch: Epoch(5),
+        token: Bytes::from_static(b"key"),
+        channel: "alpha".to_owned(),
+    }
+}
+
+fn opened() -> Opened {
+    let savepoint = Savepoint { height: 8, epoch: Epoch(4), block_hash: [3; 32] };
+    Opened { tip: Tip { height: 9, header_hash: [2; 32], epoch: Epoch(4) }, durable: 9, savepoint }
+}
+
+fn requests() -> Vec<Request> {
+    let through = BlockNumber(7);
+    let keys = vec![("cc".to_owned(), Bytes::from_static(b"a")), (String::new(), Bytes::new())];
+    let append = Append {
+        number: BlockNumber(9),
+        epoch: Epoch(5),
+        header_hash: [1; 32],
+        previous_hash: [2; 32],
+        transactions: vec![(TxId::from("tx"), 11), (TxId::from(""), 0)],
+        payload: Bytes::from_static(b"block"),
+    };
+    vec![
+        Request::Append(append),
+        Request::Close,
+        Request::Read(through),
+        Request::Page { from: through, limit: 3 },
+        Request::Transactions(through),
+        Request::NumberByHash([9; 32]),
+        Request::FindTransactions(vec![TxId::from("a"), TxId::from("")]),
+        Request::Rows { through, keys: keys.clone() },
+        Request::Versions { through, keys },
+        Request::Range {
+            through,
+            limit: 2,
+            namespace: "cc".to_owned(),
+            start: Bytes::from_static(b"a"),
+            end: Bytes::new(),
+        },
+        Request::Namespaces,
+        Request::Materialize { epoch: Epoch(5), height: 9 },
+        Request::Prune { epoch: Epoch(5), oldest: through },
+        Request::Channels,
+    ]
+}
+
+#[test]
+fn messages_have_the_documented_bytes() {
+    let bytes = hello().encode();
+    assert_eq!(bytes[..], *b"HEDDLEST\x01\0\0\0\x01\x05\0\0\0\0\0\0\0\x03\0key\x05\0alpha");
+    let append = flat(requests()[0].encode());
+    let mut expected = b"\x01\x09\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0".to_vec();
+    expected.extend([1; 32].into_iter().chain([2; 32]));
+    expected.extend_from_slice(b"\x02\0\0\0\x0c\0\0\0\x0b\x02\0\0\0tx\0\0\0\0\0block");
+    assert_eq!(append[..], expected);
+    let rows = flat(requests()[7].encode());
+    assert_eq!(rows[..], *b"\x10\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a\0\0\0\0\0\0");
+    let prune = flat(requests()[12].encode());
+    assert_eq!(prune[..], *b"\x15\x05\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
+    assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
+    let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
+    let rows = flat(answer::rows(&[None, Some(row)]));
+    assert_eq!(rows[..], *b"\0\x02\x07\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0v");
+    assert_eq!(opened().encode().len(), 48 + 8 + 48);
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    assert_eq!(Hello::decode(hello().encode()), Ok((VERSION, Some(hello()))));
+    assert_eq!(Hello::decode(Hello { version: 9, ..hello() }.encode()), Ok((9, None)));
+    assert_eq!(Opened::decode(opened().encode()), Ok(opened()));
+    for request in requests() {
+        assert_eq!(Request::decode(flat(request.encode())), Ok(request));
+    }
+    for notice in [Notice::Durable(4), Notice::Savepoint(opened().savepoint)] {
+        assert_eq!(Notice::decode(notice.encode()), Ok(notice));
+    }
+    let block = StoredBlock {
+        number: BlockNumber(9),
+        header_hash: [1; 32],
+        previous_hash: [2; 32],
+        epoch: Epoch(5),
+        payload: Bytes::from_static(b"block"),
+        transactions: vec![(TxId::from("tx"), 11)],
+    };
+    let blocks = vec![block.clone(), StoredBlock { payload: Bytes::new(), ..block.clone() }];
+    assert_eq!(answer::read_blocks(flat(answer::blocks(&blocks))), Ok(blocks));
+    for bytes in [None, Some(Bytes::new()), Some(block.payload)] {
+        assert_eq!(answer::read_maybe_block(flat(answer::maybe_block(bytes.clone()))), Ok(bytes));
+    }
+    for number in [None, Some(0)] {
+        assert_eq!(answer::read_maybe_number(flat(answer::maybe_number(number))), Ok(number));
+    }
+    for list in [None, Some(Vec::new()), Some(block.transactions)] {
+        assert_eq!(answer::read_maybe_transactions(flat(answer::maybe_transactions(list.clone()))), Ok(list));
+    }
+    let places = vec![None, Some(TransactionPlace { block: BlockNumber(3), index: TxIndex(2), code: 1 })];
+    assert_eq!(answer::read_places(flat(answer::places(&places)), 2), Ok(places));
+    let version = Version::new(7, 1);
+    let rows = vec![None, Some(Row { version, value: None }), Some(Row { version, value: Some(Bytes::new()) })];
+    assert_eq!(answer::read_rows(flat(answer::rows(&rows)), 3), Ok(rows.clone()));
+    assert!(answer::read_rows(flat(answer::rows(&rows)), 2).is_err() && answer::read_rows(Bytes::new(), 2).is_err());
+    let versions = vec![None, Some((version, true)), Some((version, false))];
+    assert_eq!(answer::read_versions(flat(answer::versions(&versions)), 3), Ok(versions));
+    let entry = RangeEntry { key: Bytes::from_static(b"k"), value: Bytes::from_static(b"v"), version };
+    for next in [None, Some(Bytes::from_static(b"l"))] {
+        let page = RangePage { entries: vec![entry.clone()], next };
+        assert_eq!(answer::read_page(flat(answer::page(&page))), Ok(page));
+    }
+    let names = vec!["a".to_owned(), String::new()];
+    assert_eq!(answer::read_names(flat(answer::names(&names))), Ok(names));
+}
+
+#[test]
+fn bytes_by_chance_are_refused_and_never_panic() {
+    let mut chance = Chance::new(11);
+    let mut seeds: Vec<Bytes> = requests().into_iter().map(|request| flat(request.encode())).collect();
+    seeds.extend([hello().encode(), opened().encode(), Notice::Durable(4).encode()]);
+    for _ in 0..20_000 {
+        let mut bytes = chance.pick(&seeds).to_vec();
+        for _ in 0..1 + chance.index(4) {
+            let at = chance.index(bytes.len());
+            bytes[at] = *chance.pick(&[0, 1, 2, 0x7f, 0xff, 0x20]);
+        }
+        if chance.one_in(3) {
+            bytes.truncate(chance.index(bytes.len() + 1));
+        }
+        let bytes = Bytes::from(bytes);
+        let _ = Request::decode(bytes.clone());
+        let _ = Hello::decode(bytes.clone());
+        let _ = Opened::decode(bytes.clone());
+        let _ = Notice::decode(bytes.clone());
+        let _ = answer::read_blocks(bytes.clone());
+        let _ = answer::read_rows(bytes.clone(), 5);
+        let _ = answer::read_versions(bytes.clone(), 5);
+        let _ = answer::read_places(bytes.clone(), 5);
+        let _ = answer::read_page(bytes.clone());
+        let _ = answer::read_names(bytes.clone());
+        let _ = answer::read_maybe_transactions(bytes);
+    }
+}
+
+#[test]
+fn an_epoch_file_has_the_documented_bytes_and_damage_is_found() {
+    let bytes = epoch::encode(Epoch(7));
+    assert_eq!(bytes[..24], *b"HEDDLEEP\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
+    assert_eq!(bytes[24..], crate::checksum(&bytes[..24]).to_le_bytes());
+    assert_eq!(epoch::decode(&bytes), Ok(Epoch(7)));
+    for at in 0..bytes.len() {
+        let mut damaged = bytes;
+        damaged[at] ^= 0x10;
+        assert!(epoch::decode(&damaged).is_err(), "byte {at}");
+        assert!(epoch::decode(&bytes[..at]).is_err(), "{at} bytes");
+    }
+}
