@@ -27,6 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Makes the events of every layer known, so that zeros show.
 pub(crate) fn register() {
     event::register(identity::EVENTS);
+    event::register(pool::events::EVENTS);
     event::register(storage::events::EVENTS);
     event::register(state::events::EVENTS);
     event::register(chain::events::EVENTS);

@@ -76,6 +76,9 @@ async fn introduce(shared: &Arc<Shared>, endpoint: &Endpoint) -> Result<(u64, Pr
         }
     };
     let Some((number, request)) = decode(endpoint, &message).await else { return Err(End::Refused) };
+    if rt::fault_point("pool.hello.lost") {
+        return Err(End::Lost);
+    }
     let refusal = match request {
         Request::Hello { version, .. } if version != PROTOCOL_VERSION => (
             Refusal::Version,

@@ -470,6 +470,11 @@ impl AddressSpace {
         lock(&self.shared.live).iter().filter_map(|id| self.shared.table.section(*id)).collect()
     }
 
+    /// Which donor gave a section, live or not; `None` when there never was such a section.
+    pub fn donor_of(&self, id: SectionId) -> Option<&str> {
+        self.shared.table.get(id).map(|entry| entry.link.address.as_str())
+    }
+
     /// Bytes of sections that the space may have.
     pub fn budget_bytes(&self) -> u64 {
         lock(&self.shared.room).budget_bytes

@@ -76,12 +76,6 @@ impl LoopbackHost {
         }
         Ok(&mut region.bytes[offset as usize..(offset + length) as usize])
     }
-
-    /// What the regions hold, zeros excepted.
-    #[allow(dead_code)]
-    pub fn registered_bytes(&self) -> u64 {
-        lock(&self.regions).values().map(|region| region.bytes.len() as u64).sum()
-    }
 }
 
 impl Side {

@@ -1,0 +1,268 @@
+//! Planted mistakes: hosts and connections that lie to the code under test, which then does what a mistake of its own would
+//! have made it do. The host here is also the witness that tells [`Truth`] what is registered.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt;
+use base::{Bytes, BytesMut};
+use rma::sim::SimFabric;
+use rma::{
+    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId,
+    Profile, RegionId, Rights,
+};
+
+use super::truth::Truth;
+
+/// A planted mistake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lie {
+    /// A donor says that memory has been taken back, so that a fence is answered, and does it later.
+    FenceBeforeRevocation,
+    /// A donor gives memory again as its last owner left it.
+    NotZeroed,
+    /// A donor gives one owner what another has.
+    GivenTwice,
+    /// A donor forgets to take memory back.
+    NeverTakenBack,
+    /// A donor takes every fence for the newest.
+    EpochIgnored,
+    /// A holder does not look at what its donors list.
+    SweepBlind,
+}
+
+impl Lie {
+    pub const ALL: [Lie; 6] = [
+        Lie::FenceBeforeRevocation,
+        Lie::NotZeroed,
+        Lie::GivenTwice,
+        Lie::NeverTakenBack,
+        Lie::EpochIgnored,
+        Lie::SweepBlind,
+    ];
+
+    /// How the messages of the checks begin that may catch it.
+    pub fn caught_by(self) -> &'static [&'static str] {
+        match self {
+            Lie::FenceBeforeRevocation | Lie::NeverTakenBack => &["fence:", "budget:"],
+            Lie::NotZeroed => &["zero:"],
+            Lie::GivenTwice => &["shared:", "zero:"],
+            Lie::EpochIgnored => &["epochs:"],
+            Lie::SweepBlind => &["leak:"],
+        }
+    }
+}
+
+/// A host that tells what it does, and may lie to who asks it.
+pub struct LyingHost {
+    inner: Arc<dyn Host>,
+    truth: Arc<Truth>,
+    address: &'static str,
+    life: u64,
+    lie: Option<Lie>,
+    /// Regions that are kept although they were taken back, or are given again, and how many bytes they have.
+    kept: Mutex<BTreeMap<RegionId, u64>>,
+    fences: AtomicU64,
+}
+
+impl LyingHost {
+    pub fn new(
+        inner: Arc<dyn Host>,
+        truth: Arc<Truth>,
+        address: &'static str,
+        life: u64,
+        lie: Option<Lie>,
+    ) -> LyingHost {
+        let kept = Mutex::default();
+        LyingHost { inner, truth, address, life, lie, kept, fences: AtomicU64::new(1 << 40) }
+    }
+}
+
+#[async_trait]
+impl Host for LyingHost {
+    fn node(&self) -> NodeId {
+        self.inner.node()
+    }
+
+    async fn register(&self, name: &str, bytes: u64) -> Result<RegionId, Error> {
+        let again = {
+            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            match self.lie {
+                Some(Lie::NotZeroed | Lie::GivenTwice) if rt::random_below(2) == 0 => {
+                    kept.first_key_value().map(|(region, _)| *region)
+                }
+                _ => None,
+            }
+        };
+        let region = match again {
+            Some(region) => {
+                if self.lie == Some(Lie::NotZeroed) {
+                    self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&region);
+                }
+                region
+            }
+            None => self.inner.register(name, bytes).await?,
+        };
+        if self.lie == Some(Lie::GivenTwice) {
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(region, bytes);
+        }
+        self.truth.registers(self.address, self.life, region, name, bytes);
+        Ok(region)
+    }
+
+    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+        self.inner.grant(region, rights)
+    }
+
+    async fn revoke(&self, capability: &Capability) -> Result<(), Error> {
+        self.inner.revoke(capability).await
+    }
+
+    async fn deregister(&self, region: RegionId) -> Result<(), Error> {
+        match self.lie {
+            Some(Lie::FenceBeforeRevocation) => {
+                let (inner, truth) = (Arc::clone(&self.inner), Arc::clone(&self.truth));
+                let (address, life) = (self.address, self.life);
+                rt::spawn(async move {
+                    rt::sleep(Duration::from_millis(20)).await;
+                    if inner.deregister(region).await.is_ok() {
+                        truth.deregisters(address, life, region);
+                    }
+                });
+                return Ok(());
+            }
+            Some(Lie::NotZeroed) => {
+                self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(region, 0);
+                self.truth.deregisters(self.address, self.life, region);
+                return Ok(());
+            }
+            Some(Lie::NeverTakenBack) => return Ok(()),
+            _ => {}
+        }
+        let outcome = self.inner.deregister(region).await;
+        if outcome.is_ok() {
+            self.truth.deregisters(self.address, self.life, region);
+        }
+        outcome
+    }
+
+    async fn accept(&self) -> Result<Endpoint, Error> {
+        let endpoint = self.inner.accept().await?;
+        if self.lie != Some(Lie::EpochIgnored) {
+            return Ok(endpoint);
+        }
+        let newest = self.fences.fetch_add(1, Ordering::Relaxed);
+        let change = move |message: Bytes| {
+            // A fence: its epoch is made the newest.
+            match message.first() {
+                Some(0x02) => [&message[..8], &newest.to_le_bytes(), &message[16..]].concat().into(),
+                _ => message,
+            }
+        };
+        Ok(Endpoint::new(Arc::new(Changed { inner: endpoint, change: Box::new(change) })))
+    }
+
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// The fabric of holders, which may lie to them.
+pub fn fabric(inner: SimFabric, lie: Option<Lie>) -> Arc<dyn Fabric> {
+    match lie {
+        Some(Lie::SweepBlind) => Arc::new(BlindFabric(inner)),
+        _ => Arc::new(inner),
+    }
+}
+
+/// On its connections every list is empty.
+struct BlindFabric(SimFabric);
+
+#[async_trait]
+impl Fabric for BlindFabric {
+    async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
+        let inner = self.0.connect(address, credential).await?;
+        let change = |message: Bytes| match message.first() {
+            Some(0x85) => [&message[..16], &[0; 8]].concat().into(),
+            _ => message,
+        };
+        Ok(Endpoint::new(Arc::new(Changed { inner, change: Box::new(change) })))
+    }
+
+    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+        self.0.host(address, options).await
+    }
+
+    fn provider(&self) -> &'static str {
+        self.0.provider()
+    }
+}
+
+/// A connection whose messages arrive changed.
+struct Changed {
+    inner: Endpoint,
+    change: Box<dyn Fn(Bytes) -> Bytes + Send + Sync>,
+}
+
+impl Connection for Changed {
+    fn node(&self) -> NodeId {
+        self.inner.node()
+    }
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn profile(&self) -> Profile {
+        self.inner.profile()
+    }
+
+    fn read(&self, capability: &Capability, offset: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
+        self.inner.read(capability, offset, length, into)
+    }
+
+    fn write(&self, capability: &Capability, offset: u64, parts: &[Bytes], immediate: Option<u32>) -> Completion<()> {
+        match immediate {
+            Some(immediate) => self.inner.write_with_immediate(capability, offset, parts, immediate),
+            None => self.inner.write(capability, offset, parts),
+        }
+    }
+
+    fn compare_swap(&self, capability: &Capability, offset: u64, expected: u64, new: u64) -> Completion<u64> {
+        self.inner.compare_swap(capability, offset, expected, new)
+    }
+
+    fn fetch_add(&self, capability: &Capability, offset: u64, add: u64) -> Completion<u64> {
+        self.inner.fetch_add(capability, offset, add)
+    }
+
+    fn send(&self, parts: &[Bytes]) -> Completion<()> {
+        self.inner.send(parts)
+    }
+
+    fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+        let received = std::pin::pin!(self.inner.receive()).poll(cx);
+        received.map(|received| {
+            received.map(|incoming| match incoming {
+                Incoming::Message(message) => Incoming::Message((self.change)(message)),
+                incoming => incoming,
+            })
+        })
+    }
+
+    fn flush(&self) {
+        self.inner.flush();
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}
