@@ -13,8 +13,10 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Bytes of a word.
 const WORD: usize = crate::WORD_BYTES;
 
-/// From this many bytes on, the string or vector instructions pay for their start.
-const BULK_BYTES_MIN: usize = 256;
+/// From this many bytes on, vectors pay for their start.
+const BULK_BYTES_MIN: usize = 64;
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(BULK_BYTES_MIN >= 32, "the vector loops run at least once");
 
 /// How many bytes of `length` come before the first aligned word at or behind `shared`.
 #[inline]
@@ -104,29 +106,111 @@ unsafe fn store_words(to: *mut u8, from: *const u8, words: usize) {
 }
 
 /// Copies whole words, at least [`BULK_BYTES_MIN`] bytes; the shared side is aligned to words.
+///
+/// Vectors are several words wide. The processor splits an access only where it crosses a cache line, and no aligned word
+/// does, so that words stay whole. Measured on a Zen 4: with vectors as fast as memcpy or faster at every alignment, where
+/// `rep movs` is up to three times slower when the target lies a few bytes behind the source modulo 4096.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
-    // SAFETY: the ranges are as the caller promises; the direction flag is clear as the ABI demands. Assembly may race
-    // with others' accesses. The unit of the instruction is the word.
+    // SAFETY: the caller's promise is the same; the processor has the instructions.
+    let done = unsafe {
+        if std::arch::is_x86_feature_detected!("avx") {
+            avx(from, to, words * WORD)
+        } else {
+            sse(from, to, words * WORD)
+        }
+    };
+    // SAFETY: what is left lies within the ranges. Volatile accesses are neither merged nor split; whichever side is
+    // shared is aligned to words.
+    unsafe { volatile_words(from.add(done), to.add(done), words - done / WORD) };
+}
+
+/// Copies all whole vectors of 32 bytes; how many bytes that was.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn avx(from: *const u8, to: *mut u8, length: usize) -> usize {
+    let (blocks, vectors) = (length / 128, length % 128 / 32);
+    // SAFETY: the accesses are within the ranges that the caller promises. Assembly may race with others' accesses.
     unsafe {
         std::arch::asm!(
-            "rep movsq",
-            inout("rcx") words => _,
-            inout("rsi") from => _,
-            inout("rdi") to => _,
-            options(nostack, preserves_flags)
+            "test {blocks}, {blocks}",
+            "jz 3f",
+            "2:",
+            "vmovdqu {a}, [{from}]",
+            "vmovdqu {b}, [{from} + 32]",
+            "vmovdqu {c}, [{from} + 64]",
+            "vmovdqu {d}, [{from} + 96]",
+            "vmovdqu [{to}], {a}",
+            "vmovdqu [{to} + 32], {b}",
+            "vmovdqu [{to} + 64], {c}",
+            "vmovdqu [{to} + 96], {d}",
+            "sub {from}, -128",
+            "sub {to}, -128",
+            "dec {blocks}",
+            "jnz 2b",
+            "3:",
+            "test {vectors}, {vectors}",
+            "jz 5f",
+            "4:",
+            "vmovdqu {a}, [{from}]",
+            "vmovdqu [{to}], {a}",
+            "add {from}, 32",
+            "add {to}, 32",
+            "dec {vectors}",
+            "jnz 4b",
+            "5:",
+            "vzeroupper",
+            blocks = inout(reg) blocks => _,
+            vectors = inout(reg) vectors => _,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            a = out(ymm_reg) _,
+            b = out(ymm_reg) _,
+            c = out(ymm_reg) _,
+            d = out(ymm_reg) _,
+            options(nostack)
         );
     }
+    length / 32 * 32
+}
+
+/// Copies all whole vectors of 16 bytes, of which there is at least one; how many bytes that was.
+#[cfg(target_arch = "x86_64")]
+unsafe fn sse(from: *const u8, to: *mut u8, length: usize) -> usize {
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movdqu {a}, [{from}]",
+            "movdqu [{to}], {a}",
+            "add {from}, 16",
+            "add {to}, 16",
+            "dec {vectors}",
+            "jnz 2b",
+            vectors = inout(reg) length / 16 => _,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            a = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+    length / 16 * 16
 }
 
 /// Copies whole words; the shared side is aligned to words.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
+    // SAFETY: the caller's promise is the same. Volatile accesses are neither merged nor split.
+    unsafe { volatile_words(from, to, words) };
+}
+
+/// Copies words; whichever side is shared is aligned to words.
+#[inline]
+unsafe fn volatile_words(from: *const u8, to: *mut u8, words: usize) {
     for at in 0..words {
-        // SAFETY: within the ranges that the caller promises. Volatile accesses are not merged or split; whichever side
-        // is shared is aligned to words.
+        // SAFETY: within the ranges that the caller promises.
         unsafe {
             let from = from.cast::<u64>().add(at);
             let word = if from.is_aligned() { from.read_volatile() } else { from.read_unaligned() };
@@ -139,6 +223,24 @@ unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn vectors_of_either_width_move_the_same_bytes() {
+        let source: Vec<u8> = (0..700u32).map(|n| (n * 7 + 3) as u8).collect();
+        for length in (32..700).step_by(8) {
+            for narrow in [true, false] {
+                let mut target = vec![0xEEu8; 700];
+                let narrow = narrow || !std::arch::is_x86_feature_detected!("avx");
+                let copy: unsafe fn(*const u8, *mut u8, usize) -> usize = if narrow { sse } else { avx };
+                // SAFETY: both ranges lie within the vectors, and the processor has the instructions.
+                let done = unsafe { copy(source.as_ptr(), target.as_mut_ptr(), length) };
+                assert!(done <= length && length - done < 32);
+                assert_eq!(target[..done], source[..done]);
+                assert!(target[done..].iter().all(|byte| *byte == 0xEE));
+            }
+        }
+    }
 
     #[test]
     fn copies_move_exactly_their_bytes_at_every_alignment() {

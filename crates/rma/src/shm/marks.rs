@@ -68,6 +68,9 @@ macro_rules! word {
         }
     };
 }
+#[cfg(test)]
+pub(super) use word;
+
 word!(std::sync::atomic);
 
 /// A slot without a mark.

@@ -104,4 +104,6 @@ impl Fabric for Shm {
 }
 
 #[cfg(test)]
+mod models;
+#[cfg(test)]
 mod tests;

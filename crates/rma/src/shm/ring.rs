@@ -8,6 +8,8 @@
 //! 3. A producer without room does the same with its own flag ([`Producer::wait`], [`Consumer::must_ring`]). It is rung when
 //!    a quarter of the ring has become free or the ring is empty, not for every few bytes.
 //!
+//! The two flags are only ever exchanged, never stored: both sides write them, and exchanges have one order.
+//!
 //! Invariants: each side believes its own index only; the other's is hostile and checked at every reading, so that a
 //! wrong one is [`Corrupt`] and never an access outside of the ring. Records begin at multiples of a word.
 
@@ -119,12 +121,12 @@ impl<P: Place> Producer<P> {
     /// Asks to be rung when there is room. False when there are `wanted` bytes by now.
     pub(super) fn wait(&mut self, wanted: usize) -> Result<bool, Corrupt> {
         let waiting = self.place.index(Index::Waiting);
-        waiting.store(1, Ordering::Relaxed);
+        waiting.swap(1, Ordering::AcqRel);
         P::Word::fence(Ordering::SeqCst);
         if self.room(wanted)? < wanted {
             return Ok(true);
         }
-        self.place.index(Index::Waiting).store(0, Ordering::Relaxed);
+        self.place.index(Index::Waiting).swap(0, Ordering::AcqRel);
         Ok(false)
     }
 }
@@ -194,12 +196,12 @@ impl<P: Place> Consumer<P> {
 
     /// Asks to be rung when something is there. False when something is there by now.
     pub(super) fn sleep(&mut self) -> Result<bool, Corrupt> {
-        self.place.index(Index::Asleep).store(1, Ordering::Relaxed);
+        self.place.index(Index::Asleep).swap(1, Ordering::AcqRel);
         P::Word::fence(Ordering::SeqCst);
         if self.available()? == 0 {
             return Ok(true);
         }
-        self.place.index(Index::Asleep).store(0, Ordering::Relaxed);
+        self.place.index(Index::Asleep).swap(0, Ordering::AcqRel);
         Ok(false)
     }
 }
