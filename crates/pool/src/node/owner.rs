@@ -49,6 +49,8 @@ struct Held {
     /// `None` while it is not registered.
     region: Option<RegionId>,
     bytes: u64,
+    /// Its return could not be confirmed; nobody may use it any more.
+    leaving: bool,
 }
 
 /// A connection of an owner, for as long as it lives.
@@ -186,6 +188,7 @@ impl Shared {
         if state.sections.len() >= SECTIONS_PER_OWNER_MAX {
             return refused(Refusal::TooMany, 0, format!("an owner has at most {SECTIONS_PER_OWNER_MAX} sections"));
         }
+        self.take_back_leaving(&mut state).await;
         let section = match self.reserve(bytes) {
             Some(section) => section,
             None => {
@@ -200,7 +203,7 @@ impl Shared {
             }
         };
         // Known before it is registered: whatever happens from here on, it is in the table.
-        state.sections.insert(section, Held { epoch, region: None, bytes });
+        state.sections.insert(section, Held { epoch, region: None, bytes, leaving: false });
         let registered = match rt::fault_point("pool.grant.register") {
             true => Err(rma::Error::Exhausted("a fault was injected".to_owned())),
             false => self.host.register(&owner.name, bytes).await,
@@ -262,6 +265,7 @@ impl Shared {
                 Ok(()) | Err(rma::Error::Unknown) => {}
                 Err(error) => {
                     RevocationsUnconfirmed.add(1);
+                    state.sections.get_mut(&section).expect("it is there").leaving = true;
                     tracing::warn!(%error, section, "a section could not be taken back; it is tried again");
                     return false;
                 }
@@ -272,17 +276,29 @@ impl Shared {
         true
     }
 
-    /// Takes memory back from abandoned owners until there is room, from those first that went first.
+    /// Tries again what could not be confirmed before.
+    async fn take_back_leaving(&self, state: &mut State) {
+        let leaving = state.sections.iter().filter(|(_, held)| held.leaving).map(|(section, _)| *section);
+        for section in leaving.collect::<Vec<_>>() {
+            self.take_back(state, section).await;
+        }
+    }
+
+    /// Takes memory back until there is room: first what could not be confirmed before, then from abandoned owners, from
+    /// those first that went first.
     async fn reclaim(&self, bytes: u64) {
-        let mut abandoned: Vec<(Instant, Arc<Owner>)> = {
+        let mut owners: Vec<(Option<Instant>, Arc<Owner>)> = {
             let owners = lock(&self.owners);
-            let gone = owners.values().filter(|owner| owner.is_abandoned());
-            gone.filter_map(|owner| Some((owner.absent_since()?, Arc::clone(owner)))).collect()
+            owners.values().map(|owner| (owner.absent_since(), Arc::clone(owner))).collect()
         };
-        abandoned.sort_by_key(|(since, _)| *since);
-        for (_, owner) in abandoned {
+        owners.sort_by_key(|(since, _)| (since.is_some(), *since));
+        for (_, owner) in owners {
+            if self.free_bytes() >= bytes {
+                return;
+            }
             // Whoever holds the lock is not away; and the caller holds its own, so that waiting could be for ever.
             let Some(mut state) = owner.state.try_lock() else { continue };
+            self.take_back_leaving(&mut state).await;
             let sections: Vec<DonorSection> = state.sections.keys().copied().collect();
             for section in sections {
                 if self.free_bytes() >= bytes || !owner.is_abandoned() {

@@ -195,17 +195,24 @@ impl Reign<'_> {
         }
     }
 
+    /// Writes a few words, without waiting for one before the next is posted.
     async fn write(&mut self) {
         let Some(id) = self.pick() else { return };
-        self.written += 1;
-        let value = (self.epoch.get() << 32) | self.written;
-        let word = rt::random_below(WORDS);
-        let held = self.held.get_mut(&id).expect("it was picked");
-        let address = held.section.address + 8 * word;
-        held.words.insert(word, value);
         let posted = rt::now();
-        let writing = self.space.write(address, &[Bytes::copy_from_slice(&value.to_le_bytes())]);
-        self.outcome(id, posted, writing).await;
+        let mut writing = Vec::new();
+        let held = self.held.get_mut(&id).expect("it was picked");
+        for _ in 0..=rt::random_below(4) {
+            self.written += 1;
+            let value = (self.epoch.get() << 32) | self.written;
+            let word = rt::random_below(WORDS);
+            held.words.insert(word, value);
+            let bytes = Bytes::copy_from_slice(&value.to_le_bytes());
+            writing.push(self.space.write(held.section.address + 8 * word, &[bytes]));
+        }
+        self.space.flush();
+        for write in writing {
+            self.outcome(id, posted, write).await;
+        }
     }
 
     async fn read(&mut self) {
@@ -244,16 +251,17 @@ impl Reign<'_> {
 
     /// What a verb gave; a section whose verb fails is not used any more, until we hear that it is lost.
     async fn outcome<T: Unpin>(&mut self, id: SectionId, posted: Instant, verb: Completion<T>) -> Option<T> {
-        let given = self.held[&id].given;
         match verb.await {
             Ok(value) => {
+                let Some(Held { given, .. }) = self.held.get(&id) else { return Some(value) };
                 let donor = self.space.donor_of(id).expect("it was given").to_owned();
-                self.holder.truth.verb(self.holder.owner, self.epoch, &donor, given, posted);
+                self.holder.truth.verb(self.holder.owner, self.epoch, &donor, *given, posted);
                 Some(value)
             }
             Err(error) => {
                 self.holder.truth.operation();
-                let held = self.held.remove(&id).expect("it is held");
+                // Else another verb has failed before.
+                let held = self.held.remove(&id)?;
                 self.space.note_failure(held.section.address, &error);
                 let lost = self.space.read(held.section.address, 8, BytesMut::new()).await;
                 assert!(lost.is_err(), "{error}: yet the section is live");

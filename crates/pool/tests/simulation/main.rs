@@ -3,8 +3,8 @@
 //! 1. A seed decides sizes, delays, what is asked, and the faults: nodes crash and pause, connections are cut and break,
 //!    answers are lost and revocations fail at the pool's fault points.
 //! 2. Meanwhile [`truth`] holds what happens against what must hold: budgets, who has which memory, fences, losses.
-//! 3. All is healed, every holder ends its space, a last holder of each owner opens one: nothing may be left anywhere,
-//!    and all of the donors' memory can be had again.
+//! 3. All is healed. In half of the seeds every holder ends its space, and nothing may be left anywhere; in the others all
+//!    holders die. Either way all of the donors' memory can be had again.
 //!
 //! [`lies`] plants mistakes beneath and beside the code under test. Each must be caught.
 
@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
 use base::rt::{self, Stop};
-use pool::{MemoryNode, MemoryNodeOptions};
-use rma::sim::SimFabric;
-use rma::{Fabric, HostOptions, NodeId};
+use pool::{AddressSpace, Error, MemoryNode, MemoryNodeOptions};
+use rma::sim::{SimFabric, WEAKEST};
+use rma::{Fabric, HostOptions, NodeId, Profile};
 
 use holder::{Holder, space_options};
 use lies::{Lie, LyingHost};
@@ -118,7 +118,10 @@ fn plan(seed: u64) -> Plan {
 async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     let seed = sim.seed();
     let truth = Arc::new(Truth::default());
-    let fabric = SimFabric::new(&sim);
+    let mut fabric = SimFabric::new(&sim);
+    if seed.is_multiple_of(5) {
+        fabric = fabric.with_profile(Profile { synchronous: true, ..WEAKEST });
+    }
     for which in 0..DONORS.len() {
         start_donor(&sim, &fabric, &truth, which, lie);
     }
@@ -157,35 +160,66 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     rt::sleep(CALM).await;
     truth.check_calm();
     let operations = truth.operations();
-    finish.stop();
-    rt::sleep(CALM).await;
-    the_end(&fabric, &truth).await;
+    match seed.is_multiple_of(2) {
+        true => {
+            finish.stop();
+            rt::sleep(CALM).await;
+            everything_is_given_back(&fabric, &truth).await;
+        }
+        false => nobody_comes_back(&sim, &fabric, &truth).await,
+    }
     operations
 }
 
-/// A last holder of each owner finds everything given back, and can have it all.
-async fn the_end(fabric: &SimFabric, truth: &Arc<Truth>) {
+async fn open(owner: &'static str, fabric: &SimFabric, truth: &Truth) -> AddressSpace {
     let fabric: Arc<dyn Fabric> = Arc::new(fabric.clone());
-    let mut spaces = Vec::new();
-    for owner in OWNERS {
-        let options = space_options(owner, truth.next_epoch(owner), &fabric);
-        spaces.push(pool::AddressSpace::open(options).await.expect("everything is healed"));
-    }
-    truth.check_empty();
+    AddressSpace::open(space_options(owner, truth.next_epoch(owner), &fabric)).await.expect("everything is healed")
+}
+
+/// Grows until nothing is left.
+async fn grow_all(space: &AddressSpace) -> u64 {
+    space.set_budget(u64::MAX);
     let mut sections = 0;
-    for space in spaces.iter().cycle() {
+    loop {
         match space.grow().await {
             Ok(_) => sections += 1,
-            Err(error) => {
-                assert!(matches!(error, pool::Error::Exhausted(_)), "{error}");
-                break;
-            }
+            Err(Error::Exhausted(_)) => return sections,
+            Err(error) => panic!("growth ends by {error}"),
         }
     }
-    assert_eq!(sections, DONOR_SECTIONS.iter().sum::<u64>(), "all of the donors' memory can be had again");
+}
+
+/// Holders have ended their spaces in order: nothing is left anywhere, and all of the donors' memory can be had again.
+async fn everything_is_given_back(fabric: &SimFabric, truth: &Truth) {
+    truth.check_empty();
+    let mut spaces = Vec::new();
+    for owner in OWNERS {
+        spaces.push(open(owner, fabric, truth).await);
+    }
+    spaces[0].grow().await.expect("there is room");
+    let sections = 1 + grow_all(&spaces[1]).await;
+    assert_eq!(sections, DONOR_SECTIONS.iter().sum::<u64>(), "leak: not all of the donors' memory can be had again");
     for space in spaces {
         space.close().await;
     }
+    truth.check_empty();
+}
+
+/// All holders are gone for good, and one owner takes its memory over: it can have the other's too.
+async fn nobody_comes_back(sim: &Sim, fabric: &SimFabric, truth: &Truth) {
+    for (node, _) in HOLDERS {
+        sim.node(node).crash();
+        truth.holder_ends(node);
+    }
+    rt::sleep(pool::node::ABANDONED_AFTER * 2).await;
+    let space = open(OWNERS[0], fabric, truth).await;
+    let sections = grow_all(&space).await;
+    assert_eq!(sections, DONOR_SECTIONS.iter().sum::<u64>(), "leak: abandoned memory cannot be had");
+    let other = open(OWNERS[1], fabric, truth).await;
+    assert!(other.grow().await.is_err(), "budget: there was more than all");
+    space.close().await;
+    other.grow().await.expect("there is room again");
+    other.close().await;
     truth.check_empty();
 }
 
