@@ -9,6 +9,12 @@ pub enum Error {
     TooOld { height: u64 },
     #[error("namespace {namespace} holds a key that is not UTF-8")]
     KeyNotText { namespace: Box<str> },
+    #[error("a newer primary has taken over this state; stop acting as its primary")]
+    Fenced,
+    #[error("the state could not be read or changed for now; try again")]
+    Busy,
+    #[error("version {version} is neither in memory nor in storage, which should hold it; check the storage node")]
+    Lost { version: base::Version },
     #[error("storage: {0}")]
     Storage(#[from] storage::Error),
 }
@@ -17,8 +23,9 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::OutOfOrder { .. } => ErrorKind::Rejected,
-            Error::TooOld { .. } => ErrorKind::Retry,
-            Error::KeyNotText { .. } => ErrorKind::Corrupt,
+            Error::TooOld { .. } | Error::Busy => ErrorKind::Retry,
+            Error::Fenced => ErrorKind::Fenced,
+            Error::KeyNotText { .. } | Error::Lost { .. } => ErrorKind::Corrupt,
             Error::Storage(error) => error.kind(),
         }
     }

@@ -13,4 +13,56 @@ base::events! {
     gauge DeltaBytes("heddle_state_delta_bytes");
     /// Reads refused because their snapshot was too far behind.
     counter ViewsRefused("heddle_state_views_refused_total");
+    /// Bytes that the metadata caches of disaggregated states are charged with.
+    gauge MetadataCacheBytes("heddle_state_metadata_cache_bytes");
+    /// Bytes that the data caches of disaggregated states are charged with.
+    gauge DataCacheBytes("heddle_state_data_cache_bytes");
+    /// Look-ups of a key whose newest version was known.
+    counter MetadataCacheHits("heddle_state_metadata_cache_hits_total");
+    /// Look-ups of a key of which nothing was known.
+    counter MetadataCacheMisses("heddle_state_metadata_cache_misses_total");
+    /// Reads whose answer was there.
+    counter DataCacheHits("heddle_state_data_cache_hits_total");
+    /// Reads whose version was known and whose value was not there.
+    counter DataCacheMisses("heddle_state_data_cache_misses_total");
+    /// Steps from a version that was too new to the one before.
+    counter ChainSteps("heddle_state_chain_steps_total");
+    /// Reads that began anew because their lease ended under them.
+    counter ReadsLate("heddle_state_reads_late_total");
+    /// Buckets that did not belong to the subtable expected there.
+    counter DirectoriesStale("heddle_state_directories_stale_total");
+    /// Records under a live lease, in a section that is there, whose bytes were not to be trusted: damage, or a defect.
+    counter RecordsUntrusted("heddle_state_records_untrusted_total");
+    /// Reads of keys that were asked of storage.
+    counter StorageReads("heddle_state_storage_reads_total");
+    /// Pages of ranges that were asked of storage.
+    counter RangePages("heddle_state_range_pages_total");
+    /// Versions that memory had lost and storage made again.
+    counter VersionsRefetched("heddle_state_versions_refetched_total");
+    /// Records that were brought from storage to remote memory.
+    counter Fills("heddle_state_fills_total");
+    /// Fills given up because the key changed meanwhile.
+    counter FillsDropped("heddle_state_fills_dropped_total");
+    /// Versions for which remote memory had no place, kept in the delta until storage has them.
+    counter VersionsNotInMemory("heddle_state_versions_not_in_memory_total");
+    /// Versions that could not be linked to their successor.
+    counter LinksMissed("heddle_state_links_missed_total");
+    /// Index slots that were not what the primary had left there: damage, or a defect.
+    counter SlotsMissed("heddle_state_slots_missed_total");
+    /// Parts of the index that were split.
+    counter SubtablesSplit("heddle_state_subtables_split_total");
+    /// Sections leased from the pool.
+    counter SectionsLeased("heddle_state_sections_leased_total");
+    /// Sections given up, because they were lost or a verb to them was ambiguous.
+    counter SectionsGivenUp("heddle_state_sections_given_up_total");
+    /// Records found to which nothing led any more.
+    counter OrphansFound("heddle_state_orphans_found_total");
+    /// Bytes of remote memory that superseded versions have given back.
+    counter BytesReclaimed("heddle_state_reclaimed_bytes_total");
+    /// Bytes of remote memory that the last state to look has leased.
+    gauge RemoteBytesLeased("heddle_state_remote_leased_bytes");
+    /// Bytes of them that are free.
+    gauge RemoteBytesFree("heddle_state_remote_free_bytes");
+    /// Time to apply a block.
+    histogram ApplyTime("heddle_state_apply_seconds", seconds);
 }

@@ -14,11 +14,14 @@
 
 mod cache;
 mod delta;
+mod digest;
+pub mod disaggregated;
 mod error;
 pub mod events;
 mod monolithic;
 mod update;
 
+pub use disaggregated::{Disaggregated, DisaggregatedSettings};
 pub use error::Error;
 pub use monolithic::{Monolithic, Settings};
 pub use update::{Update, UpdateBatch};

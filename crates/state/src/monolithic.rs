@@ -36,7 +36,7 @@ use crate::cache::Cache;
 use crate::delta::{Delta, Newest};
 use crate::{
     Entry, Error, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, Update, UpdateBatch, VersionPage, Versioned, WorldState,
-    events,
+    digest, events,
 };
 
 /// Limits of one peer's state in one channel.
@@ -154,29 +154,7 @@ impl WorldState for Monolithic {
 
     async fn digest(&self) -> Result<[u8; 32], Error> {
         let view = self.current.read().expect("no reader panics").clone();
-        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
-        let mut feed = |bytes: &[u8]| {
-            context.update(&(bytes.len() as u64).to_le_bytes());
-            context.update(bytes);
-        };
-        for namespace in self.inner.namespaces()? {
-            let mut start = String::new();
-            loop {
-                let page = view.range(&namespace, &start, "", DIGEST_PAGE_ENTRIES).await?;
-                for Entry { key, versioned: Versioned { value, version } } in &page.entries {
-                    feed(namespace.as_bytes());
-                    feed(key.as_bytes());
-                    feed(value);
-                    feed(&version.block.to_le_bytes());
-                    feed(&version.tx.to_le_bytes());
-                }
-                match page.entries.last() {
-                    Some(last) if page.more => start = format!("{}\0", last.key),
-                    _ => break,
-                }
-            }
-        }
-        Ok(context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
+        digest::of(&*view, self.inner.namespaces()?).await
     }
 }
 
@@ -189,9 +167,6 @@ async fn hold_up(name: &'static str) {
         base::rt::sleep(HELD_UP).await;
     }
 }
-
-/// Entries that a digest reads at once.
-const DIGEST_PAGE_ENTRIES: usize = 1024;
 
 /// Blocks that a view may lag behind the savepoint while more waits to be persisted than should.
 const CROWDED_LAG_BLOCKS_MAX: u64 = 16;
@@ -429,7 +404,7 @@ struct TableRange<'a> {
 impl<'a> TableRange<'a> {
     fn new(view: &'a View, namespace: &'a str, start: &'a str, end: &'a str, limit: usize) -> Self {
         let next = Some(Bytes::copy_from_slice(start.as_bytes()));
-        let page_entries = limit.clamp(1, DIGEST_PAGE_ENTRIES);
+        let page_entries = limit.clamp(1, digest::PAGE_ENTRIES);
         TableRange { view, namespace, end, page: Vec::new().into_iter(), next, page_entries }
     }
 

@@ -1,88 +1,150 @@
-//! The monolithic state against a history kept in plain maps: every snapshot must see exactly its block boundary.
+//! Both forms of the state against a history kept in plain maps: every snapshot must see exactly its block boundary.
+
+mod support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base::rt::simulation::Simulation;
 use base::{Bytes, Version};
-use state::{Monolithic, RANGE_BYTES_SOFT_MAX, RangePage, Settings, Snapshot, UpdateBatch, WorldState};
+use state::{
+    DisaggregatedSettings, Monolithic, RANGE_BYTES_SOFT_MAX, RangePage, Settings, Snapshot, UpdateBatch, WorldState,
+};
+use storage::MemoryStateStore;
 use storage::tables::{FjallEngine, FjallOptions, ModelEngine, Tables, TablesEngine};
+use support::{Donors, Draw, History, check, disaggregated, next_block, rows};
 
-const NAMESPACES: [&str; 2] = ["basic", "smallbank"];
-const KEYS: u64 = 24;
+/// A form of the state: how it is opened, and told of a block that is durable.
+#[async_trait::async_trait]
+trait Form: Send + Sync {
+    async fn open(&mut self) -> Box<dyn WorldState>;
+    fn store(&mut self, number: u64, batch: &UpdateBatch);
+}
 
-/// The live records after each block.
-type History = Vec<BTreeMap<(String, String), (Bytes, Version)>>;
+struct InTables {
+    tables: Arc<dyn Tables>,
+    settings: Settings,
+}
 
-struct Draw(u64);
+#[async_trait::async_trait]
+impl Form for InTables {
+    async fn open(&mut self) -> Box<dyn WorldState> {
+        Box::new(Monolithic::open(self.tables.clone(), self.settings.clone()))
+    }
 
-impl Draw {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
+    fn store(&mut self, _number: u64, _batch: &UpdateBatch) {}
+}
+
+struct InPool {
+    donors: Donors,
+    store: MemoryStateStore,
+    settings: DisaggregatedSettings,
+    budget_bytes: u64,
+    epoch: u64,
+    stored: u64,
+}
+
+/// Lets a test look into a state that it holds by its interface.
+#[derive(Clone)]
+struct Handle(Arc<state::Disaggregated>);
+
+#[async_trait::async_trait]
+impl WorldState for Handle {
+    fn height(&self) -> u64 {
+        self.0.height()
+    }
+
+    fn snapshot(&self) -> Arc<dyn Snapshot> {
+        self.0.snapshot()
+    }
+
+    async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), state::Error> {
+        self.0.apply(number, batch).await?;
+        let audit = self.0.audit().await?;
+        assert_eq!(audit.leased, audit.free + audit.live + audit.quarantined, "{audit:?}");
+        assert_eq!((audit.leaked, audit.dangling), (0, 0), "{audit:?}");
+        Ok(())
+    }
+
+    async fn persist(&self) -> Result<u64, state::Error> {
+        self.0.persist().await
+    }
+
+    fn savepoint(&self) -> u64 {
+        self.0.savepoint()
+    }
+
+    async fn digest(&self) -> Result<[u8; 32], state::Error> {
+        self.0.digest().await
     }
 }
 
-fn next_block(draw: &mut Draw, number: u64, history: &mut History) -> UpdateBatch {
-    let mut batch = UpdateBatch::default();
-    let mut after = history.last().cloned().unwrap_or_default();
-    for tx in 0..draw.below(6) as u32 {
-        let namespace: Arc<str> = NAMESPACES[draw.below(2) as usize].into();
-        let key = format!("k{:02}", draw.below(KEYS));
-        let version = Version { block: number, tx };
-        let value =
-            (draw.below(4) > 0).then(|| Bytes::from(format!("{key}@{version}").repeat(draw.below(40) as usize)));
-        batch.put(&namespace, key.as_str().into(), value.clone(), version);
-        match value {
-            Some(value) => after.insert((namespace.to_string(), key), (value, version)),
-            None => after.remove(&(namespace.to_string(), key)),
+#[async_trait::async_trait]
+impl Form for InPool {
+    async fn open(&mut self) -> Box<dyn WorldState> {
+        self.epoch += 1;
+        let space = self.donors.open(self.epoch, self.budget_bytes).await.expect("the donors are there");
+        Box::new(Handle(Arc::new(disaggregated(space, &self.store, self.settings.clone()).await)))
+    }
+
+    fn store(&mut self, number: u64, batch: &UpdateBatch) {
+        if number == self.stored {
+            self.store.add_block(rows(batch));
+            self.stored += 1;
+        }
+    }
+}
+
+/// Follows the state in a simulated pool; gives its digest, and what was counted.
+fn in_pool(seed: u64, cache_bytes: usize, budget_bytes: u64) -> ([u8; 32], BTreeMap<&'static str, u64>) {
+    let report = Simulation::new(seed).run(move |sim| async move {
+        let donors = Donors::start(&sim, 2, 8 << 10, 1 << 20).await;
+        let settings = DisaggregatedSettings {
+            metadata_cache_bytes: cache_bytes,
+            data_cache_bytes: cache_bytes,
+            ..DisaggregatedSettings::default()
         };
-    }
-    history.push(after);
-    batch
+        let store = MemoryStateStore::new();
+        let form = InPool { donors, store, settings, budget_bytes, epoch: 0, stored: 0 };
+        follow(form, seed).await
+    });
+    let report = report.expect("the run is whole");
+    let counted = |name: &str| match report.events.get(name) {
+        Some(base::event::Value::Counter(count)) => *count,
+        // What never happened is not listed.
+        _ => 0,
+    };
+    assert_eq!(
+        counted("heddle_state_records_untrusted_total"),
+        0,
+        "seed {seed}: what pointers lead to is to be trusted"
+    );
+    assert_eq!(counted("heddle_state_slots_missed_total"), 0, "seed {seed}: nobody else changes slots");
+    let names = ["heddle_state_versions_not_in_memory_total", "heddle_state_fills_total"];
+    let counts = names.into_iter().map(|name| (name, counted(name))).collect();
+    (report.value, counts)
 }
 
-async fn check(snapshot: &dyn Snapshot, history: &History, seed: u64) {
-    let height = snapshot.height();
-    let empty = BTreeMap::new();
-    let expected = height.checked_sub(1).map_or(&empty, |last| &history[last as usize]);
-    for namespace in NAMESPACES {
-        for number in 0..KEYS {
-            let key = format!("k{number:02}");
-            let found = snapshot.get(namespace, &key).await.expect("the view is admitted");
-            let found = found.map(|record| (record.value, record.version));
-            let wanted = expected.get(&(namespace.to_owned(), key.clone())).cloned();
-            assert_eq!(found, wanted, "seed {seed}: {namespace}/{key} at height {height}");
-        }
-        for (start, end, limit) in
-            [("", "", 100), ("k05", "k15", 100), ("k05", "", 3), ("", "k20", 1), ("k09", "k09", 5)]
-        {
-            let page = snapshot.range(namespace, start, end, limit).await.expect("the view is admitted");
-            let more = page.more;
-            let found: Vec<_> = page
-                .entries
-                .into_iter()
-                .map(|entry| (entry.key.to_string(), entry.versioned.value, entry.versioned.version))
-                .collect();
-            let within = expected.iter().filter(|((other, key), _)| {
-                other == namespace && key.as_str() >= start && (end.is_empty() || key.as_str() < end)
-            });
-            let mut wanted: Vec<_> =
-                within.map(|((_, key), (value, version))| (key.clone(), value.clone(), *version)).collect();
-            assert_eq!(more, wanted.len() > limit, "seed {seed}: {namespace}[{start}..{end}] limit {limit}");
-            wanted.truncate(limit);
-            let versions = snapshot.range_versions(namespace, start, end, limit).await.expect("the view is admitted");
-            assert_eq!(versions.more, more, "seed {seed}: {namespace}[{start}..{end}] limit {limit}");
-            let versions = versions.entries.into_iter().map(|(key, version)| (key.to_string(), version));
-            let known = wanted.iter().map(|(key, _, version)| (key.clone(), *version));
-            assert!(versions.eq(known), "seed {seed}: {namespace}[{start}..{end}] limit {limit} at height {height}");
-            assert_eq!(found, wanted, "seed {seed}: {namespace}[{start}..{end}] limit {limit} at height {height}");
+#[test]
+fn every_snapshot_in_a_pool_sees_its_own_block_boundary() {
+    let mut total: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in 0..12 {
+        let monolithic = with_model(move |tables| follow(in_tables(tables, 2_000), seed));
+        for (cache_bytes, budget_bytes) in [(600, 8 << 10), (600, 1 << 20), (1 << 20, 1 << 20)] {
+            let (digest, counts) = in_pool(seed, cache_bytes, budget_bytes);
+            assert_eq!(digest, monolithic, "seed {seed}: both forms hold the same");
+            counts.into_iter().for_each(|(name, count)| *total.entry(name).or_default() += count);
         }
     }
+    assert!(total.values().all(|count| *count > 0), "{total:?}");
 }
 
-async fn follow(tables: Arc<dyn Tables>, seed: u64, cache_bytes: usize) -> [u8; 32] {
-    let settings = Settings { cache_bytes, ..Settings::default() };
-    let mut state = Monolithic::open(tables.clone(), settings.clone());
+fn in_tables(tables: Arc<dyn Tables>, cache_bytes: usize) -> InTables {
+    InTables { tables, settings: Settings { cache_bytes, ..Settings::default() } }
+}
+
+async fn follow(mut form: impl Form, seed: u64) -> [u8; 32] {
+    let mut state = form.open().await;
     let mut draw = Draw(seed);
     let mut history = History::new();
     let mut batches = Vec::new();
@@ -90,6 +152,7 @@ async fn follow(tables: Arc<dyn Tables>, seed: u64, cache_bytes: usize) -> [u8; 
     for number in 0..60 {
         let batch = next_block(&mut draw, number, &mut history);
         batches.push(batch.clone());
+        form.store(number, &batch);
         state.apply(number, batch).await.expect("blocks come in order");
         held.push(state.snapshot());
         match draw.below(8) {
@@ -98,7 +161,8 @@ async fn follow(tables: Arc<dyn Tables>, seed: u64, cache_bytes: usize) -> [u8; 
             2 => {
                 // A restart forgets what no savepoint covers; replay brings it back.
                 held.clear();
-                state = Monolithic::open(tables.clone(), settings.clone());
+                drop(state);
+                state = form.open().await;
                 for number in state.height()..=number {
                     let batch = batches[number as usize].clone();
                     state.apply(number, batch).await.expect("replay is in order");
@@ -120,8 +184,8 @@ async fn follow(tables: Arc<dyn Tables>, seed: u64, cache_bytes: usize) -> [u8; 
 #[test]
 fn every_snapshot_of_the_model_tables_sees_its_own_block_boundary() {
     for seed in 0..40 {
-        let small = with_model(move |tables| follow(tables, seed, 600));
-        let large = with_model(move |tables| follow(tables, seed, 1 << 20));
+        let small = with_model(move |tables| follow(in_tables(tables, 600), seed));
+        let large = with_model(move |tables| follow(in_tables(tables, 1 << 20), seed));
         assert_eq!(small, large, "seed {seed}: the cache changes nothing");
     }
 }
@@ -146,9 +210,13 @@ fn every_snapshot_of_fjall_tables_sees_its_own_block_boundary() {
         let digest = base::rt::production::run(async {
             let engine =
                 FjallEngine::open(folder.path(), FjallOptions::default()).await.expect("an empty folder opens");
-            follow(engine.tables("channel").await.expect("a table set opens"), seed, 2_000).await
+            follow(in_tables(engine.tables("channel").await.expect("a table set opens"), 2_000), seed).await
         });
-        assert_eq!(digest, with_model(move |tables| follow(tables, seed, 2_000)), "seed {seed}: engines agree");
+        assert_eq!(
+            digest,
+            with_model(move |tables| follow(in_tables(tables, 2_000), seed)),
+            "seed {seed}: engines agree"
+        );
     }
 }
 

@@ -1,0 +1,70 @@
+//! Accounts of remote memory, checked against the index: for tests, and for operators who ask.
+
+use base::Set;
+
+use super::index::{GROUP_BYTES, Group, SUBTABLE_BYTES};
+use super::memory::completed;
+use super::space::Accounts;
+use super::{Shared, Writer};
+use crate::Error;
+
+/// What became of every leased byte.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Audit {
+    /// Bytes of leased sections.
+    pub leased: u64,
+    /// Of them free, live, and put aside until every lease has ended.
+    pub free: u64,
+    pub live: u64,
+    pub quarantined: u64,
+    /// Live bytes of the index, of records that it leads to, and of versions that a newer one superseded.
+    pub index: u64,
+    pub records: u64,
+    pub superseded: u64,
+    /// Live bytes to which nothing leads. Until the keeper has been there after a loss of subtables there may be some.
+    pub leaked: u64,
+    /// Slots that lead into leased sections but to no live buffer. There are never any.
+    pub dangling: u64,
+    /// How many records the index leads to.
+    pub entries: u64,
+}
+
+impl Shared {
+    pub(super) async fn audit(&self) -> Result<Audit, Error> {
+        let mut guard = self.writer.lock().await;
+        let writer: &mut Writer = &mut guard;
+        let Accounts { leased, free, live, quarantined } = writer.space.accounts();
+        let mut audit = Audit { leased, free, live, quarantined, ..Audit::default() };
+        let mut reached: Set<u64> = Set::default();
+        let subtables: Vec<_> = self.directory().subtables().copied().collect();
+        for subtable in subtables {
+            let into = base::BytesMut::with_capacity(SUBTABLE_BYTES);
+            let verb = self.memory.read(subtable.address, SUBTABLE_BYTES, into);
+            let bytes = completed(&*self.memory, verb).await.map_err(|_| Error::Busy)?;
+            audit.index += writer.space.extent(subtable.address).map_or(0, |extent| extent.bytes);
+            reached.insert(subtable.address);
+            for group in bytes.chunks(GROUP_BYTES) {
+                let group = Group::new(group, &subtable).ok_or(Error::Busy)?;
+                for (_, pointer) in group.entries().filter(|(_, pointer)| writer.space.holds(pointer.address())) {
+                    audit.entries += 1;
+                    match writer.space.extent(pointer.address()) {
+                        Some(extent) if reached.insert(extent.address) => audit.records += extent.bytes,
+                        _ => audit.dangling += 1,
+                    }
+                }
+            }
+        }
+        for superseded in &writer.superseded {
+            match writer.space.extent(superseded.pointer.address()) {
+                Some(extent) if reached.insert(extent.address) => audit.superseded += extent.bytes,
+                _ => audit.dangling += 1,
+            }
+        }
+        for extent in writer.space.quarantined() {
+            audit.dangling += u64::from(!reached.insert(extent.address));
+        }
+        let unreached = writer.space.buffers().filter(|extent| !reached.contains(&extent.address));
+        audit.leaked = unreached.map(|extent| extent.bytes).sum();
+        Ok(audit)
+    }
+}

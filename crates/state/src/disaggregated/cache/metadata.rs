@@ -1,0 +1,151 @@
+//! The metadata cache: key → where its newest version is, which version that is, and whether it is live.
+//!
+//! Entries lie in a slab over which the hand of a clock goes round: an entry that was used since it last came by stays for
+//! another round.
+
+use hashbrown::HashTable;
+
+use super::{Known, Tag};
+use crate::disaggregated::index::KeyHash;
+use crate::disaggregated::record::Name;
+use crate::events;
+
+pub struct Entry {
+    hash: KeyHash,
+    /// Namespace and key.
+    names: Box<[u8]>,
+    namespace_bytes: u16,
+    used: bool,
+    pub known: Known,
+    /// Of the newest version in the data cache, if it is there.
+    pub tag: Tag,
+    /// Where the data cache had it last.
+    pub hint: u32,
+}
+
+/// What an entry costs besides its names: its place in the slab with the slab's spare room, its place in a table that may
+/// be half empty, and the allocation of the names.
+pub const ENTRY_BYTES: usize = size_of::<Entry>() * 9 / 8 + 2 * (size_of::<u32>() + 1) + 16;
+
+/// See [the module](self).
+#[derive(Default)]
+pub struct Metadata {
+    table: HashTable<u32>,
+    slab: Vec<Option<Entry>>,
+    vacant: Vec<u32>,
+    hand: usize,
+    bytes: usize,
+    budget_bytes: usize,
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        ENTRY_BYTES + self.names.len()
+    }
+
+    #[inline]
+    fn is_of(&self, hash: KeyHash, name: Name<'_>) -> bool {
+        let namespace = usize::from(self.namespace_bytes);
+        self.hash == hash
+            && self.names.len() == name.namespace.len() + name.key.len()
+            && namespace == name.namespace.len()
+            && &self.names[namespace..] == name.key.as_bytes()
+            && &self.names[..namespace] == name.namespace.as_bytes()
+    }
+}
+
+impl Metadata {
+    pub fn new(budget_bytes: usize) -> Metadata {
+        Metadata { budget_bytes, ..Metadata::default() }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    #[inline]
+    fn place(&self, hash: KeyHash, name: Name<'_>) -> Option<u32> {
+        let slab = &self.slab;
+        let is_it = |at: &u32| slab[*at as usize].as_ref().is_some_and(|entry| entry.is_of(hash, name));
+        self.table.find(hash.0, is_it).copied()
+    }
+
+    /// The entry of a key, which counts as used.
+    #[inline]
+    pub fn find(&mut self, hash: KeyHash, name: Name<'_>) -> Option<&mut Entry> {
+        let at = self.place(hash, name)?;
+        let entry = self.slab[at as usize].as_mut()?;
+        entry.used = true;
+        Some(entry)
+    }
+
+    /// Sets the entry of a key; others leave until there is room.
+    pub fn put(&mut self, hash: KeyHash, name: Name<'_>, known: Known, tag: Tag, hint: u32) {
+        if let Some(entry) = self.place(hash, name).and_then(|at| self.slab[at as usize].as_mut()) {
+            (entry.known, entry.tag, entry.hint) = (known, tag, hint);
+            return;
+        }
+        let bytes = ENTRY_BYTES + name.namespace.len() + name.key.len();
+        let Ok(namespace_bytes) = u16::try_from(name.namespace.len()) else { return };
+        if bytes > self.budget_bytes {
+            return;
+        }
+        while self.bytes + bytes > self.budget_bytes {
+            self.evict_one();
+        }
+        let names = [name.namespace.as_bytes(), name.key.as_bytes()].concat().into();
+        let entry = Some(Entry { hash, names, namespace_bytes, used: false, known, tag, hint });
+        let at = match self.vacant.pop() {
+            Some(at) => {
+                self.slab[at as usize] = entry;
+                at
+            }
+            None => {
+                if self.slab.len() == self.slab.capacity() {
+                    self.slab.reserve_exact((self.slab.len() / 8).max(4));
+                }
+                self.slab.push(entry);
+                u32::try_from(self.slab.len() - 1).expect("the byte budget keeps the entries below 2^32")
+            }
+        };
+        self.bytes += bytes;
+        events::MetadataCacheBytes.add(bytes as i64);
+        let slab = &self.slab;
+        self.table.insert_unique(hash.0, at, |at| slab[*at as usize].as_ref().map_or(0, |entry| entry.hash.0));
+    }
+
+    pub fn remove(&mut self, hash: KeyHash, name: Name<'_>) {
+        if let Some(at) = self.place(hash, name) {
+            self.remove_at(at);
+        }
+    }
+
+    /// Removes every entry for which `keep` does not hold.
+    pub fn retain(&mut self, keep: impl Fn(&Known) -> bool) {
+        for at in 0..self.slab.len() {
+            if self.slab[at].as_ref().is_some_and(|entry| !keep(&entry.known)) {
+                self.remove_at(at as u32);
+            }
+        }
+    }
+
+    fn evict_one(&mut self) {
+        loop {
+            self.hand = if self.hand + 1 >= self.slab.len() { 0 } else { self.hand + 1 };
+            match &mut self.slab[self.hand] {
+                Some(entry) if entry.used => entry.used = false,
+                Some(_) => return self.remove_at(self.hand as u32),
+                None => {}
+            }
+        }
+    }
+
+    fn remove_at(&mut self, at: u32) {
+        let entry = self.slab[at as usize].take().expect("only entries are removed");
+        self.bytes -= entry.bytes();
+        events::MetadataCacheBytes.add(-(entry.bytes() as i64));
+        let found = self.table.find_entry(entry.hash.0, |other| *other == at);
+        found.expect("every entry is in the table").remove();
+        self.vacant.push(at);
+    }
+}

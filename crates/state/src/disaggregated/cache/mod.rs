@@ -1,0 +1,296 @@
+//! What the compute node remembers: where a key's newest version is, and the bytes of versions it has read or written.
+//!
+//! The caches are split into shards by the hash of the key; a shard has its part of both, under one lock, so that a warm
+//! read takes one lock, one look-up and no allocation. Each shard has an exact budget of bytes for each part.
+//!
+//! What is remembered of a key is its newest applied version, always. Two things change it: the primary's apply
+//! ([`Caches::replace`]), and readers that have found it elsewhere ([`Caches::learn`]). A reader's finding may be out of
+//! date by the time it is brought here, hence:
+//! 1. the reader takes the [`Token`] of the key's hash before it looks anywhere else;
+//! 2. apply, once the index leads to the new version and before the height does, replaces the entry and kills all tokens
+//!    of that hash, under the shard's lock;
+//! 3. [`Caches::learn`] does nothing under a dead token, under the same lock.
+//!
+//! Tokens are counters shared by many hashes: a token may die for another key's sake, which costs a look-up and is never
+//! wrong.
+//!
+//! Invariants: an entry is the newest version that any visible height can see; no part is ever above its budget.
+
+mod data;
+mod metadata;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use base::{Bytes, Version};
+
+use self::data::Data;
+use self::metadata::Metadata;
+use super::fault::{Mutant, mutant};
+use super::index::KeyHash;
+use super::pointer::Pointer;
+use super::record::{Name, Record};
+use crate::{Versioned, events};
+
+/// Counters that tokens are taken from.
+const TOKENS: usize = 4096;
+/// Shards at most, and the bytes below which a further one is not worth having.
+const SHARDS_MAX: usize = 64;
+const SHARD_BYTES_MIN: usize = 1 << 20;
+
+/// Proof of when a look-up began; see [the module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Token(u64);
+
+/// What tells the data of one version from those of others: its pointer, or a number of its own where it has none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag(u64);
+
+impl Tag {
+    const LOCAL: u64 = 1 << 63;
+
+    fn of(pointer: Pointer) -> Tag {
+        // A reader that trusts any life of a buffer takes the bytes of one for those of another.
+        let mask = if mutant(Mutant::NoIncarnation) { (1 << 40) - 1 } else { u64::MAX };
+        Tag(pointer.bits() & mask)
+    }
+}
+
+/// The newest applied version of a key, without its value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Known {
+    /// Null where remote memory does not hold it.
+    pub pointer: Pointer,
+    pub version: Version,
+    pub kind: Kind,
+    /// Bytes of its record.
+    pub bytes: u32,
+}
+
+/// What a version says of its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Live,
+    Deleted,
+    /// No version that anybody admitted may see; the version means nothing.
+    Absent,
+}
+
+impl Known {
+    /// Neither remote memory, delta nor storage holds the key.
+    pub const ABSENT: Known =
+        Known { pointer: Pointer::NULL, version: Version { block: 0, tx: 0 }, kind: Kind::Absent, bytes: 0 };
+
+    /// Whether a reader at this height sees it.
+    #[inline]
+    pub fn is_seen(&self, height: u64) -> bool {
+        self.kind == Kind::Absent || self.version.block < height
+    }
+}
+
+/// A version with its value.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    pub version: Version,
+    /// `None` for a deletion.
+    pub value: Option<Bytes>,
+    /// The version before it, in remote memory.
+    pub prev: Pointer,
+    /// Bytes that keeping it costs, besides the cache's own.
+    pub bytes: usize,
+}
+
+impl Kept {
+    /// From a record whose buffer has `bytes` bytes.
+    pub fn of(record: &Record, bytes: usize) -> Kept {
+        Kept { version: record.version, value: record.value(), prev: record.prev, bytes }
+    }
+
+    pub fn versioned(&self) -> Option<Versioned> {
+        let version = self.version;
+        self.value.clone().map(|value| Versioned { value, version })
+    }
+}
+
+/// What the caches say of a key at a height.
+#[derive(Debug)]
+pub enum Found {
+    /// The answer.
+    Answer(Option<Versioned>),
+    /// The newest version, which is the one that is seen; its value is not here.
+    Newest(Known),
+    /// The newest version, which is too new to be seen.
+    TooNew(Known),
+    /// Nothing. Here is a token to learn something under.
+    Nothing(Token),
+}
+
+#[derive(Default)]
+struct Shard {
+    metadata: Metadata,
+    data: Data,
+}
+
+/// See [the module](self).
+pub struct Caches {
+    shards: Box<[Mutex<Shard>]>,
+    tokens: Box<[AtomicU64]>,
+    /// Tags of versions without a pointer.
+    local: AtomicU64,
+}
+
+impl Caches {
+    pub fn new(metadata_bytes: usize, data_bytes: usize) -> Caches {
+        let shards = (metadata_bytes.min(data_bytes) / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
+        let shards = 1 << shards.ilog2();
+        let shard = || {
+            let (metadata, data) = (Metadata::new(metadata_bytes / shards), Data::new(data_bytes / shards));
+            Mutex::new(Shard { metadata, data })
+        };
+        Caches {
+            shards: (0..shards).map(|_| shard()).collect(),
+            tokens: (0..TOKENS).map(|_| AtomicU64::new(0)).collect(),
+            local: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn shard(&self, hash: KeyHash) -> MutexGuard<'_, Shard> {
+        // Bits that neither the table within a shard nor the index spends first.
+        let at = (hash.0 >> 26) as usize & (self.shards.len() - 1);
+        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counter(&self, hash: KeyHash) -> &AtomicU64 {
+        &self.tokens[(hash.0 >> 40) as usize % TOKENS]
+    }
+
+    /// Step 1 of learning.
+    #[inline]
+    pub fn token(&self, hash: KeyHash) -> Token {
+        Token(self.counter(hash).load(Ordering::Acquire))
+    }
+
+    /// Whether anything learnt under the token may still be used.
+    pub fn is_alive(&self, hash: KeyHash, token: Token) -> bool {
+        self.token(hash) == token || mutant(Mutant::FillSurvives)
+    }
+
+    /// What is known of a key, with its value, at a height.
+    #[inline]
+    pub fn get(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Found {
+        let mut shard = self.shard(hash);
+        let Shard { metadata, data } = &mut *shard;
+        let Some(entry) = metadata.find(hash, name) else { return Found::Nothing(self.token(hash)) };
+        let known = entry.known;
+        if !known.is_seen(height) {
+            return Found::TooNew(known);
+        }
+        if known.kind != Kind::Live {
+            return Found::Answer(None);
+        }
+        match data.get(entry.tag, &mut entry.hint) {
+            Some(kept) => Found::Answer(kept.versioned()),
+            None => Found::Newest(known),
+        }
+    }
+
+    /// As [`Caches::get`] where only the version matters: never gives [`Found::Newest`].
+    #[inline]
+    pub fn version(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Result<Option<Version>, Found> {
+        let mut shard = self.shard(hash);
+        match shard.metadata.find(hash, name) {
+            None => Err(Found::Nothing(self.token(hash))),
+            Some(entry) if entry.known.is_seen(height) => {
+                Ok((entry.known.kind == Kind::Live).then_some(entry.known.version))
+            }
+            Some(entry) => Err(Found::TooNew(entry.known)),
+        }
+    }
+
+    /// What is known of a key's newest version.
+    pub fn newest(&self, hash: KeyHash, name: Name<'_>) -> Option<Known> {
+        self.shard(hash).metadata.find(hash, name).map(|entry| entry.known)
+    }
+
+    /// The bytes of a version of a key with this hash.
+    pub fn kept(&self, hash: KeyHash, pointer: Pointer) -> Option<Kept> {
+        self.shard(hash).data.find(Tag::of(pointer)).cloned()
+    }
+
+    /// Keeps the bytes of a version, whether it is the newest or not.
+    pub fn keep(&self, hash: KeyHash, pointer: Pointer, kept: Kept) {
+        self.shard(hash).data.put(Tag::of(pointer), kept);
+    }
+
+    /// Step 3 of learning: what was found is the newest version of the key, unless the token died.
+    pub fn learn(&self, token: Token, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<Kept>) {
+        let mut shard = self.shard(hash);
+        if self.is_alive(hash, token) {
+            self.put(&mut shard, hash, name, known, kept);
+        }
+    }
+
+    /// Step 2: a block has written the key. What was learnt before is void.
+    pub fn replace(&self, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<Kept>) {
+        let mut shard = self.shard(hash);
+        self.counter(hash).fetch_add(1, Ordering::AcqRel);
+        self.put(&mut shard, hash, name, known, kept);
+    }
+
+    /// The record that remote memory held of this key is gone from it; what was learnt before is void.
+    pub fn detach(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
+        let mut shard = self.shard(hash);
+        self.counter(hash).fetch_add(1, Ordering::AcqRel);
+        if shard.metadata.find(hash, name).is_some_and(|entry| entry.known.pointer == pointer) {
+            shard.metadata.remove(hash, name);
+        }
+    }
+
+    /// Forgets every entry for whose pointer `gone` holds, and kills every token. Nobody finds such pointers elsewhere by now.
+    pub fn forget(&self, gone: impl Fn(Pointer) -> bool) {
+        // Whoever takes a token from now on does not find such pointers any more.
+        self.tokens.iter().for_each(|token| {
+            token.fetch_add(1, Ordering::AcqRel);
+        });
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.metadata.retain(|known| known.pointer.is_null() || !gone(known.pointer));
+        }
+    }
+
+    /// Bytes that both parts are charged with.
+    pub fn bytes(&self) -> (usize, usize) {
+        let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
+        shards.fold((0, 0), |(metadata, data), shard| (metadata + shard.metadata.bytes(), data + shard.data.bytes()))
+    }
+
+    fn put(&self, shard: &mut Shard, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<Kept>) {
+        let tag = match known.pointer.is_null() {
+            true => Tag(Tag::LOCAL | self.local.fetch_add(1, Ordering::Relaxed)),
+            false => Tag::of(known.pointer),
+        };
+        // What was kept of the version before under a number of its own cannot be found any more.
+        if let Some(before) = shard.metadata.find(hash, name).map(|entry| entry.tag)
+            && before.0 & Tag::LOCAL != 0
+        {
+            shard.data.remove(before);
+        }
+        let hint = match kept {
+            Some(kept) => shard.data.put(tag, kept),
+            None => shard.data.place(tag),
+        };
+        shard.metadata.put(hash, name, known, tag, hint.unwrap_or(u32::MAX));
+    }
+}
+
+impl Drop for Caches {
+    fn drop(&mut self) {
+        let (metadata, data) = self.bytes();
+        events::MetadataCacheBytes.add(-(metadata as i64));
+        events::DataCacheBytes.add(-(data as i64));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+use super::*;
+use crate::disaggregated::pointer::Incarnation;
+
+const SEED: u64 = 9;
+
+fn name(key: &str) -> Name<'_> {
+    Name { namespace: "cc", key }
+}
+
+fn hash(key: &str) -> KeyHash {
+    KeyHash::new(name(key), SEED)
+}
+
+fn known(address: u64, block: u64) -> Known {
+    let pointer = Pointer::new(address, 100, Incarnation::new(1));
+    Known { pointer, version: Version { block, tx: 0 }, kind: Kind::Live, bytes: 100 }
+}
+
+fn kept(block: u64, value: &'static str) -> Kept {
+    let value = Some(Bytes::from_static(value.as_bytes()));
+    Kept { version: Version { block, tx: 0 }, value, prev: Pointer::NULL, bytes: 100 }
+}
+
+fn value(found: Found) -> Option<Bytes> {
+    match found {
+        Found::Answer(answer) => answer.map(|versioned| versioned.value),
+        other => panic!("no answer: {other:?}"),
+    }
+}
+
+#[test]
+fn what_was_learnt_before_an_apply_is_not_remembered_after_it() {
+    let caches = Caches::new(10_000, 10_000);
+    let Found::Nothing(token) = caches.get(hash("a"), name("a"), 9) else { panic!("the cache is empty") };
+    caches.replace(hash("a"), name("a"), known(0x2000, 5), Some(kept(5, "new")));
+    caches.learn(token, hash("a"), name("a"), known(0x1000, 4), Some(kept(4, "old")));
+    assert_eq!(value(caches.get(hash("a"), name("a"), 9)), Some(Bytes::from_static(b"new")));
+    let token = caches.token(hash("b"));
+    caches.detach(hash("b"), name("b"), Pointer::NULL);
+    caches.learn(token, hash("b"), name("b"), Known::ABSENT, None);
+    assert!(matches!(caches.get(hash("b"), name("b"), 9), Found::Nothing(_)));
+}
+
+#[test]
+fn a_height_below_the_newest_version_is_told_so() {
+    let caches = Caches::new(10_000, 10_000);
+    caches.replace(hash("a"), name("a"), known(0x2000, 5), Some(kept(5, "new")));
+    assert!(matches!(caches.get(hash("a"), name("a"), 5), Found::TooNew(found) if found == known(0x2000, 5)));
+    assert!(matches!(caches.version(hash("a"), name("a"), 5), Err(Found::TooNew(_))));
+    assert_eq!(caches.version(hash("a"), name("a"), 6).expect("it is known"), Some(Version { block: 5, tx: 0 }));
+    caches.replace(hash("a"), name("a"), Known::ABSENT, None);
+    assert_eq!(value(caches.get(hash("a"), name("a"), 1)), None);
+}
+
+#[test]
+fn bytes_of_another_life_of_a_buffer_are_not_taken() {
+    let caches = Caches::new(10_000, 10_000);
+    let (one, other) = (Pointer::new(0x1000, 100, Incarnation::new(1)), Pointer::new(0x1000, 100, Incarnation::new(2)));
+    caches.keep(hash("a"), one, kept(1, "one"));
+    assert!(caches.kept(hash("a"), one).is_some() && caches.kept(hash("a"), other).is_none());
+}
+
+#[test]
+fn both_parts_keep_to_their_budgets_through_random_operations() {
+    let (metadata_budget, data_budget) = (3_000, 5_000);
+    let caches = Caches::new(metadata_budget, data_budget);
+    let mut random = 3u64;
+    let mut hits = 0;
+    for step in 0..50_000u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let key = format!("k{}", (random >> 33) % 60);
+        let (hash, name) = (hash(&key), name(&key));
+        let known = known(0x1000 + step * 16, step);
+        let kept = Kept { bytes: (random >> 40) as usize % 900, ..kept(step, "value") };
+        match random >> 61 {
+            0 => caches.detach(hash, name, known.pointer),
+            1 => caches.replace(hash, name, known, None),
+            2 => caches.keep(hash, known.pointer, kept),
+            3 => caches.replace(hash, name, known, Some(kept)),
+            4 => caches.forget(|pointer| pointer.address() % 4096 == 0),
+            _ => hits += usize::from(matches!(caches.get(hash, name, u64::MAX), Found::Answer(_))),
+        }
+        let (metadata, data) = caches.bytes();
+        assert!(metadata <= metadata_budget && data <= data_budget, "step {step}: {metadata} {data}");
+    }
+    assert!(hits > 1_000, "{hits}");
+}

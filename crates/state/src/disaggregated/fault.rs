@@ -1,0 +1,48 @@
+//! What simulations do to the state: hold a step up, so that crashes and reads fall between two steps, and plant mistakes
+//! that the checkers must catch.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use base::rt;
+
+/// How long a step that a simulation holds up waits. Longer than a lease.
+const HELD_UP: Duration = Duration::from_millis(60);
+
+/// A named fault point: in a simulation a step may wait here. In production nothing happens.
+pub(super) async fn hold_up(name: &'static str) {
+    if rt::fault_point(name) {
+        rt::sleep(HELD_UP).await;
+    }
+}
+
+/// A planted mistake. None is ever planted but by a test of the tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Mutant {
+    /// None.
+    None,
+    /// Links and slots point to a record before it was written.
+    LinkEarly,
+    /// Bytes are trusted whichever life of the buffer they are of.
+    NoIncarnation,
+    /// A fill goes on although the key was invalidated meanwhile.
+    FillSurvives,
+    /// A buffer is used again before the leases that may hold its address have ended.
+    ReuseEarly,
+}
+
+thread_local! {
+    static PLANTED: Cell<Mutant> = const { Cell::new(Mutant::None) };
+}
+
+/// Plants a mistake in every state of this thread, on which a simulation runs whole.
+pub fn plant(mutant: Mutant) {
+    PLANTED.set(mutant);
+}
+
+/// Whether this mistake is to be made.
+#[inline]
+pub(super) fn mutant(mutant: Mutant) -> bool {
+    PLANTED.get() == mutant
+}

@@ -1,0 +1,213 @@
+//! What the writer does to buckets: reads groups and heads, makes subtables, splits them. [`super::index`] has the layout
+//! and the steps of a split.
+
+use std::collections::BTreeMap;
+
+use base::{Bytes, BytesMut};
+
+use super::fault::hold_up;
+use super::index::{DEPTH_MAX, GROUP_BYTES, GROUPS, Group, KeyHash, SUBTABLE_BYTES, Subtable};
+use super::memory::{completed, had_no_effect};
+use super::pointer::Pointer;
+use super::record::{self, HEADER_BYTES, Name};
+use super::{Shared, Writer};
+use crate::events;
+
+/// Verbs that a writer has in flight at once.
+pub const IN_FLIGHT_MAX: usize = 256;
+/// Bytes of a record that are read to find out its key. Most keys end within.
+const HEAD_BYTES: usize = 192;
+
+/// A head, with bytes of its own.
+pub struct OwnHead {
+    bytes: Bytes,
+    pointer: Pointer,
+}
+
+impl OwnHead {
+    fn head(&self) -> record::Head<'_> {
+        record::head(&self.bytes, self.pointer).expect("it was one when it was read")
+    }
+
+    pub fn is_of(&self, name: Name<'_>) -> bool {
+        let head = self.head();
+        head.namespace == name.namespace.as_bytes() && head.key == name.key.as_bytes()
+    }
+
+    /// Namespace and key, if they are text.
+    pub fn name(&self) -> Option<Name<'_>> {
+        let head = self.head();
+        let (namespace, key) = (std::str::from_utf8(head.namespace).ok()?, std::str::from_utf8(head.key).ok()?);
+        Some(Name { namespace, key })
+    }
+}
+
+impl Shared {
+    /// The heads of records, in the order asked; `None` where a verb failed or the bytes are none.
+    pub(super) async fn read_heads(&self, pointers: &[Pointer]) -> Vec<Option<OwnHead>> {
+        let mut heads = Vec::with_capacity(pointers.len());
+        for window in pointers.chunks(IN_FLIGHT_MAX) {
+            let posted: Vec<_> = window.iter().map(|pointer| self.post_head(*pointer, HEAD_BYTES)).collect();
+            for (verb, pointer) in posted.into_iter().zip(window) {
+                let bytes = match verb {
+                    Some(verb) => completed(&*self.memory, verb).await,
+                    None => continue_none(),
+                };
+                heads.push(self.finish_head(*pointer, bytes).await);
+            }
+        }
+        heads
+    }
+
+    pub(super) async fn read_head(&self, pointer: Pointer) -> Option<OwnHead> {
+        self.read_heads(&[pointer]).await.pop().flatten()
+    }
+
+    fn post_head(&self, pointer: Pointer, bytes: usize) -> Option<rma::Completion<BytesMut>> {
+        let section_bytes = self.memory.section_bytes();
+        let room = (section_bytes - pointer.address() % section_bytes) as usize;
+        let length = bytes.min(pointer.class().bytes()).min(room);
+        (length >= HEADER_BYTES).then(|| self.memory.read(pointer.address(), length, BytesMut::with_capacity(length)))
+    }
+
+    async fn finish_head(&self, pointer: Pointer, bytes: Result<BytesMut, rma::Error>) -> Option<OwnHead> {
+        let mut bytes = bytes.inspect_err(|error| self.memory.note_failure(pointer.address(), error)).ok()?;
+        let needed = record::head_bytes(&bytes)?;
+        if needed > bytes.len() {
+            bytes = completed(&*self.memory, self.post_head(pointer, needed)?).await.ok()?;
+        }
+        let bytes = bytes.freeze();
+        record::head(&bytes, pointer)?;
+        Some(OwnHead { bytes, pointer })
+    }
+
+    /// Reads the group of a key; gives up its section where that fails, since nothing can be dropped from it.
+    pub(super) async fn read_group(&self, writer: &mut Writer, subtable: &Subtable, hash: KeyHash) -> Option<Group> {
+        let address = subtable.group_address(hash.group());
+        let verb = self.memory.read(address, GROUP_BYTES, BytesMut::with_capacity(GROUP_BYTES));
+        match completed(&*self.memory, verb).await {
+            Ok(bytes) if Group::new(&bytes, subtable).is_some() => Group::new(&bytes, subtable),
+            failed => {
+                if let Err(error) = failed {
+                    self.memory.note_failure(address, &error);
+                }
+                self.give_up(writer, subtable.address);
+                None
+            }
+        }
+    }
+
+    /// The subtable that serves a hash, made where there is none; `None` without room for one.
+    pub(super) async fn subtable(&self, writer: &mut Writer, hash: KeyHash) -> Option<Subtable> {
+        if let Some(subtable) = self.find_subtable(hash) {
+            return Some(subtable);
+        }
+        let (depth, suffix) = self.directory().missing(hash);
+        let mut subtable = self.new_subtable(writer, depth, suffix).await?;
+        subtable.incarnation = writer.space.incarnation();
+        let empty = subtable.empty().freeze();
+        self.write_new(writer, subtable.address, empty).await?;
+        self.directory_mut().set(subtable);
+        Some(subtable)
+    }
+
+    async fn new_subtable(&self, writer: &mut Writer, depth: u32, suffix: u64) -> Option<Subtable> {
+        let align = super::index::BUCKET_BYTES as u64;
+        let extent = match writer.space.allocate(SUBTABLE_BYTES, align) {
+            Some(extent) => extent,
+            None if self.grow_space(writer).await => writer.space.allocate(SUBTABLE_BYTES, align)?,
+            None => return None,
+        };
+        Some(Subtable { address: extent.address, depth, suffix, incarnation: writer.space.incarnation() })
+    }
+
+    /// Writes into a buffer to which nothing leads yet. Where that fails the buffer is given back, or its section up.
+    pub(super) async fn write_new(&self, writer: &mut Writer, address: u64, bytes: Bytes) -> Option<()> {
+        let verb = self.memory.write(address, &[bytes]);
+        let error = match completed(&*self.memory, verb).await {
+            Ok(()) => return Some(()),
+            Err(error) => error,
+        };
+        self.memory.note_failure(address, &error);
+        match had_no_effect(&error) && self.is_usable(&error) {
+            true => writer.space.free(address),
+            false => self.give_up(writer, address),
+        }
+        None
+    }
+
+    /// Whether the section in which a verb failed like this may still be used.
+    pub(super) fn is_usable(&self, error: &rma::Error) -> bool {
+        matches!(error, rma::Error::Busy)
+    }
+
+    /// Splits a subtable into two of one more bit of depth. False when that could not be done.
+    pub(super) async fn split(&self, writer: &mut Writer, old: Subtable) -> bool {
+        if old.depth >= DEPTH_MAX {
+            return false;
+        }
+        hold_up("state.split.begin").await;
+        let verb = self.memory.read(old.address, SUBTABLE_BYTES, BytesMut::with_capacity(SUBTABLE_BYTES));
+        let Ok(bytes) = completed(&*self.memory, verb).await else {
+            self.give_up(writer, old.address);
+            return false;
+        };
+        let groups: Option<Vec<Group>> = bytes.chunks(GROUP_BYTES).map(|bytes| Group::new(bytes, &old)).collect();
+        let Some(mut stay) = groups.filter(|groups| groups.len() == GROUPS) else {
+            self.give_up(writer, old.address);
+            return false;
+        };
+        // Entries that lead into sections that are gone go with this.
+        let mut entries = BTreeMap::new();
+        for (at, group) in stay.iter_mut().enumerate() {
+            for (place, pointer) in group.entries().collect::<Vec<_>>() {
+                match writer.space.holds(pointer.address()) {
+                    true => drop(entries.insert((at, place), pointer)),
+                    false => group.set(place, 0),
+                }
+            }
+        }
+        let pointers: Vec<Pointer> = entries.values().copied().collect();
+        let heads = self.read_heads(&pointers).await;
+        let depth = old.depth + 1;
+        let Some(new) = self.new_subtable(writer, depth, old.suffix | 1 << old.depth).await else { return false };
+        let old = Subtable { depth, ..old };
+        let mut moved = stay.clone();
+        stay.iter_mut().for_each(|group| group.set_header(&old));
+        moved.iter_mut().for_each(|group| group.set_header(&new));
+        for (((at, place), _), head) in entries.iter().zip(&heads) {
+            let Some(name) = head.as_ref().and_then(OwnHead::name) else {
+                writer.space.free(new.address);
+                return false;
+            };
+            let moves = KeyHash::new(name, self.seed).suffix(depth) == new.suffix;
+            let other = if moves { &mut stay } else { &mut moved };
+            other[*at].set(*place, 0);
+        }
+        let encode = |groups: &[Group]| {
+            let mut bytes = BytesMut::with_capacity(SUBTABLE_BYTES);
+            groups.iter().for_each(|group| group.encode(&mut bytes));
+            bytes.freeze()
+        };
+        if self.write_new(writer, new.address, encode(&moved)).await.is_none() {
+            return false;
+        }
+        hold_up("state.split.directory").await;
+        {
+            let mut directory = self.directory_mut();
+            directory.set(new);
+            directory.set(old);
+        }
+        hold_up("state.split.rewrite").await;
+        let verb = self.memory.write(old.address, &[encode(&stay)]);
+        if completed(&*self.memory, verb).await.is_err() {
+            self.give_up(writer, old.address);
+        }
+        events::SubtablesSplit.add(1);
+        true
+    }
+}
+
+fn continue_none() -> Result<BytesMut, rma::Error> {
+    Err(rma::Error::Malformed("a pointer too close to the end of its section"))
+}

@@ -1,0 +1,322 @@
+//! The index: from a key's hash to pointers to records (docs/formats/index.md).
+//!
+//! An extendible directory leads to subtables of [`GROUPS`] groups; a group is three buckets of a cache line, of which the
+//! one in the middle takes the overflow of both others (RACE hashing's shape, with one choice instead of two):
+//!
+//! ```text
+//! group    main 0 (64 bytes) | overflow (64 bytes) | main 1 (64 bytes)
+//! bucket   header:8 | slot:8 × 7
+//! slot     pointer:54 | fingerprint:10, or 0
+//! header   depth:6 | suffix:26 | incarnation:8 | 0:8 | magic:16
+//! hash     directory:26 (lowest) | 0:6 | group:16 | main:1 | 0:5 | fingerprint:10 (highest)
+//! ```
+//!
+//! A key has one main bucket. It and the overflow bucket lie side by side, so that one read of [`PROBE_BYTES`] sees every
+//! slot that the key may have. The header says which suffix of hashes the subtable serves: a directory that is out of date
+//! leads to a header that does not fit.
+//!
+//! Growth of a subtable at depth `d`, by the primary alone: 1. a subtable of depth `d + 1` with the entries whose hash has
+//! bit `d` set, in the same places, is written elsewhere; 2. the directory leads to it; 3. the old one is written again
+//! without them, under its new header. A reader between two steps finds an entry in one of both, or none, or a header that
+//! does not fit. To find nothing is never wrong: what the index does not lead to is in the delta or in storage.
+//!
+//! Invariant: only the primary changes buckets, and a slot leads to the newest applied version of its key.
+
+use base::BytesMut;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::pointer::{Incarnation, POINTER_BITS, Pointer};
+use super::record::Name;
+
+/// Bytes of a bucket: a cache line.
+pub const BUCKET_BYTES: usize = 64;
+/// Slots of a bucket.
+pub const SLOTS: usize = 7;
+/// Words of a bucket and of a group.
+const BUCKET_WORDS: usize = BUCKET_BYTES / 8;
+pub const GROUP_WORDS: usize = 3 * BUCKET_WORDS;
+pub const GROUP_BYTES: usize = 8 * GROUP_WORDS;
+/// Groups of a subtable, as many as fit 4 KiB.
+pub const GROUPS: usize = 21;
+pub const SUBTABLE_BYTES: usize = GROUPS * GROUP_BYTES;
+/// Bytes that a reader of a key reads: its main bucket and the overflow bucket beside it.
+pub const PROBE_BYTES: usize = 2 * BUCKET_BYTES;
+/// The directory has at most 2^26 entries.
+pub const DEPTH_MAX: u32 = 26;
+const MAGIC: u64 = 0x4958; // "XI"
+const FINGERPRINT_BITS: u32 = 10;
+
+const _: () = assert!(SUBTABLE_BYTES <= 4096 && BUCKET_BYTES == 8 * (SLOTS + 1));
+const _: () = assert!(POINTER_BITS + FINGERPRINT_BITS == 64);
+
+/// The hash of a key, from which its place in index and caches follows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct KeyHash(pub u64);
+
+impl KeyHash {
+    /// The seed belongs to the address space and is drawn at random, so that nobody chooses keys that collide.
+    #[inline]
+    pub fn new(name: Name<'_>, seed: u64) -> KeyHash {
+        KeyHash::with_namespace(KeyHash::namespace(name.namespace, seed), name.key)
+    }
+
+    /// The first half of [`KeyHash::new`], for those who look up many keys of one namespace.
+    #[inline]
+    pub fn namespace(namespace: &str, seed: u64) -> u64 {
+        xxh3_64_with_seed(namespace.as_bytes(), seed)
+    }
+
+    /// The second half of [`KeyHash::new`].
+    #[inline]
+    pub fn with_namespace(namespace: u64, key: &str) -> KeyHash {
+        KeyHash(xxh3_64_with_seed(key.as_bytes(), namespace))
+    }
+
+    /// The lowest `depth` bits.
+    pub const fn suffix(self, depth: u32) -> u64 {
+        self.0 & ((1 << depth) - 1)
+    }
+
+    pub const fn group(self) -> usize {
+        ((((self.0 >> 32) & 0xffff) * GROUPS as u64) >> 16) as usize
+    }
+
+    /// Whether the key's main bucket is the second one.
+    pub const fn second(self) -> bool {
+        (self.0 >> 48) & 1 == 1
+    }
+
+    pub const fn fingerprint(self) -> u64 {
+        self.0 >> (64 - FINGERPRINT_BITS)
+    }
+
+    /// The slot that leads from this key to a record.
+    pub const fn slot(self, pointer: Pointer) -> u64 {
+        pointer.bits() | (self.fingerprint() << POINTER_BITS)
+    }
+
+    /// Whether a slot may be this key's.
+    #[inline]
+    pub const fn may_be(self, slot: u64) -> bool {
+        slot >> POINTER_BITS == self.fingerprint() && !Pointer::from_bits(slot).is_null()
+    }
+
+    /// The first byte, within a subtable, of what a reader reads.
+    pub const fn probe_offset(self) -> u64 {
+        (self.group() * GROUP_BYTES + if self.second() { BUCKET_BYTES } else { 0 }) as u64
+    }
+}
+
+/// A subtable, as the directory knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Subtable {
+    pub address: u64,
+    pub depth: u32,
+    /// The lowest `depth` bits of the hashes that it serves.
+    pub suffix: u64,
+    pub incarnation: Incarnation,
+}
+
+impl Subtable {
+    /// The header of each of its buckets.
+    pub const fn header(&self) -> u64 {
+        self.depth as u64 | (self.suffix << 6) | (self.incarnation.bits() << 32) | (MAGIC << 48)
+    }
+
+    pub fn group_address(&self, group: usize) -> u64 {
+        self.address + (group * GROUP_BYTES) as u64
+    }
+
+    /// Its bytes without entries.
+    pub fn empty(&self) -> BytesMut {
+        let mut bytes = BytesMut::with_capacity(SUBTABLE_BYTES);
+        for _ in 0..GROUPS * 3 {
+            bytes.extend_from_slice(&self.header().to_le_bytes());
+            bytes.extend_from_slice(&[0; BUCKET_BYTES - 8]);
+        }
+        bytes
+    }
+}
+
+/// The buckets that a reader of a key has read.
+#[derive(Clone, Copy)]
+pub struct Probe<'a>(&'a [u8]);
+
+impl<'a> Probe<'a> {
+    /// `None` where the bytes are not buckets of that subtable: the directory is out of date, or the bytes are not the index.
+    #[inline]
+    pub fn new(bytes: &'a [u8], subtable: &Subtable) -> Option<Probe<'a>> {
+        let header = subtable.header();
+        let fits = bytes.len() == PROBE_BYTES && word(bytes, 0) == header && word(bytes, BUCKET_WORDS) == header;
+        fits.then_some(Probe(bytes))
+    }
+
+    /// Where the key's record may be.
+    #[inline]
+    pub fn candidates(self, hash: KeyHash) -> impl Iterator<Item = Pointer> + 'a {
+        (0..2 * BUCKET_WORDS)
+            .filter(|at| at % BUCKET_WORDS != 0)
+            .map(move |at| word(self.0, at))
+            .filter(move |slot| hash.may_be(*slot))
+            .map(Pointer::from_bits)
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"))
+}
+
+/// What the primary puts into a place of its own copy that it is going to use. Never stored: nothing is at address 16.
+pub const RESERVED: u64 = 1;
+
+/// A group as the primary works on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Group([u64; GROUP_WORDS]);
+
+/// A place in a group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place(usize);
+
+impl Place {
+    /// Its address, in the group at `group`.
+    pub const fn address(self, group: u64) -> u64 {
+        group + 8 * self.0 as u64
+    }
+}
+
+impl Group {
+    /// `None` where the bytes are not a group of that subtable.
+    pub fn new(bytes: &[u8], subtable: &Subtable) -> Option<Group> {
+        if bytes.len() != GROUP_BYTES {
+            return None;
+        }
+        let group = Group(std::array::from_fn(|at| word(bytes, at)));
+        let fits = (0..3).all(|bucket| group.0[bucket * BUCKET_WORDS] == subtable.header());
+        fits.then_some(group)
+    }
+
+    pub fn encode(&self, into: &mut BytesMut) {
+        self.0.iter().for_each(|word| into.extend_from_slice(&word.to_le_bytes()));
+    }
+
+    /// Gives every bucket the header of another subtable.
+    pub fn set_header(&mut self, subtable: &Subtable) {
+        (0..3).for_each(|bucket| self.0[bucket * BUCKET_WORDS] = subtable.header());
+    }
+
+    /// The places a key may have: its main bucket first.
+    fn places(hash: KeyHash) -> impl Iterator<Item = Place> {
+        let main = if hash.second() { 2 * BUCKET_WORDS } else { 0 };
+        let slots = |bucket: usize| (bucket + 1..bucket + BUCKET_WORDS).map(Place);
+        slots(main).chain(slots(BUCKET_WORDS))
+    }
+
+    /// Where the key's record may be.
+    pub fn candidates(&self, hash: KeyHash) -> impl Iterator<Item = (Place, Pointer)> + '_ {
+        Group::places(hash)
+            .map(|place| (place, self.0[place.0]))
+            .filter(move |(_, slot)| hash.may_be(*slot))
+            .map(|(place, slot)| (place, Pointer::from_bits(slot)))
+    }
+
+    /// A place for a key that is empty, or that leads into a section that is gone.
+    pub fn vacancy(&self, hash: KeyHash, is_leased: impl Fn(u64) -> bool) -> Option<Place> {
+        Group::places(hash).find(|place| {
+            let slot = self.0[place.0];
+            slot == 0 || (slot != RESERVED && !is_leased(Pointer::from_bits(slot).address()))
+        })
+    }
+
+    /// The place where a slot stands, among those that the key may have.
+    pub fn find(&self, hash: KeyHash, slot: u64) -> Option<Place> {
+        Group::places(hash).find(|place| self.0[place.0] == slot)
+    }
+
+    pub fn slot(&self, place: Place) -> u64 {
+        self.0[place.0]
+    }
+
+    pub fn set(&mut self, place: Place, slot: u64) {
+        self.0[place.0] = slot;
+    }
+
+    /// Every place with an entry.
+    pub fn entries(&self) -> impl Iterator<Item = (Place, Pointer)> + '_ {
+        let places = (0..GROUP_WORDS).filter(|at| at % BUCKET_WORDS != 0 && self.0[*at] != 0);
+        places.map(|at| (Place(at), Pointer::from_bits(self.0[at])))
+    }
+}
+
+/// From suffixes of hashes to subtables. Lives on the compute node; bounded by 2^[`DEPTH_MAX`] entries.
+#[derive(Debug)]
+pub struct Directory {
+    depth: u32,
+    entries: Vec<Option<Subtable>>,
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Directory { depth: 0, entries: vec![None] }
+    }
+}
+
+impl Directory {
+    /// The subtable that serves a hash, if there is one.
+    #[inline]
+    pub fn find(&self, hash: KeyHash) -> Option<Subtable> {
+        self.entries[hash.suffix(self.depth) as usize]
+    }
+
+    /// Makes a subtable serve the hashes of its suffix, in place of all that did so.
+    pub fn set(&mut self, subtable: Subtable) {
+        assert!(
+            subtable.depth <= DEPTH_MAX && subtable.suffix < 1 << subtable.depth,
+            "a suffix has as many bits as depth"
+        );
+        while self.depth < subtable.depth {
+            self.entries.extend_from_within(..);
+            self.depth += 1;
+        }
+        for entry in self.entries.iter_mut().skip(subtable.suffix as usize).step_by(1 << subtable.depth) {
+            *entry = Some(subtable);
+        }
+    }
+
+    /// Forgets the subtables for which `gone` holds; gives them.
+    pub fn forget(&mut self, gone: impl Fn(&Subtable) -> bool) -> Vec<Subtable> {
+        let mut forgotten = Vec::new();
+        for (at, entry) in self.entries.iter_mut().enumerate() {
+            if let Some(subtable) = *entry
+                && gone(&subtable)
+            {
+                *entry = None;
+                // Several entries may lead to it; the first has its suffix.
+                if at as u64 == subtable.suffix {
+                    forgotten.push(subtable);
+                }
+            }
+        }
+        forgotten
+    }
+
+    /// How deep a subtable for this hash would have to be where there is none: as deep as the directory.
+    pub fn missing(&self, hash: KeyHash) -> (u32, u64) {
+        // As shallow as the neighbours leave room for, so that an empty part costs no more than one subtable.
+        let mut depth = self.depth;
+        while depth > 0 {
+            let suffix = hash.suffix(depth - 1);
+            let empty = self.entries.iter().skip(suffix as usize).step_by(1 << (depth - 1)).all(Option::is_none);
+            if !empty {
+                break;
+            }
+            depth -= 1;
+        }
+        (depth, hash.suffix(depth))
+    }
+
+    /// Every subtable once.
+    pub fn subtables(&self) -> impl Iterator<Item = &Subtable> {
+        self.entries.iter().enumerate().filter_map(|(at, entry)| entry.as_ref().filter(|one| one.suffix == at as u64))
+    }
+}

@@ -1,0 +1,136 @@
+//! What the state needs of an address space: sections, verbs, and news of losses.
+//!
+//! [`pool::AddressSpace`] is the one of production. Tests put a model in its place that needs no donors.
+
+use async_trait::async_trait;
+use base::{Bytes, BytesMut, ErrorKind};
+use rma::Completion;
+
+/// A leased section.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Section {
+    /// Never used again for another section, nor are its addresses.
+    pub id: u32,
+    /// The first address, not 0.
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// Why a section could not be had or given back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// A newer primary holds this memory.
+    #[error("a newer primary holds this memory")]
+    Fenced,
+    /// Try again later, or elsewhere.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Sections that are gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    pub sections: Vec<u32>,
+}
+
+/// A flat address space of sections, reached by one-sided verbs. No verb crosses the end of a section.
+#[async_trait]
+pub trait Memory: Send + Sync + 'static {
+    /// Bytes of every section.
+    fn section_bytes(&self) -> u64;
+
+    /// One section more, of zeros.
+    async fn grow(&self) -> Result<Section, MemoryError>;
+
+    /// Gives a section back: its addresses fail from now on, and on return no verb to them takes effect, ever.
+    async fn release(&self, id: u32) -> Result<(), MemoryError>;
+
+    /// The next loss; each section is reported once. Dropping the future loses nothing.
+    async fn lost(&self) -> Lost;
+
+    /// Whether a newer primary holds this memory.
+    fn is_fenced(&self) -> bool;
+
+    fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut>;
+    fn write(&self, address: u64, parts: &[Bytes]) -> Completion<()>;
+    fn compare_swap(&self, address: u64, expected: u64, new: u64) -> Completion<u64>;
+
+    /// Starts what was posted and held back.
+    fn flush(&self);
+
+    /// Tells that a verb failed.
+    fn note_failure(&self, address: u64, error: &rma::Error);
+}
+
+/// Waits for a verb.
+#[inline]
+pub(super) async fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> Result<T, rma::Error> {
+    match verb.now() {
+        Ok(outcome) => outcome,
+        Err(verb) => {
+            memory.flush();
+            verb.await
+        }
+    }
+}
+
+/// Whether a failed verb certainly had no effect.
+pub(super) fn had_no_effect(error: &rma::Error) -> bool {
+    error.kind() != ErrorKind::Ambiguous
+}
+
+#[async_trait]
+impl Memory for pool::AddressSpace {
+    fn section_bytes(&self) -> u64 {
+        pool::AddressSpace::section_bytes(self)
+    }
+
+    async fn grow(&self) -> Result<Section, MemoryError> {
+        let section = pool::AddressSpace::grow(self).await.map_err(refused)?;
+        Ok(Section { id: section.id.0, address: section.address, bytes: section.bytes })
+    }
+
+    async fn release(&self, id: u32) -> Result<(), MemoryError> {
+        pool::AddressSpace::release(self, pool::SectionId(id)).await.map_err(refused)
+    }
+
+    async fn lost(&self) -> Lost {
+        let loss = pool::AddressSpace::lost(self).await;
+        Lost { sections: loss.sections.iter().map(|section| section.0).collect() }
+    }
+
+    #[inline]
+    fn is_fenced(&self) -> bool {
+        pool::AddressSpace::is_fenced(self)
+    }
+
+    #[inline]
+    fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
+        pool::AddressSpace::read(self, address, length, into)
+    }
+
+    #[inline]
+    fn write(&self, address: u64, parts: &[Bytes]) -> Completion<()> {
+        pool::AddressSpace::write(self, address, parts)
+    }
+
+    #[inline]
+    fn compare_swap(&self, address: u64, expected: u64, new: u64) -> Completion<u64> {
+        pool::AddressSpace::compare_swap(self, address, expected, new)
+    }
+
+    fn flush(&self) {
+        pool::AddressSpace::flush(self);
+    }
+
+    fn note_failure(&self, address: u64, error: &rma::Error) {
+        pool::AddressSpace::note_failure(self, address, error);
+    }
+}
+
+fn refused(error: pool::Error) -> MemoryError {
+    match error.kind() {
+        ErrorKind::Fenced => MemoryError::Fenced,
+        _ => MemoryError::Failed(error.to_string()),
+    }
+}

@@ -1,0 +1,469 @@
+//! The world state on pooled memory: index and records in an address space, tables in storage, caches here.
+//!
+//! It follows FlexChain (section 4) and leaves it in one decision: memory nodes are passive. Index and records are laid out
+//! so that one-sided verbs are all that reads and writes them (docs/adr, passive memory nodes), and a block is applied as
+//! one batch instead of one record at a time (docs/adr, group apply).
+//!
+//! What is where, and who may change it:
+//!
+//! | place | holds | changed by |
+//! |---|---|---|
+//! | [`record`]s in remote memory | versions, newest first linked by `prev`, oldest first by `next` | the writer |
+//! | [`index`] in remote memory | from a key to its newest version | the writer |
+//! | [`cache`] here | newest versions by key, bytes by version | apply, and readers under a token |
+//! | [`delta`] here | which keys the blocks after the savepoint wrote, and where each version is | apply, savepoint |
+//! | storage | every version up to the savepoint that a reader may need | itself, from its blocks |
+//!
+//! The writer is whoever holds the lock of [`Writer`]: apply, a fill, or the keeper; there is one primary, and it is this one.
+//!
+//! 1. A block is durable in storage before [`WorldState::apply`] is called with it. Remote memory may vanish at any moment:
+//!    whatever it holds is in the delta's blocks or in storage.
+//! 2. [`apply`](apply) writes records, links them, swaps index slots, replaces what the caches know, tells the other compute
+//!    nodes, adds to the delta, and only then raises the height.
+//! 3. [`read`](read) looks into caches, index, delta, storage, in this order. To find nothing in one of them is never wrong;
+//!    to find something that is not the newest would be, and is what the protocols prevent.
+//! 4. [`reclaim`](keeper) puts a version aside once no view can need it, and uses its buffer again only when every
+//!    [`lease`] that could hold its address has ended.
+//! 5. The savepoint moves by itself, or when [`WorldState::persist`] asks; the delta then forgets what it covers.
+//! 6. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
+//!    nothing there from that moment on, and storage and other sections take its place.
+//! 7. A new primary opens the address space under a higher epoch, which fences this one: its verbs have no effect from then
+//!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections.
+//!
+//! Invariants:
+//! * A slot of the index leads to the newest applied version of its key, or there is none.
+//! * A buffer is used again only after nothing has led to it for [`lease::REUSE_AFTER`].
+//! * Every leased byte is free, live or quarantined; every live one is a subtable, or a record that an index slot, a newer
+//!   version's `prev` or the list of superseded versions leads to.
+
+mod apply;
+mod audit;
+mod cache;
+mod delta;
+pub mod fault;
+mod fill;
+mod grow;
+mod index;
+mod keeper;
+pub mod lease;
+pub mod memory;
+mod pointer;
+mod range;
+mod read;
+mod record;
+mod space;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+use base::rt::sync::{Notify, Semaphore};
+use base::rt::{self, AbortOnDrop, Instant};
+use base::{Set, Version};
+use storage::StateStore;
+
+pub use audit::Audit;
+use cache::Caches;
+use delta::Delta;
+use index::{Directory, KeyHash, Subtable};
+use memory::Memory;
+use pointer::{ADDRESS_BYTES_MAX, Pointer};
+use record::Name;
+use space::Space;
+
+use crate::{Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
+
+/// Limits of one peer's state in one channel. The budget of remote memory is the address space's.
+#[derive(Clone, Debug)]
+pub struct DisaggregatedSettings {
+    /// Bytes of the metadata cache: where keys are, and their versions.
+    pub metadata_cache_bytes: usize,
+    /// Bytes of the data cache: records.
+    pub data_cache_bytes: usize,
+    /// Bytes of the delta above which [`WorldState::wants_persist`] says so.
+    pub delta_bytes_max: usize,
+    /// Blocks that a view may lag behind before it is fenced.
+    pub view_lag_blocks_max: u64,
+    /// Blocks beyond the savepoint above which it says so too.
+    pub savepoint_lag_blocks_max: u64,
+}
+
+impl Default for DisaggregatedSettings {
+    fn default() -> Self {
+        DisaggregatedSettings {
+            metadata_cache_bytes: 16 << 20,
+            data_cache_bytes: 64 << 20,
+            delta_bytes_max: 128 << 20,
+            view_lag_blocks_max: 1024,
+            savepoint_lag_blocks_max: 1024,
+        }
+    }
+}
+
+/// [`WorldState`] over pooled memory and a storage node.
+pub struct Disaggregated {
+    shared: Arc<Shared>,
+    _keepers: Vec<AbortOnDrop<()>>,
+}
+
+struct Shared {
+    memory: Arc<dyn Memory>,
+    store: Arc<dyn StateStore>,
+    settings: DisaggregatedSettings,
+    /// Of the hashes of keys.
+    seed: u64,
+    caches: Caches,
+    directory: RwLock<Directory>,
+    delta: RwLock<Delta>,
+    gone: Gone,
+    height: AtomicU64,
+    /// Views below this height are fenced.
+    admitted: AtomicU64,
+    current: RwLock<Option<Arc<View>>>,
+    views: Mutex<VecDeque<(u64, Weak<View>)>>,
+    writer: rt::sync::Mutex<Writer>,
+    persisting: rt::sync::Mutex<()>,
+    fills: Semaphore,
+    /// More memory is wanted, or something else is for the keeper to do.
+    wanted: Notify,
+    fenced: AtomicBool,
+}
+
+/// Sections that were given up, by their first byte, until no verb can take effect in them.
+#[derive(Default)]
+struct Gone {
+    any: AtomicBool,
+    bases: RwLock<Set<u64>>,
+}
+
+/// What only the writer touches.
+#[derive(Default)]
+struct Writer {
+    space: Space,
+    /// The numbers of sections by their first byte.
+    sections: BTreeMap<u64, u32>,
+    /// Versions that a block superseded, in the order of blocks.
+    superseded: VecDeque<Superseded>,
+    /// Records of deletions that no savepoint covers yet, in the order of blocks.
+    tombstones: VecDeque<Tombstone>,
+    /// Subtables were lost: records may be live to which nothing leads.
+    orphans: bool,
+    /// The pool had nothing to give; not asked again before that time.
+    exhausted_until: Option<Instant>,
+}
+
+struct Superseded {
+    pointer: Pointer,
+    /// The block that superseded it.
+    since: u64,
+}
+
+struct Tombstone {
+    block: u64,
+    hash: KeyHash,
+    namespace: Arc<str>,
+    key: Arc<str>,
+    pointer: Pointer,
+}
+
+/// A block boundary that at least one reader may be looking at.
+pub struct View {
+    shared: Arc<Shared>,
+    height: u64,
+}
+
+impl Disaggregated {
+    /// Opens the state with empty memory, at the height of storage's savepoint: the caller applies later blocks again.
+    ///
+    /// `memory` was opened under an epoch higher than that of any primary before, which fenced them.
+    pub async fn open(
+        memory: Arc<dyn Memory>,
+        store: Arc<dyn StateStore>,
+        settings: DisaggregatedSettings,
+    ) -> Result<Disaggregated, Error> {
+        let height = store.savepoint().height;
+        let shared = Arc::new(Shared {
+            memory,
+            store,
+            seed: rt::random_u64(),
+            caches: Caches::new(settings.metadata_cache_bytes, settings.data_cache_bytes),
+            directory: RwLock::default(),
+            delta: RwLock::default(),
+            gone: Gone::default(),
+            height: AtomicU64::new(height),
+            admitted: AtomicU64::new(height),
+            current: RwLock::new(None),
+            views: Mutex::default(),
+            writer: rt::sync::Mutex::new(Writer::default()),
+            persisting: rt::sync::Mutex::new(()),
+            fills: Semaphore::new(fill::FILLS_MAX),
+            wanted: Notify::new(),
+            fenced: AtomicBool::new(false),
+            settings,
+        });
+        Shared::publish(&shared, height);
+        let keepers = keeper::start(&shared);
+        Ok(Disaggregated { shared, _keepers: keepers })
+    }
+
+    /// The view of the last applied block, with the reads that do not go through [`Snapshot`].
+    pub fn view(&self) -> Arc<View> {
+        self.shared.newest_view()
+    }
+
+    /// How remote memory is used, and whether everything in it is accounted for. Reads all of the index.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when a verb fails.
+    pub async fn audit(&self) -> Result<Audit, Error> {
+        self.shared.audit().await
+    }
+}
+
+impl Drop for Disaggregated {
+    fn drop(&mut self) {
+        // The view leads back here. Views that readers hold stay as they are.
+        *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[async_trait::async_trait]
+impl WorldState for Disaggregated {
+    fn height(&self) -> u64 {
+        self.shared.height.load(Ordering::Acquire)
+    }
+
+    fn snapshot(&self) -> Arc<dyn Snapshot> {
+        self.shared.newest_view()
+    }
+
+    async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
+        let started = rt::now();
+        Shared::apply(&self.shared, number, &batch).await?;
+        events::ApplyTime.record_since(started);
+        Ok(())
+    }
+
+    fn wants_persist(&self) -> bool {
+        let settings = &self.shared.settings;
+        let lag = self.height().saturating_sub(self.savepoint());
+        lag >= settings.savepoint_lag_blocks_max || self.shared.delta().bytes() > settings.delta_bytes_max
+    }
+
+    async fn persist(&self) -> Result<u64, Error> {
+        let target = self.height();
+        self.shared.materialize(target).await?;
+        Ok(self.savepoint())
+    }
+
+    fn savepoint(&self) -> u64 {
+        self.shared.store.savepoint().height
+    }
+
+    async fn digest(&self) -> Result<[u8; 32], Error> {
+        let view = self.shared.newest_view();
+        let mut namespaces: std::collections::BTreeSet<String> =
+            self.shared.delta().namespaces().map(|name| name.to_string()).collect();
+        namespaces.extend(self.shared.store.namespaces().await?);
+        digest::of(&*view, namespaces).await
+    }
+}
+
+#[async_trait::async_trait]
+impl Snapshot for View {
+    fn height(&self) -> u64 {
+        self.height
+    }
+
+    async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
+        self.read(namespace, key).await
+    }
+
+    async fn version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
+        self.read_version(namespace, key).await
+    }
+
+    async fn versions(&self, keys: &[(&str, &str)]) -> Result<Vec<Option<Version>>, Error> {
+        let mut versions = Vec::with_capacity(keys.len());
+        for (namespace, key) in keys {
+            versions.push(self.read_version(namespace, key).await?);
+        }
+        Ok(versions)
+    }
+
+    async fn range(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, Error> {
+        self.page(namespace, start, end, limit).await
+    }
+
+    async fn range_versions(
+        &self,
+        namespace: &str,
+        start: &str,
+        end: &str,
+        limit: usize,
+    ) -> Result<VersionPage, Error> {
+        self.version_page(namespace, start, end, limit).await
+    }
+}
+
+impl Shared {
+    fn directory(&self) -> RwLockReadGuard<'_, Directory> {
+        self.directory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The subtable that serves a hash.
+    fn find_subtable(&self, hash: KeyHash) -> Option<Subtable> {
+        self.directory().find(hash)
+    }
+
+    fn directory_mut(&self) -> RwLockWriteGuard<'_, Directory> {
+        self.directory.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn delta(&self) -> RwLockReadGuard<'_, Delta> {
+        self.delta.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn delta_mut(&self) -> RwLockWriteGuard<'_, Delta> {
+        self.delta.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn views(&self) -> MutexGuard<'_, VecDeque<(u64, Weak<View>)>> {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A view of a height, for every later snapshot.
+    fn publish(shared: &Arc<Shared>, height: u64) {
+        let view = Arc::new(View { shared: Arc::clone(shared), height });
+        shared.views().push_back((height, Arc::downgrade(&view)));
+        *shared.current.write().unwrap_or_else(PoisonError::into_inner) = Some(view);
+    }
+
+    /// The height of the oldest view that may still be read: of those that lag too far none is.
+    fn floor(&self) -> u64 {
+        let height = self.height.load(Ordering::Acquire);
+        let mut views = self.views();
+        let oldest_kept = height.saturating_sub(self.settings.view_lag_blocks_max);
+        while views.front().is_some_and(|(height, view)| *height < oldest_kept || view.strong_count() == 0) {
+            views.pop_front();
+        }
+        let floor = views.front().map_or(height, |(height, _)| *height);
+        self.admitted.fetch_max(floor.min(height), Ordering::AcqRel);
+        floor
+    }
+
+    /// Whether a newer primary has taken over.
+    fn is_fenced(&self) -> bool {
+        if self.fenced.load(Ordering::Relaxed) {
+            return true;
+        }
+        let fenced = self.memory.is_fenced();
+        if fenced {
+            self.fenced.store(true, Ordering::Relaxed);
+        }
+        fenced
+    }
+
+    /// Has storage make rows of the blocks below `height`, unless it has.
+    async fn materialize(&self, height: u64) -> Result<(), Error> {
+        let _one_at_a_time = self.persisting.lock().await;
+        if self.store.savepoint().height < height {
+            fault::hold_up("state.savepoint").await;
+            self.store.materialize(height).await?;
+        }
+        let reached = self.store.savepoint().height;
+        self.settle(reached).await;
+        match reached >= height {
+            true => Ok(()),
+            false => Err(Error::Busy),
+        }
+    }
+
+    /// The first byte of the section of an address.
+    fn base(&self, address: u64) -> u64 {
+        address - address % self.memory.section_bytes()
+    }
+
+    /// Whether the section of an address was given up.
+    #[inline]
+    fn is_gone(&self, address: u64) -> bool {
+        self.gone.any.load(Ordering::Acquire) && {
+            let bases = self.gone.bases.read().unwrap_or_else(PoisonError::into_inner);
+            bases.contains(&self.base(address))
+        }
+    }
+
+    /// Marks a section: nobody finds anything there from now on.
+    fn mark_gone(&self, base: u64) {
+        self.gone.bases.write().unwrap_or_else(PoisonError::into_inner).insert(base);
+        self.gone.any.store(true, Ordering::Release);
+        self.caches.forget(|pointer| self.base(pointer.address()) == base);
+    }
+
+    /// Gives up the section of an address, whatever is in it: 1. readers find nothing there any more; 2. the directory, the
+    /// allocator and the lists forget it; 3. it is given back, after which no verb takes effect in it, ever. Slots elsewhere
+    /// that lead into it lead nowhere: its addresses are never used again.
+    fn give_up(&self, writer: &mut Writer, address: u64) {
+        let base = self.base(address);
+        let Some(id) = writer.sections.remove(&base) else { return };
+        events::SectionsGivenUp.add(1);
+        self.mark_gone(base);
+        let within = |address: u64| self.base(address) == base;
+        writer.space.remove(base);
+        writer.orphans |= !self.directory_mut().forget(|subtable| within(subtable.address)).is_empty();
+        writer.superseded.retain(|superseded| !within(superseded.pointer.address()));
+        writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
+        let memory = Arc::clone(&self.memory);
+        // On its way the pool lets verbs to the section fail; nothing here waits for the donor's answer.
+        drop(rt::spawn(async move {
+            if let Err(error) = memory.release(id).await {
+                tracing::debug!(%error, section = id, "a section that was given up is given back in the background");
+            }
+        }));
+        self.wanted.notify_one();
+    }
+
+    /// Leases one more section. Not asked for again for a while when there was none.
+    async fn grow_space(&self, writer: &mut Writer) -> bool {
+        if writer.exhausted_until.is_some_and(|until| rt::now() < until) {
+            return false;
+        }
+        fault::hold_up("state.grow").await;
+        match self.memory.grow().await {
+            Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
+                writer.space.add(section.address, section.bytes);
+                writer.sections.insert(section.address, section.id);
+                events::SectionsLeased.add(1);
+                true
+            }
+            Ok(section) => {
+                // Beyond what pointers can say.
+                drop(self.memory.release(section.id).await);
+                writer.exhausted_until = Some(rt::now() + keeper::EXHAUSTED_PAUSE);
+                false
+            }
+            Err(error) => {
+                if error == memory::MemoryError::Fenced {
+                    self.fenced.store(true, Ordering::Relaxed);
+                }
+                tracing::debug!(%error, "no further section");
+                writer.exhausted_until = Some(rt::now() + keeper::EXHAUSTED_PAUSE);
+                false
+            }
+        }
+    }
+}
+
+impl Writer {
+    /// Puts a live buffer aside to which nothing leads any more.
+    fn put_aside(&mut self, pointer: Pointer) {
+        if self.space.extent(pointer.address()).is_some() {
+            let wait =
+                if fault::mutant(fault::Mutant::ReuseEarly) { std::time::Duration::ZERO } else { lease::REUSE_AFTER };
+            self.space.quarantine(pointer.address(), rt::now() + wait);
+        }
+    }
+}

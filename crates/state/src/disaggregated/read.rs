@@ -1,0 +1,427 @@
+//! Reads at a block boundary.
+//!
+//! Steps of a read of one key at height `h`:
+//! 1. The caches know the key's newest version. Seen at `h` and its value here: that is the answer. Its value elsewhere: one
+//!    read of the record. Too new: step 4.
+//! 2. They do not: a token is taken, then the two buckets are read that may lead to the key, then each record whose
+//!    fingerprint fits. It counts only when incarnation, key and checksum agree, and when the lease under which the
+//!    addresses were learnt is still live after the last read; else the read begins anew.
+//! 3. Whoever comes upon a record with a `next` follows it, for as long as what it leads to is seen at `h`.
+//! 4. A record that is too new is left by `prev`, until one is seen at `h`.
+//! 5. What that did not find is in the delta: which version is seen, and where it is. A version that remote memory has lost
+//!    is waited for until the savepoint covers it.
+//! 6. What the delta does not have is in storage, as of block `h - 1`.
+//! 7. What was found is brought to the caches, under the token, if no newer version exists; and from storage to remote
+//!    memory ([`super::fill`]).
+//!
+//! To find nothing in steps 2 to 4 is never wrong, whatever the reason: a directory out of date, a lost section, torn bytes.
+//!
+//! Why step 1 and 2 give the newest version below `h`: every block below `h` had replaced its keys in index and caches
+//! before the height became `h`, and this read began after that.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{BlockNumber, Bytes, BytesMut, Version, rt};
+
+use super::cache::{Found, Kept, Kind, Known, Token};
+use super::delta::{Place, Written};
+use super::fault::hold_up;
+use super::index::{KeyHash, PROBE_BYTES, Probe};
+use super::lease::Lease;
+use super::memory::completed;
+use super::pointer::Pointer;
+use super::record::{Name, Record};
+use super::{Shared, View};
+use crate::{Error, Versioned, events};
+
+/// Times that a read begins anew because its lease ended under it.
+const ATTEMPTS_MAX: u32 = 16;
+/// Records that a walk along a chain visits at most; longer chains are given up for delta and storage.
+const WALK_MAX: usize = 64;
+/// Records that may have one fingerprint in two buckets.
+const CANDIDATES_MAX: usize = 14;
+
+/// A record, and the bytes that its buffer takes here.
+struct Fetched {
+    pointer: Pointer,
+    record: Record,
+    bytes: usize,
+}
+
+impl Fetched {
+    fn known(&self) -> Known {
+        let kind = if self.record.is_deletion() { Kind::Deleted } else { Kind::Live };
+        Known { pointer: self.pointer, version: self.record.version, kind, bytes: self.record.len() as u32 }
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::of(&self.record, self.bytes)
+    }
+}
+
+/// What a look into remote memory gave.
+enum Looked {
+    /// The version that is seen.
+    Seen(Kept),
+    /// Nothing that is to be trusted.
+    Nothing,
+    /// The lease ended meanwhile.
+    Late,
+}
+
+impl View {
+    #[inline]
+    pub(super) fn hash(&self, name: Name<'_>) -> KeyHash {
+        KeyHash::new(name, self.shared.seed)
+    }
+
+    /// The answer of the caches, if they have it: takes no lock but one shard's, allocates nothing, waits for nothing.
+    #[inline]
+    pub fn cached(&self, namespace: &str, key: &str) -> Option<Result<Option<Versioned>, Error>> {
+        let name = Name { namespace, key };
+        match self.shared.caches.get(self.hash(name), name, self.height) {
+            Found::Answer(answer) => {
+                events::DataCacheHits.add(1);
+                Some(self.shared.admitted(self.height).map(|()| answer))
+            }
+            _ => None,
+        }
+    }
+
+    /// The live value of a key; see [the module](super::read). Dropping the future does no harm.
+    ///
+    /// # Errors
+    /// [`Error::TooOld`] for a view that is no longer kept; [`Error::Fenced`]; [`Error::Busy`]; storage errors.
+    pub async fn read(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
+        let name = Name { namespace, key };
+        let hash = self.hash(name);
+        for _ in 0..ATTEMPTS_MAX {
+            let answer = match self.shared.caches.get(hash, name, self.height) {
+                Found::Answer(answer) => {
+                    events::DataCacheHits.add(1);
+                    return self.shared.admitted(self.height).map(|()| answer);
+                }
+                found => self.look(hash, name, found).await?,
+            };
+            if let Some(answer) = answer {
+                return self.shared.admitted(self.height).map(|()| answer.and_then(|kept| kept.versioned()));
+            }
+            events::ReadsLate.add(1);
+        }
+        Err(Error::Busy)
+    }
+
+    /// The version of a key; its value stays where it is if the caches know the version.
+    ///
+    /// # Errors
+    /// As [`View::read`].
+    pub async fn read_version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
+        match self.cached_version(namespace, key) {
+            Some(answer) => answer,
+            None => Ok(self.read(namespace, key).await?.map(|versioned| versioned.version)),
+        }
+    }
+
+    /// As [`View::cached`], of the version alone.
+    #[inline]
+    pub fn cached_version(&self, namespace: &str, key: &str) -> Option<Result<Option<Version>, Error>> {
+        let name = Name { namespace, key };
+        let answer = self.shared.caches.version(self.hash(name), name, self.height).ok()?;
+        events::MetadataCacheHits.add(1);
+        Some(self.shared.admitted(self.height).map(|()| answer))
+    }
+
+    /// Steps 1 to 7 once; `None` when the lease ended.
+    async fn look(&self, hash: KeyHash, name: Name<'_>, found: Found) -> Result<Option<Option<Kept>>, Error> {
+        let shared = &*self.shared;
+        if shared.is_fenced() {
+            return Err(Error::Fenced);
+        }
+        let lease = Lease::begin(rt::now());
+        let (looked, token) = match found {
+            Found::Answer(_) => unreachable!("whoever has the answer does not look for it"),
+            Found::Newest(known) | Found::TooNew(known) => {
+                events::MetadataCacheHits.add(1);
+                events::DataCacheMisses.add(1);
+                let token = shared.caches.token(hash);
+                (self.see_known(hash, name, known, lease).await, token)
+            }
+            Found::Nothing(token) => {
+                events::MetadataCacheMisses.add(1);
+                (self.see_indexed(hash, name, token, lease).await, token)
+            }
+        };
+        match looked {
+            Looked::Seen(kept) => Ok(Some(Some(kept))),
+            Looked::Late => Ok(None),
+            Looked::Nothing => self.see_stored(hash, name, token).await.map(Some),
+        }
+    }
+
+    /// Step 1: the newest version is known.
+    async fn see_known(&self, hash: KeyHash, name: Name<'_>, known: Known, lease: Lease) -> Looked {
+        let caches = &self.shared.caches;
+        if known.pointer.is_null() {
+            return Looked::Nothing;
+        }
+        let kept = match caches.kept(hash, known.pointer) {
+            Some(kept) => kept,
+            None => {
+                hold_up("state.read.record").await;
+                let fetched = match self.shared.fetch(known.pointer, known.bytes as usize, lease).await {
+                    Ok(Some(fetched)) if fetched.record.is_of(name) => fetched,
+                    Ok(_) => {
+                        // Whatever took the record away: what is known of it is not worth keeping.
+                        caches.detach(hash, name, known.pointer);
+                        return Looked::Nothing;
+                    }
+                    Err(Late) => return Looked::Late,
+                };
+                caches.keep(hash, known.pointer, fetched.kept());
+                fetched.kept()
+            }
+        };
+        match kept.version.block < self.height {
+            true => Looked::Seen(kept),
+            false => self.walk_back(hash, name, kept, lease).await,
+        }
+    }
+
+    /// Step 2.
+    async fn see_indexed(&self, hash: KeyHash, name: Name<'_>, token: Token, lease: Lease) -> Looked {
+        let shared = &*self.shared;
+        let Some(subtable) = shared.find_subtable(hash) else { return Looked::Nothing };
+        hold_up("state.read.bucket").await;
+        let into = BytesMut::with_capacity(PROBE_BYTES);
+        let read = shared.memory.read(subtable.address + hash.probe_offset(), PROBE_BYTES, into);
+        let bytes = match completed(&*shared.memory, read).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                shared.memory.note_failure(subtable.address, &error);
+                return Looked::Nothing;
+            }
+        };
+        let Some(probe) = Probe::new(&bytes, &subtable) else {
+            events::DirectoriesStale.add(1);
+            return Looked::Nothing;
+        };
+        let mut candidates = [Pointer::NULL; CANDIDATES_MAX];
+        let count = candidates.iter_mut().zip(probe.candidates(hash)).map(|(place, found)| *place = found).count();
+        hold_up("state.read.record").await;
+        for pointer in &candidates[..count] {
+            match shared.fetch(*pointer, pointer.class().bytes(), lease).await {
+                Ok(Some(fetched)) if fetched.record.is_of(name) => {
+                    return self.see_newest(hash, name, fetched, token, lease).await;
+                }
+                Ok(_) => {}
+                Err(Late) => return Looked::Late,
+            }
+        }
+        Looked::Nothing
+    }
+
+    /// Steps 3 and 4 from a record that the index led to.
+    async fn see_newest(
+        &self,
+        hash: KeyHash,
+        name: Name<'_>,
+        mut fetched: Fetched,
+        token: Token,
+        lease: Lease,
+    ) -> Looked {
+        let caches = &self.shared.caches;
+        for _ in 0..WALK_MAX {
+            let next = fetched.record.word.next;
+            if fetched.record.version.block >= self.height {
+                return self.walk_back(hash, name, fetched.kept(), lease).await;
+            }
+            if next.is_null() {
+                let kept = fetched.kept();
+                caches.learn(token, hash, name, fetched.known(), Some(kept.clone()));
+                return Looked::Seen(kept);
+            }
+            match self.shared.fetch(next, next.class().bytes(), lease).await {
+                Ok(Some(newer)) if newer.record.is_of(name) && newer.record.version > fetched.record.version => {
+                    if newer.record.version.block >= self.height {
+                        return Looked::Seen(fetched.kept());
+                    }
+                    fetched = newer;
+                }
+                Ok(_) => return Looked::Nothing,
+                Err(Late) => return Looked::Late,
+            }
+        }
+        Looked::Nothing
+    }
+
+    /// Step 4: from a version that is too new to the one before, until one is seen.
+    async fn walk_back(&self, hash: KeyHash, name: Name<'_>, from: Kept, lease: Lease) -> Looked {
+        let mut kept = from;
+        for _ in 0..WALK_MAX {
+            if kept.prev.is_null() {
+                return Looked::Nothing;
+            }
+            events::ChainSteps.add(1);
+            let before = match self.shared.caches.kept(hash, kept.prev) {
+                Some(before) => before,
+                None => match self.shared.fetch(kept.prev, kept.prev.class().bytes(), lease).await {
+                    Ok(Some(fetched)) if fetched.record.is_of(name) => {
+                        self.shared.caches.keep(hash, kept.prev, fetched.kept());
+                        fetched.kept()
+                    }
+                    Ok(_) => return Looked::Nothing,
+                    Err(Late) => return Looked::Late,
+                },
+            };
+            if before.version >= kept.version {
+                return Looked::Nothing;
+            }
+            if before.version.block < self.height {
+                return Looked::Seen(before);
+            }
+            kept = before;
+        }
+        Looked::Nothing
+    }
+
+    /// Steps 5 to 7.
+    async fn see_stored(&self, hash: KeyHash, name: Name<'_>, token: Token) -> Result<Option<Kept>, Error> {
+        let shared = &*self.shared;
+        let seen = shared.delta().see(name.namespace, name.key, self.height);
+        // Newest of all, if no block wrote the key behind what this view sees: the delta is older than the token's death.
+        let is_newest = !seen.newer && shared.height.load(Ordering::Acquire) == self.height;
+        if let Some(written) = seen.newest {
+            events::DeltaHits.add(1);
+            let kept = self.written(name, &written).await?;
+            if is_newest {
+                let pointer = if let Place::Remote(pointer, _) = written.place { pointer } else { Pointer::NULL };
+                let known = known_of(&kept, pointer);
+                shared.caches.learn(token, hash, name, known, kept.value.is_some().then(|| kept.clone()));
+            }
+            return Ok(Some(kept));
+        }
+        hold_up("state.read.storage").await;
+        let kept = match self.height.checked_sub(1) {
+            None => None,
+            Some(through) => {
+                events::StorageReads.add(1);
+                let row = shared.store.get(name.namespace, name.key.as_bytes(), BlockNumber(through)).await;
+                row.map_err(|error| shared.storage_error(error, self.height))?
+                    .map(|row| kept_of(row.version, row.value))
+            }
+        };
+        if is_newest {
+            let known = kept.as_ref().map_or(Known::ABSENT, |kept| known_of(kept, Pointer::NULL));
+            let value = kept.clone().filter(|kept| kept.value.is_some());
+            shared.caches.learn(token, hash, name, known, value.clone());
+            if let Some(value) = value {
+                Shared::fill(&self.shared, hash, name, token, value);
+            }
+        }
+        Ok(kept)
+    }
+
+    /// The value of a version that the delta knows.
+    pub(super) async fn written(&self, name: Name<'_>, written: &Written) -> Result<Kept, Error> {
+        let shared = &*self.shared;
+        let version = written.version;
+        match &written.place {
+            Place::Deleted => Ok(Kept { version, value: None, prev: Pointer::NULL, bytes: 0 }),
+            Place::Here(value) => Ok(kept_of(version, Some(value.clone()))),
+            Place::Remote(pointer, bytes) => {
+                for _ in 0..ATTEMPTS_MAX {
+                    match shared.fetch(*pointer, *bytes as usize, Lease::begin(rt::now())).await {
+                        Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == version => {
+                            return Ok(fetched.kept());
+                        }
+                        Ok(_) => return self.lost(name, version).await,
+                        Err(Late) => {}
+                    }
+                }
+                Err(Error::Busy)
+            }
+            Place::Storage => self.lost(name, version).await,
+        }
+    }
+
+    /// A version that memory has lost: storage makes it from its block.
+    async fn lost(&self, name: Name<'_>, version: Version) -> Result<Kept, Error> {
+        let shared = &*self.shared;
+        events::VersionsRefetched.add(1);
+        shared.materialize(version.block + 1).await?;
+        // It is the newest that this view sees; older ones may have been pruned.
+        let through = BlockNumber(self.height.saturating_sub(1));
+        let row = shared.store.get(name.namespace, name.key.as_bytes(), through).await;
+        match row.map_err(|error| shared.storage_error(error, self.height))? {
+            Some(row) if row.version == version => Ok(kept_of(version, row.value)),
+            _ => Err(Error::Lost { version }),
+        }
+    }
+}
+
+fn kept_of(version: Version, value: Option<Bytes>) -> Kept {
+    // What storage gives, and what blocks bring, may be a part of something longer.
+    let value = value.map(|value| Bytes::copy_from_slice(&value));
+    Kept { version, bytes: value.as_ref().map_or(0, Bytes::len), value, prev: Pointer::NULL }
+}
+
+fn known_of(kept: &Kept, pointer: Pointer) -> Known {
+    let kind = if kept.value.is_some() { Kind::Live } else { Kind::Deleted };
+    Known { pointer, version: kept.version, kind, bytes: kept.bytes as u32 }
+}
+
+/// The lease ended before what was learnt under it could be used.
+struct Late;
+
+impl Shared {
+    /// The record that a pointer means, if its bytes are to be trusted.
+    async fn fetch(&self, pointer: Pointer, bytes: usize, lease: Lease) -> Result<Option<Fetched>, Late> {
+        let address = pointer.address();
+        if self.is_gone(address) {
+            return Ok(None);
+        }
+        // A class may reach beyond the end of the section.
+        let section_bytes = self.memory.section_bytes();
+        let room = (section_bytes - address % section_bytes) as usize;
+        let length = bytes.min(room);
+        let read = self.memory.read(address, length, BytesMut::with_capacity(length));
+        let read = match completed(&*self.memory, read).await {
+            Ok(bytes) => Record::decode(bytes.freeze(), pointer),
+            Err(error) => {
+                self.memory.note_failure(address, &error);
+                return Ok(None);
+            }
+        };
+        if !lease.is_live(rt::now()) {
+            return Err(Late);
+        }
+        if read.is_none() && !self.is_gone(address) {
+            events::RecordsUntrusted.add(1);
+        }
+        Ok(read.map(|record| Fetched { pointer, record, bytes: length }))
+    }
+
+    /// An error of storage as a reader at this height is told.
+    pub(super) fn storage_error(&self, error: storage::Error, height: u64) -> Error {
+        match error {
+            storage::Error::TooOld { .. } => Error::TooOld { height },
+            error => Error::Storage(error),
+        }
+    }
+
+    /// Refuses what a view read that is no longer kept.
+    #[inline]
+    pub(super) fn admitted(&self, height: u64) -> Result<(), Error> {
+        if height < self.admitted.load(Ordering::Acquire) {
+            events::ViewsRefused.add(1);
+            return Err(Error::TooOld { height });
+        }
+        Ok(())
+    }
+
+    /// What a view of the newest block is to be read through.
+    pub(super) fn newest_view(&self) -> Arc<View> {
+        self.current.read().expect("no writer panics").clone().expect("a view was published at opening")
+    }
+}

@@ -1,0 +1,225 @@
+//! Records: one version of one key, as it lies in remote memory (docs/formats/record.md).
+//!
+//! ```text
+//!  0  word       next:54 | incarnation:8 | valid:1 | 0:1
+//!  8  checksum   XXH3 64 of everything from byte 16 to the end of the value
+//! 16  prev       pointer to the version before, or 0
+//! 24  block:u64    32 tx:u32    36 value bytes:u32
+//! 40  key bytes:u16    42 namespace bytes:u16    44 flags:u8 (1: the key was deleted)    45 0:3
+//! 48  namespace, key, value; then up to 15 unused bytes
+//! ```
+//!
+//! Only the word changes after a record was written: by compare-and-swap, when a newer version is linked or the record is
+//! given up. It stands outside the checksum for that reason.
+//!
+//! Invariant: bytes become a [`Record`] only if the incarnation is the pointer's, the word says valid, the lengths fit and
+//! the checksum agrees; whoever asks for a key compares the key as well. Anything else is not trusted, and no bytes make
+//! this module panic or look outside of them.
+
+use base::{Bytes, BytesMut, Version};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::pointer::{Class, Incarnation, POINTER_BITS, Pointer, UNIT_BYTES};
+
+/// Bytes before the namespace.
+pub const HEADER_BYTES: usize = 48;
+/// Records above this stay in storage.
+pub const RECORD_BYTES_MAX: usize = Class::BYTES_MAX;
+const CHECKED_FROM: usize = 16;
+const INCARNATION_SHIFT: u32 = POINTER_BITS;
+const VALID: u64 = 1 << (INCARNATION_SHIFT + Incarnation::BITS);
+const FLAG_DELETED: u8 = 1;
+
+const _: () = assert!(VALID == 1 << 62, "one bit of the word is left, and it is zero");
+
+/// The name of a key: namespace and key proper.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Name<'a> {
+    pub namespace: &'a str,
+    pub key: &'a str,
+}
+
+/// The word that is changed by compare-and-swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word {
+    /// The version after this one; null for the newest.
+    pub next: Pointer,
+    /// Which life of the buffer this is.
+    pub incarnation: Incarnation,
+    /// Cleared when the record is given up.
+    pub valid: bool,
+}
+
+impl Word {
+    /// As stored.
+    pub const fn bits(self) -> u64 {
+        let valid = if self.valid { VALID } else { 0 };
+        self.next.bits() | (self.incarnation.bits() << INCARNATION_SHIFT) | valid
+    }
+
+    /// `None` where the zero bit is set.
+    pub const fn from_bits(bits: u64) -> Option<Word> {
+        if bits >> 63 != 0 {
+            return None;
+        }
+        let incarnation = Incarnation::new(bits >> INCARNATION_SHIFT);
+        Some(Word { next: Pointer::from_bits(bits), incarnation, valid: bits & VALID != 0 })
+    }
+}
+
+/// What a record says besides its word.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'a> {
+    pub name: Name<'a>,
+    pub version: Version,
+    /// `None` for a deletion.
+    pub value: Option<&'a [u8]>,
+    pub prev: Pointer,
+}
+
+/// Bytes of the record of such a key and value, without what rounding up to units adds.
+pub const fn record_bytes(namespace: usize, key: usize, value: usize) -> usize {
+    HEADER_BYTES + namespace + key + value
+}
+
+/// The bytes of a new record, the newest of its key.
+///
+/// Panics above the limits of storage and of [`RECORD_BYTES_MAX`], which the caller has compared with.
+pub fn encode(content: &Content<'_>, incarnation: Incarnation) -> Bytes {
+    let Content { name: Name { namespace, key }, version, value, prev } = content;
+    let bytes = value.unwrap_or_default();
+    let total = record_bytes(namespace.len(), key.len(), bytes.len());
+    assert!(total <= RECORD_BYTES_MAX, "the caller has compared with the limit");
+    let lengths = (u16::try_from(namespace.len()), u16::try_from(key.len()), u32::try_from(bytes.len()));
+    let (Ok(namespace_bytes), Ok(key_bytes), Ok(value_bytes)) = lengths else {
+        unreachable!("names are within the limits of storage")
+    };
+    let mut record = BytesMut::with_capacity(total.next_multiple_of(UNIT_BYTES as usize));
+    let mut header = [0; HEADER_BYTES];
+    header[0..8].copy_from_slice(&Word { next: Pointer::NULL, incarnation, valid: true }.bits().to_le_bytes());
+    header[16..24].copy_from_slice(&prev.bits().to_le_bytes());
+    header[24..32].copy_from_slice(&version.block.to_le_bytes());
+    header[32..36].copy_from_slice(&version.tx.to_le_bytes());
+    header[36..40].copy_from_slice(&value_bytes.to_le_bytes());
+    header[40..42].copy_from_slice(&key_bytes.to_le_bytes());
+    header[42..44].copy_from_slice(&namespace_bytes.to_le_bytes());
+    header[44] = if value.is_none() { FLAG_DELETED } else { 0 };
+    record.extend_from_slice(&header);
+    record.extend_from_slice(namespace.as_bytes());
+    record.extend_from_slice(key.as_bytes());
+    record.extend_from_slice(bytes);
+    let checksum = xxh3_64(&record[CHECKED_FROM..]);
+    record[8..16].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(record.len(), total, "every part has its length");
+    record.freeze()
+}
+
+/// The part of a record before its value, read by those who look for a key's slot. It is not checked by the checksum,
+/// so that it may name a slot's key but never serves a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head<'a> {
+    pub word: Word,
+    pub prev: Pointer,
+    pub version: Version,
+    pub deleted: bool,
+    pub namespace: &'a [u8],
+    pub key: &'a [u8],
+    /// Bytes of the whole record.
+    pub bytes: usize,
+}
+
+/// A record whose bytes are to be trusted.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub word: Word,
+    pub prev: Pointer,
+    pub version: Version,
+    bytes: Bytes,
+    namespace_bytes: usize,
+    key_bytes: usize,
+    deleted: bool,
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn half_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn short_at(bytes: &[u8], at: usize) -> usize {
+    usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+}
+
+/// How many bytes a head claims to need, namespace and key included; `None` without a whole header.
+pub fn head_bytes(bytes: &[u8]) -> Option<usize> {
+    (bytes.len() >= HEADER_BYTES).then(|| HEADER_BYTES + short_at(bytes, 40) + short_at(bytes, 42))
+}
+
+/// Reads the head of the record that `pointer` means. `None` for bytes that are not one, or that end within its key.
+pub fn head(bytes: &[u8], pointer: Pointer) -> Option<Head<'_>> {
+    let until = head_bytes(bytes)?;
+    let word = Word::from_bits(word_at(bytes, 0))?;
+    let deleted = match bytes[44] {
+        0 => false,
+        FLAG_DELETED => true,
+        _ => return None,
+    };
+    let value_bytes = half_at(bytes, 36) as usize;
+    let total = until + value_bytes;
+    let fits = Class::holding(total).is_some_and(|class| class == pointer.class());
+    // The first step of trust: another life of the buffer is another record.
+    let life = word.incarnation == pointer.incarnation() || super::fault::mutant(super::fault::Mutant::NoIncarnation);
+    if !word.valid || !life || !fits || bytes[45..48] != [0; 3] || until > bytes.len() || (deleted && value_bytes > 0) {
+        return None;
+    }
+    let namespace_end = HEADER_BYTES + short_at(bytes, 42);
+    Some(Head {
+        word,
+        prev: Pointer::from_bits(word_at(bytes, 16)),
+        version: Version { block: word_at(bytes, 24), tx: half_at(bytes, 32) },
+        deleted,
+        namespace: &bytes[HEADER_BYTES..namespace_end],
+        key: &bytes[namespace_end..until],
+        bytes: total,
+    })
+}
+
+impl Record {
+    /// Reads the record that `pointer` means. `None` for bytes that are not to be trusted; they may be longer than it.
+    pub fn decode(mut bytes: Bytes, pointer: Pointer) -> Option<Record> {
+        let Head { word, prev, version, deleted, namespace, key, bytes: total } = head(&bytes, pointer)?;
+        if bytes.len() < total || word_at(&bytes, 8) != xxh3_64(&bytes[CHECKED_FROM..total]) {
+            return None;
+        }
+        let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
+        bytes.truncate(total);
+        Some(Record { word, prev, version, bytes, namespace_bytes, key_bytes, deleted })
+    }
+
+    /// Whether it is a version of this key.
+    #[inline]
+    pub fn is_of(&self, name: Name<'_>) -> bool {
+        let names = &self.bytes[HEADER_BYTES..HEADER_BYTES + self.namespace_bytes + self.key_bytes];
+        self.namespace_bytes == name.namespace.len()
+            && names.len() == name.namespace.len() + name.key.len()
+            && &names[self.namespace_bytes..] == name.key.as_bytes()
+            && &names[..self.namespace_bytes] == name.namespace.as_bytes()
+    }
+
+    /// Its value, which shares the record's bytes; `None` for a deletion.
+    #[inline]
+    pub fn value(&self) -> Option<Bytes> {
+        (!self.deleted).then(|| self.bytes.slice(HEADER_BYTES + self.namespace_bytes + self.key_bytes..))
+    }
+
+    pub fn is_deletion(&self) -> bool {
+        self.deleted
+    }
+
+    /// Bytes of the whole record.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}

@@ -1,0 +1,368 @@
+//! The allocator of one address space: which bytes of the leased sections are in use, by whom, and when they come back.
+//!
+//! It lives on the primary; nothing of it is in remote memory. Sections are leased one at a time ([`Space::add`]) and hold
+//! many records each, so that the control plane is asked rarely. A buffer goes through these states:
+//!
+//! 1. free, coalesced with its free neighbours, in the order of lengths (best fit) and of addresses;
+//! 2. live, from [`Space::allocate`] on: its first unit is marked in the section's bitmap, which is all that is kept of it;
+//! 3. quarantined, once nothing leads to it any more: until every lease that could hold its address has ended;
+//! 4. free again, under an incarnation that its last life did not have.
+//!
+//! Invariant: leased = free + live + quarantined, to the byte. A section that is given up takes everything in it along.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::rt::Instant;
+
+use super::lease::REUSE_AFTER;
+use super::pointer::{Incarnation, UNIT_BYTES};
+
+/// A buffer of remote memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Extent {
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// How the leased bytes are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Accounts {
+    pub leased: u64,
+    pub free: u64,
+    pub live: u64,
+    pub quarantined: u64,
+}
+
+struct SectionSpace {
+    base: u64,
+    bytes: u64,
+    /// A bit a unit: where buffers that are not free begin.
+    starts: Box<[u64]>,
+    /// Free extents: first unit and number of units.
+    free: BTreeMap<u64, u64>,
+}
+
+/// See [the module](self).
+pub struct Space {
+    /// By their first byte.
+    sections: BTreeMap<u64, SectionSpace>,
+    /// Free extents of all sections by length: bytes, address.
+    by_length: BTreeSet<(u64, u64)>,
+    quarantine: VecDeque<(Instant, Extent)>,
+    accounts: Accounts,
+    incarnation: Incarnation,
+    /// When the incarnation last changed.
+    changed: Option<Instant>,
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Space {
+            sections: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+            quarantine: VecDeque::new(),
+            accounts: Accounts::default(),
+            incarnation: Incarnation::new(1),
+            changed: None,
+        }
+    }
+}
+
+impl SectionSpace {
+    fn bit(&self, address: u64) -> (usize, u64) {
+        let unit = (address - self.base) / UNIT_BYTES;
+        ((unit / 64) as usize, 1 << (unit % 64))
+    }
+
+    fn is_start(&self, address: u64) -> bool {
+        let (at, bit) = self.bit(address);
+        self.starts[at] & bit != 0
+    }
+
+    fn set_start(&mut self, address: u64, start: bool) {
+        let (at, bit) = self.bit(address);
+        assert_eq!(self.starts[at] & bit != 0, !start, "buffers are allocated and freed in turns");
+        self.starts[at] ^= bit;
+    }
+
+    /// The first start at or behind `address`, or the section's end.
+    fn next_start(&self, address: u64) -> u64 {
+        if address >= self.base + self.bytes {
+            return self.base + self.bytes;
+        }
+        let (first, bit) = self.bit(address);
+        let mut word = self.starts[first] & !(bit - 1);
+        let mut at = first;
+        while word == 0 {
+            at += 1;
+            match self.starts.get(at) {
+                Some(next) => word = *next,
+                None => return self.base + self.bytes,
+            }
+        }
+        self.base + (at as u64 * 64 + u64::from(word.trailing_zeros())) * UNIT_BYTES
+    }
+
+    /// Where the buffer that begins at `address` ends: at the next buffer, free or not.
+    fn end(&self, address: u64) -> u64 {
+        let end = self.next_start(address + UNIT_BYTES);
+        self.free.range(address..end).next().map_or(end, |(free, _)| *free)
+    }
+}
+
+impl Space {
+    /// Adds a leased section.
+    pub fn add(&mut self, base: u64, bytes: u64) {
+        assert!(
+            base > 0 && base.is_multiple_of(UNIT_BYTES) && bytes.is_multiple_of(64 * UNIT_BYTES),
+            "sections are aligned"
+        );
+        let words = (bytes / UNIT_BYTES / 64) as usize;
+        let section = SectionSpace { base, bytes, starts: vec![0; words].into(), free: BTreeMap::new() };
+        let other = self.sections.insert(base, section);
+        assert!(other.is_none(), "a section is leased once");
+        self.accounts.leased += bytes;
+        self.accounts.free += bytes;
+        self.put_free(base, base, bytes);
+    }
+
+    /// Forgets a section and everything in it; false where there is none.
+    pub fn remove(&mut self, base: u64) -> bool {
+        let Some(section) = self.sections.remove(&base) else { return false };
+        let within = |address: u64| address >= base && address < base + section.bytes;
+        for (address, bytes) in &section.free {
+            self.by_length.remove(&(*bytes, *address));
+            self.accounts.free -= bytes;
+        }
+        let quarantined = &mut self.accounts.quarantined;
+        self.quarantine.retain(|(_, extent)| {
+            let gone = within(extent.address);
+            *quarantined -= if gone { extent.bytes } else { 0 };
+            !gone
+        });
+        self.accounts.leased -= section.bytes;
+        let Accounts { leased, free, quarantined, .. } = self.accounts;
+        self.accounts.live = leased - free - quarantined;
+        true
+    }
+
+    /// A buffer of so many bytes, rounded up to units, aligned to `align`; `None` when no free extent is long enough.
+    pub fn allocate(&mut self, bytes: usize, align: u64) -> Option<Extent> {
+        let bytes = (bytes as u64).next_multiple_of(UNIT_BYTES);
+        // An extent so long has room wherever it begins; a shorter one may have it by luck, which is not sought.
+        let enough = bytes + align.max(UNIT_BYTES) - UNIT_BYTES;
+        let (length, first) = self.by_length.range((enough, 0)..).next().copied()?;
+        let address = first.next_multiple_of(align.max(UNIT_BYTES));
+        let base = self.base(first);
+        self.take_free(base, first, length);
+        if address > first {
+            self.put_free(base, first, address - first);
+        }
+        if address + bytes < first + length {
+            self.put_free(base, address + bytes, first + length - address - bytes);
+        }
+        self.section(base).set_start(address, true);
+        self.accounts.free -= bytes;
+        self.accounts.live += bytes;
+        Some(Extent { address, bytes })
+    }
+
+    /// The incarnation of what is allocated now.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The live or quarantined buffer that begins at an address, if one does.
+    pub fn extent(&self, address: u64) -> Option<Extent> {
+        let section = self.sections.range(..=address).next_back()?.1;
+        let is_start =
+            address < section.base + section.bytes && address.is_multiple_of(UNIT_BYTES) && section.is_start(address);
+        is_start.then(|| Extent { address, bytes: section.end(address) - address })
+    }
+
+    /// Whether an address lies in a leased section.
+    pub fn holds(&self, address: u64) -> bool {
+        let section = self.sections.range(..=address).next_back();
+        section.is_some_and(|(base, section)| address < base + section.bytes)
+    }
+
+    /// Puts a live buffer that nothing leads to any more aside until `until`. No earlier than those before it.
+    pub fn quarantine(&mut self, address: u64, until: Instant) {
+        let extent = self.extent(address).expect("only live buffers are put aside");
+        self.accounts.live -= extent.bytes;
+        self.accounts.quarantined += extent.bytes;
+        self.quarantine.push_back((until, extent));
+    }
+
+    /// Gives back a live buffer to which nothing ever led and into which nothing is being written.
+    pub fn free(&mut self, address: u64) {
+        let extent = self.extent(address).expect("only live buffers are freed");
+        self.accounts.live -= extent.bytes;
+        self.accounts.free += extent.bytes;
+        self.release(extent);
+    }
+
+    /// Frees what has been put aside long enough; gives the bytes.
+    pub fn drain(&mut self, now: Instant) -> u64 {
+        let mut freed = 0;
+        while let Some((until, extent)) = self.quarantine.front().copied()
+            && until <= now
+        {
+            self.quarantine.pop_front();
+            freed += extent.bytes;
+            self.release(extent);
+        }
+        if freed > 0 {
+            self.accounts.quarantined -= freed;
+            self.accounts.free += freed;
+            // A buffer of this incarnation was put aside no earlier than it began and comes back no earlier than that much
+            // later: so its next life has another. Changing it no more often, numbers repeat as late as possible.
+            if self.changed.is_none_or(|changed| now.since(changed) >= REUSE_AFTER) {
+                self.incarnation = self.incarnation.next();
+                self.changed = Some(now);
+            }
+        }
+        freed
+    }
+
+    pub fn accounts(&self) -> Accounts {
+        let Accounts { leased, free, live, quarantined } = self.accounts;
+        assert_eq!(leased, free + live + quarantined, "every leased byte is in one state");
+        self.accounts
+    }
+
+    /// Every buffer that is live or quarantined, by address.
+    pub fn buffers(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.sections.values().flat_map(|section| {
+            let end = section.base + section.bytes;
+            let mut at = section.next_start(section.base);
+            std::iter::from_fn(move || {
+                let extent = (at < end).then(|| Extent { address: at, bytes: section.end(at) - at })?;
+                at = section.next_start(at + UNIT_BYTES);
+                Some(extent)
+            })
+        })
+    }
+
+    /// Every buffer that is quarantined.
+    pub fn quarantined(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.quarantine.iter().map(|(_, extent)| *extent)
+    }
+
+    fn base(&self, address: u64) -> u64 {
+        *self.sections.range(..=address).next_back().expect("free extents lie in sections").0
+    }
+
+    fn section(&mut self, base: u64) -> &mut SectionSpace {
+        self.sections.get_mut(&base).expect("the section is leased")
+    }
+
+    /// Makes a buffer free, together with its free neighbours.
+    fn release(&mut self, extent: Extent) {
+        let base = self.base(extent.address);
+        let section = self.section(base);
+        section.set_start(extent.address, false);
+        let before = section.free.range(..extent.address).next_back().map(|(address, bytes)| (*address, *bytes));
+        let end = extent.address + extent.bytes;
+        let behind = section.free.get(&end).map(|bytes| (end, *bytes));
+        let Extent { mut address, mut bytes } = extent;
+        if let Some((first, length)) = before
+            && first + length == address
+        {
+            self.take_free(base, first, length);
+            (address, bytes) = (first, bytes + length);
+        }
+        if let Some((first, length)) = behind {
+            self.take_free(base, first, length);
+            bytes += length;
+        }
+        self.put_free(base, address, bytes);
+    }
+
+    fn take_free(&mut self, base: u64, address: u64, bytes: u64) {
+        let in_section = self.section(base).free.remove(&address);
+        let by_length = self.by_length.remove(&(bytes, address));
+        assert!(in_section == Some(bytes) && by_length, "both orders know the same extents");
+    }
+
+    fn put_free(&mut self, base: u64, address: u64, bytes: u64) {
+        self.section(base).free.insert(address, bytes);
+        self.by_length.insert((bytes, address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use base::rt;
+
+    use super::*;
+
+    const SECTION: u64 = 1 << 16;
+
+    #[test]
+    fn every_byte_is_in_one_state_through_random_operations() {
+        rt::production::run(async {
+            let now = rt::now();
+            let mut space = Space::default();
+            space.add(SECTION, SECTION);
+            space.add(3 * SECTION, SECTION);
+            let mut live: Vec<Extent> = Vec::new();
+            let mut random = 7u64;
+            for step in 0..20_000u64 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let draw = random >> 33;
+                match draw % 5 {
+                    0 | 1 => {
+                        let (bytes, align) =
+                            ((draw / 5) as usize % 3_000 + 1, if draw.is_multiple_of(7) { 64 } else { 16 });
+                        if let Some(extent) = space.allocate(bytes, align) {
+                            assert!(extent.bytes >= bytes as u64 && extent.address.is_multiple_of(align));
+                            assert_eq!(space.extent(extent.address), Some(extent));
+                            let apart = |one: &Extent| {
+                                one.address + one.bytes <= extent.address
+                                    || extent.address + extent.bytes <= one.address
+                            };
+                            assert!(live.iter().all(apart), "buffers do not overlap");
+                            live.push(extent);
+                        }
+                    }
+                    2 | 3 if !live.is_empty() => {
+                        let extent = live.swap_remove((draw / 5) as usize % live.len());
+                        match draw % 2 {
+                            0 => space.free(extent.address),
+                            _ => space.quarantine(extent.address, now + Duration::from_millis(step)),
+                        }
+                    }
+                    _ => drop(space.drain(now + Duration::from_millis(step.saturating_sub(20)))),
+                }
+                let accounts = space.accounts();
+                assert_eq!(accounts.live, live.iter().map(|extent| extent.bytes).sum::<u64>());
+                if step % 100 == 0 {
+                    let all: u64 = space.buffers().map(|extent| extent.bytes).sum();
+                    assert_eq!(all, accounts.live + accounts.quarantined);
+                }
+            }
+            live.iter().for_each(|extent| space.free(extent.address));
+            space.drain(now + Duration::from_secs(100));
+            assert_eq!(space.by_length.len(), 2, "free neighbours are one extent");
+            assert_eq!(space.accounts(), Accounts { leased: 2 * SECTION, free: 2 * SECTION, ..Accounts::default() });
+        });
+    }
+
+    #[test]
+    fn a_section_that_is_given_up_takes_its_buffers_along() {
+        rt::production::run(async {
+            let mut space = Space::default();
+            space.add(SECTION, SECTION);
+            let one = space.allocate(1_000, 16).expect("there is room");
+            let other = space.allocate(1_000, 16).expect("there is room");
+            space.quarantine(one.address, rt::now());
+            assert!(space.remove(SECTION) && !space.remove(SECTION));
+            assert_eq!(space.accounts(), Accounts::default());
+            assert_eq!((space.extent(other.address), space.allocate(1, 16)), (None, None));
+            assert_eq!(space.drain(rt::now()), 0);
+        });
+    }
+}
