@@ -37,6 +37,7 @@ const LAYERS: &[(&str, u32)] = &[
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("heddle", "bench", "the one binary offers the benchmarks as `heddle bench`"),
     ("heddle", "simulator", "the one binary is the top of its layer"),
+    ("rma", "rma", "its tests need its own conformance suite, a feature"),
 ];
 
 /// The first layer that may speak gRPC and HTTP, and use tokio itself.
