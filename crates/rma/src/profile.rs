@@ -30,7 +30,8 @@ pub struct Profile {
     pub ordering: Ordering,
     /// Whether writes may carry immediate data.
     pub immediate: bool,
-    /// Whether verbs complete while they are posted, so that waiting for them costs nothing.
+    /// Whether verbs complete while they are posted, so that waiting for them costs nothing. The first under a capability
+    /// may be pending all the same, and with it those that are posted behind it.
     pub synchronous: bool,
     /// Whether the host's own processor has a part in one-sided verbs.
     pub host_progress: bool,

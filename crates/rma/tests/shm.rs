@@ -5,9 +5,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use base::rt::production::run;
 use base::rt::{self, random_below};
 use base::{Bytes, BytesMut, ErrorKind};
+use rma::conformance::{self, Fixture};
 use rma::shm::{Shm, ShmOptions};
 use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
 use rustix::process::{Pid, Signal, WaitOptions};
@@ -24,6 +26,47 @@ fn credential() -> Credential {
 
 fn host_options() -> HostOptions {
     HostOptions { node: NodeId(1), tokens: Arc::new(|name: &str| (name == "child").then_some(TOKEN)) }
+}
+
+/// The provider for the suite, within one process.
+struct OneProcess {
+    fabric: Shm,
+    host: Arc<dyn Host>,
+    _directory: tempfile::TempDir,
+}
+
+#[async_trait]
+impl Fixture for OneProcess {
+    fn host(&self) -> Arc<dyn Host> {
+        Arc::clone(&self.host)
+    }
+
+    fn credential(&self) -> Credential {
+        credential()
+    }
+
+    async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
+        self.fabric.connect(&self.host.address(), credential).await
+    }
+}
+
+fn conforms(address: impl FnOnce(&Path) -> String) {
+    run(async {
+        let directory = tempfile::tempdir().expect("there is a disk");
+        let fabric = Shm::default();
+        let host = fabric.host(&address(directory.path()), host_options()).await.expect("the address is free");
+        conformance::run(&OneProcess { fabric, host, _directory: directory }).await.assert_held();
+    });
+}
+
+#[test]
+fn it_conforms_within_one_process() {
+    conforms(|_| "local:conformance".to_owned());
+}
+
+#[test]
+fn it_conforms_over_a_socket() {
+    conforms(|directory| directory.join("host.sock").display().to_string());
 }
 
 /// What a child does; the roles are below.

@@ -55,7 +55,7 @@ pub(super) async fn reads_append_to_what_is_there(fixture: &dyn Fixture) -> Chec
     let region = Region::new(fixture, REGION_BYTES).await?;
     let pair = Pair::new(fixture).await?;
     let bytes = pattern(1, 1000);
-    pair.connected.write(&region.all, 0, &[bytes.clone()]).await.map_err(while_doing("writing"))?;
+    pair.connected.write(&region.all, 0, std::slice::from_ref(&bytes)).await.map_err(while_doing("writing"))?;
     let mut into = BytesMut::from(&b"before"[..]);
     for (offset, length) in [(0, 10), (10, 300), (310, 690)] {
         into = pair.connected.read(&region.all, offset, length, into).await.map_err(while_doing("reading"))?;
