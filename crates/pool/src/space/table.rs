@@ -160,3 +160,99 @@ impl Table {
         Some((self.get(SectionId(id))?, address & ((1 << self.shift) - 1)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::task::{Context, Poll};
+
+    use base::{Bytes, BytesMut};
+    use rma::{CAPABILITY_BYTES, Completion, Connection, Endpoint, Error, Incoming, NodeId, Profile};
+
+    use super::*;
+
+    /// A connection to nobody.
+    struct Nobody;
+
+    impl Connection for Nobody {
+        fn node(&self) -> NodeId {
+            NodeId(0)
+        }
+        fn name(&self) -> &str {
+            "nobody"
+        }
+        fn profile(&self) -> Profile {
+            rma::sim::WEAKEST
+        }
+        fn read(&self, _: &Capability, _: u64, _: usize, _: BytesMut) -> Completion<BytesMut> {
+            Completion::ready(Err(Error::Closed))
+        }
+        fn write(&self, _: &Capability, _: u64, _: &[Bytes], _: Option<u32>) -> Completion<()> {
+            Completion::ready(Err(Error::Closed))
+        }
+        fn compare_swap(&self, _: &Capability, _: u64, _: u64, _: u64) -> Completion<u64> {
+            Completion::ready(Err(Error::Closed))
+        }
+        fn fetch_add(&self, _: &Capability, _: u64, _: u64) -> Completion<u64> {
+            Completion::ready(Err(Error::Closed))
+        }
+        fn send(&self, _: &[Bytes]) -> Completion<()> {
+            Completion::ready(Err(Error::Closed))
+        }
+        fn poll_receive(&self, _: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
+            Poll::Ready(Err(Error::Closed))
+        }
+        fn flush(&self) {}
+        fn close(&self) {}
+    }
+
+    const SECTION: u64 = 1 << 36;
+
+    fn enter(table: &Table, link: &Arc<Link>) -> Option<Section> {
+        let position = table.position()?;
+        let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("well-formed");
+        table.enter(&position, capability, Arc::clone(link), 1);
+        table.section(position.id)
+    }
+
+    #[test]
+    fn an_address_is_given_again_when_all_others_have_been_and_a_section_never() {
+        let table = Table::new(SECTION);
+        let link = Arc::new(Link::new(Endpoint::new(Arc::new(Nobody)), "nobody".to_owned()));
+        let sections: Vec<Section> = (0..3).filter_map(|_| enter(&table, &link)).collect();
+        assert_eq!(
+            sections.iter().map(|section| section.address).collect::<Vec<_>>(),
+            [1, 2, 3].map(|at| at * SECTION)
+        );
+        let end = |section: &Section| {
+            let entry = table.get(section.id).expect("entered");
+            assert!(table.end(entry, State::Released) && !table.end(entry, State::Lost), "it ends once");
+        };
+        end(&sections[1]);
+        let (ended, offset) = table.translate(2 * SECTION + 5).expect("it was there");
+        assert!(!ended.is_live() && offset == 5);
+        let mut more = Vec::new();
+        while more.len() < 12 {
+            more.push(enter(&table, &link).expect("fresh addresses"));
+        }
+        assert!(more.iter().all(|section| section.address > 3 * SECTION && section.address < 1 << ADDRESS_BITS));
+        // Now the one that ended, and nothing else.
+        end(&sections[0]);
+        let again = [enter(&table, &link), enter(&table, &link)].map(|section| section.expect("ended ones"));
+        assert_eq!(again.map(|section| section.address), [2 * SECTION, SECTION]);
+        assert!(enter(&table, &link).is_none(), "all addresses are live");
+        assert!(table.translate(2 * SECTION).is_some_and(|(entry, _)| entry.is_live()));
+        let ids: BTreeSet<SectionId> = sections.iter().chain(&more).chain(&again).map(|section| section.id).collect();
+        assert_eq!(ids.len(), 3 + 12 + 2);
+    }
+
+    #[test]
+    fn no_address_outside_of_the_table_means_anything() {
+        let table = Table::new(4096);
+        for address in [0, 4095, 4096, 1 << ADDRESS_BITS, u64::MAX] {
+            assert!(table.translate(address).is_none(), "{address}");
+        }
+        let first = table.position().expect("an empty table");
+        assert_eq!((first.id, first.number), (SectionId(1), 1), "number 0 holds the null pointer");
+    }
+}
