@@ -18,11 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use crate::step::run;
+
 /// Everything that is made on the way; may be deleted at any time.
 const FOLDER: &str = "target/rdma-guest";
 
 /// Runs `program` with its arguments in the guest, or where none is given the conformance suite of `rma`.
-pub fn run(program: Option<&Path>, arguments: &[String]) -> Result<(), String> {
+pub fn check(program: Option<&Path>, arguments: &[String]) -> Result<(), String> {
     packages::provide()?;
     match program {
         Some(program) => boot(program, arguments).map(drop),
@@ -30,9 +32,20 @@ pub fn run(program: Option<&Path>, arguments: &[String]) -> Result<(), String> {
     }
 }
 
-/// The suite of `crates/rma/tests/`, built here and run there.
+/// Cargo's arguments for the provider's tests. The whole workspace is named so that every dependency has the features that
+/// it has in the other steps, and is not compiled once more; of the members only what the tests need is.
+const SELECTION: &[&str] = &["--release", "--workspace", "--features", "heddle-rma/verbs"];
+
+/// What of the provider needs no adapter is checked here, the suite of `crates/rma/tests/verbs.rs` in the guest.
 fn conformance(arguments: &[String]) -> Result<(), String> {
-    let console = boot(&build_suite()?, arguments)?;
+    let cargo = |command: &str| {
+        let mut cargo = Command::new("cargo");
+        cargo.arg(command).args(SELECTION);
+        cargo
+    };
+    run(cargo("clippy").args(["--test", "verbs", "--test", "verbs_wire", "--", "--deny", "warnings"]))?;
+    run(cargo("test").args(["--test", "verbs_wire"]))?;
+    let console = boot(&build_suite(&mut cargo("test"))?, arguments)?;
     // A harness that ran nothing ends well too.
     match console.iter().find_map(|line| tests_passed(line)) {
         Some(passed) if passed > 0 => Ok(()),
@@ -51,10 +64,8 @@ fn boot(program: &Path, arguments: &[String]) -> Result<Vec<String>, String> {
     console
 }
 
-fn build_suite() -> Result<PathBuf, String> {
-    let mut command = Command::new("cargo");
-    command.args(["test", "--release", "--no-run", "--package", "heddle-rma", "--features", "verbs"]);
-    command.args(["--test", "verbs", "--message-format", "json-render-diagnostics"]);
+fn build_suite(command: &mut Command) -> Result<PathBuf, String> {
+    command.args(["--no-run", "--test", "verbs", "--message-format", "json-render-diagnostics"]);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo: {error}"))?;
     if !output.status.success() {
         return Err(format!("the conformance suite did not build: {}", output.status));

@@ -25,7 +25,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run everything that must pass: format, clippy, licences, tests, simulation seeds, Fabric's clients.
+    /// Run everything that must pass: format, clippy, licences, tests, simulation seeds, real verbs, Fabric's
+    /// clients.
     Test {
         /// Run only these steps (repeatable); see `--list`.
         #[arg(long, value_name = "STEP")]
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
         Task::Test { only, without, list } => test(&only, &without, list),
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
         Task::RdmaGuest { program, arguments } => {
-            let outcome = guest::run(program.as_deref(), &arguments);
+            let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
     };
@@ -99,6 +100,7 @@ fn steps() -> Vec<Step> {
         Step::new("simulation", || {
             step::run(&mut simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"]))
         }),
+        Step::new("rdma-guest", || guest::check(None, &[])),
         Step::new("clients", clients::check),
     ]
 }

@@ -343,6 +343,30 @@ fn a_lost_host_leaves_ambiguous_verbs_and_a_closed_endpoint() {
     });
 }
 
+/// Nobody closes anything: the adapter's retries find out, for a side that waits as for one that has posted.
+#[test]
+fn a_broken_cable_is_noticed_by_both_sides() {
+    run(async {
+        let fabric = fabric();
+        let tokens = Arc::new(|name: &str| (name == NAME).then(|| Token::new(TOKEN)));
+        let host = fabric.start_host("127.0.0.1:0", HostOptions { node: NodeId(3), tokens }).await.expect("any port");
+        let region = host.register("test", 4096).await.expect("there is memory");
+        let capability = host.grant(region, Rights::ALL).expect("it is the first grant");
+        for posts in [true, false] {
+            let near = fabric.connect(&host.address(), &credential()).await.expect("the host is there");
+            let far = host.accept().await.expect("one has come");
+            read(&near, &capability, 0, 8).await;
+            host.lose(&far);
+            if posts {
+                let error = near.fetch_add(&capability, 0, 1).await.expect_err("nobody answers");
+                assert_eq!(error.kind(), ErrorKind::Ambiguous);
+            }
+            assert_eq!(near.receive().await, Err(Error::Closed));
+            assert_eq!(far.receive().await, Err(Error::Closed));
+        }
+    });
+}
+
 #[test]
 fn strangers_and_other_protocols_are_refused() {
     run(async {

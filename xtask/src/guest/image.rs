@@ -13,12 +13,8 @@ use super::machine::{EXIT_PORT, PASSED};
 pub const RDMA_TOOL: &str = "/usr/bin/rdma";
 /// The half of soft-RoCE that lives in the process. `libibverbs` opens it by its path, so nothing is linked with it.
 pub const PROVIDER: &str = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so";
-/// What else is opened at run time: the libraries, and the line that names the provider.
-const OPENED: &[&str] = &[
-    "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
-    "/usr/lib/x86_64-linux-gnu/librdmacm.so.1",
-    "/etc/libibverbs.d/rxe.driver",
-];
+/// What else is opened at run time: the library, and the line that names the provider.
+const OPENED: &[&str] = &["/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/etc/libibverbs.d/rxe.driver"];
 const BUSYBOX: &str = "/bin/busybox";
 const PROGRAM: &str = "/program";
 

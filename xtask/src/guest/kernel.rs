@@ -12,7 +12,7 @@ use crate::step::run;
 const NEWEST: &str = "linux-image-amd64";
 /// What is loaded, in this order, each after what it depends on. `crc32_generic` is asked for by name at run time, so
 /// no dependency tells of it.
-const MODULES: &[&str] = &["dummy", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe"];
+const MODULES: &[&str] = &["dummy", "crc32_generic", "ib_uverbs", "rdma_rxe"];
 /// Within the folder of a kernel: the modules to load, one a line.
 const ORDER: &str = "modules";
 

@@ -11,8 +11,6 @@ const NEEDED: &[(&str, &str)] = &[
     ("/bin/busybox", "busybox-static"),
     (super::image::RDMA_TOOL, "iproute2"),
     (super::image::PROVIDER, "ibverbs-providers"),
-    ("/usr/lib/x86_64-linux-gnu/libibverbs.so", "libibverbs-dev"),
-    ("/usr/lib/x86_64-linux-gnu/librdmacm.so", "librdmacm-dev"),
     // The binding is generated and its shim compiled when `rma` is built with the feature.
     ("/usr/bin/cmake", "cmake"),
     ("/usr/bin/cc", "gcc"),

@@ -4,7 +4,9 @@
 //!    thread alone posts at once, and of many the one that is there posts for all in one chain.
 //! 2. The thread polls for what has ended, for [`SPIN`] after the last that did, and then sleeps until the adapter, the
 //!    other side's frames or somebody of this side wakes it.
-//! 3. Whatever breaks ends the connection as a whole: the queue pair is destroyed, what was posted is ambiguous, and the
+//! 3. An idle connection writes nothing to nowhere once a second, so that both sides learn of the loss of one that nobody
+//!    uses.
+//! 4. Whatever breaks ends the connection as a whole: the queue pair is destroyed, what was posted is ambiguous, and the
 //!    regions of this host that it could reach are taken from the adapter.
 //!
 //! Invariant: who lets go of the state looks at the intake once more, so that no verb is left there.
@@ -23,12 +25,12 @@ use base::{Bytes, BytesMut};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::PROFILE;
-use super::device::{CompletionQueue, Device, Domain, Ended, POLL_MAX, PairAddress, QueuePair, Registration, Work};
+use super::device::{CompletionQueue, Device, Domain, Ended, POLL_MAX, QueuePair, Registration, Work};
 use super::host::Regions;
 use super::memory::{RECEIVE_COUNT, Staging};
 use super::receiver::Receiver;
 use super::sender::{Data, SENDS_MAX, Sender, Target, Transfer, Verb};
-use super::wire::{self, Frame, Refusal, RemoteRegion};
+use super::wire::{self, Frame, PairAddress, Refusal, RemoteRegion};
 use crate::{
     CAPABILITY_BYTES, Capability, Completion, Connection, Error, GrantId, IN_FLIGHT_MAX, Incoming, MESSAGE_BYTES_MAX,
     NodeId, PARTS_MAX, Profile, RegionId, TRANSFER_BYTES_MAX, WORD_BYTES,
@@ -40,6 +42,8 @@ const SPIN: Duration = Duration::from_micros(20);
 const GLANCE_ROUNDS: u32 = 128;
 /// Marks the work that receives; the rest of the number is its slot.
 const RECEIVE: u64 = 1 << 63;
+/// How long a connection may rest before the adapter is made to see whether the other side is still there.
+const BEAT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long a frame that has begun may take. Longer, and the other side has stopped in the middle.
 const FRAME_TIME: Duration = Duration::from_secs(2);
 
@@ -187,6 +191,10 @@ impl Shared {
         Ok(())
     }
 
+    pub fn node(&self) -> NodeId {
+        self.peer.node
+    }
+
     /// Asks the thread to end the connection.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -326,7 +334,7 @@ impl Shared {
         // What ended between the last poll and the arming makes no event.
         match self.collect(ended)? {
             Collected::Some => Ok(()),
-            Collected::Busy | Collected::Idle => self.wait(None, ended),
+            Collected::Busy | Collected::Idle => self.wait(Some(&BEAT), ended),
         }
     }
 
@@ -338,6 +346,7 @@ impl Shared {
             PollFd::new(&self.wake, PollFlags::IN),
         ];
         match rustix::event::poll(&mut waiting, limit) {
+            Ok(0) if limit == Some(&BEAT) => self.with(|state| state.sender.beat(&mut state.chain)),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return Err("the connection cannot be waited for"),
         }
@@ -438,6 +447,11 @@ impl Shared {
         // Destroying the pair waits for the adapter.
         lock(&self.state).pair = None;
         self.stop();
+    }
+
+    /// Destroys the queue pair and tells nobody.
+    pub fn lose(&self) {
+        lock(&self.state).pair = None;
     }
 
     /// Last step: takes the region from the adapter.

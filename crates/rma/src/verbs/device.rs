@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rdma_mummy_sys as sys;
 
 use super::memory::Memory;
+use super::wire::PairAddress;
 
 /// Which adapter, where there are several.
 #[derive(Clone, Debug, Default)]
@@ -38,17 +39,6 @@ pub struct Device {
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
-
-/// What the other side must know of a queue pair to connect to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PairAddress {
-    pub number: u32,
-    pub first_packet: u32,
-    pub gid: [u8; 16],
-    pub lid: u16,
-    pub mtu: u8,
-    pub reads_max: u8,
-}
 
 fn outcome(status: i32) -> io::Result<()> {
     // The library gives an error number, or -1 and sets `errno`.
@@ -450,8 +440,8 @@ unsafe impl Sync for QueuePair {}
 const PACKET_MASK: u32 = 0x00ff_ffff;
 /// Local acknowledgement timeout: 4.096 µs times two to this power, 67 ms.
 const TIMEOUT: u8 = 14;
-/// Retries before the connection is given up.
-const RETRIES: u8 = 7;
+/// Retries before the connection is given up. Soft-RoCE takes the largest value, 7, for no limit at all.
+const RETRIES: u8 = 6;
 /// A receiver without a buffer is asked again without end: that is the back-pressure of messages.
 const RECEIVER_RETRIES: u8 = 7;
 /// How long a sender waits before it asks again: code 1 is 10 µs.

@@ -25,9 +25,9 @@ use base::rt::channel::{Receiver, Sender, bounded};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::connection::{Draft, Link, Peer, Shared};
-use super::device::{Access, Device, PairAddress};
+use super::device::{Access, Device};
 use super::memory::Memory;
-use super::wire::{self, Frame, Refusal, Transcript, VERSION};
+use super::wire::{self, Frame, PairAddress, Refusal, Transcript, VERSION};
 use crate::{Capability, Endpoint, Error, GrantId, Host, HostOptions, NodeId, RegionId, Rights, Secret, Token, Tokens};
 
 /// How long the holders of a revoked capability may take to let go before they lose their connections.
@@ -329,6 +329,15 @@ impl VerbsHost {
         thread.spawn(move || listening.listen(&listener, &sender)).map_err(system)?;
         let accepted = base::rt::sync::Mutex::new(accepted);
         Ok(VerbsHost { regions, accepted, address, fencing: base::rt::sync::Mutex::new(()) })
+    }
+
+    /// For tests: loses the connection of an accepted endpoint as a broken cable would. Nobody is told.
+    pub fn lose(&self, accepted: &Endpoint) {
+        let connections = lock(&self.regions.connections);
+        let mut live = connections.live.values();
+        if let Some(connection) = live.find(|connection| connection.node() == accepted.node()) {
+            connection.lose();
+        }
     }
 }
 

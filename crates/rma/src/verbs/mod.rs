@@ -28,7 +28,9 @@ mod host;
 mod memory;
 mod receiver;
 mod sender;
-mod wire;
+// Open to tests: what bytes from the other side are read as.
+#[doc(hidden)]
+pub mod wire;
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -39,7 +41,7 @@ use async_trait::async_trait;
 use self::connection::Link;
 use self::device::Device;
 pub use self::device::DeviceOptions;
-use self::host::VerbsHost;
+pub use self::host::VerbsHost;
 use crate::{Atomicity, Credential, Endpoint, Error, Fabric, Host, HostOptions, Ordering, Profile};
 
 const _: () = assert!(
@@ -75,6 +77,15 @@ impl Verbs {
         let device = Device::open(options).map_err(|error| Error::system("opening the RDMA adapter", &error))?;
         Ok(Verbs { device })
     }
+
+    /// As [`Fabric::host`], by its own type.
+    ///
+    /// # Errors
+    /// As [`Fabric::host`].
+    pub async fn start_host(&self, address: &str, options: HostOptions) -> Result<Arc<VerbsHost>, Error> {
+        let (device, address) = (Arc::clone(&self.device), address.to_owned());
+        base::rt::blocking(move || VerbsHost::start(&device, &address, options)).await.map(Arc::new)
+    }
 }
 
 #[async_trait]
@@ -93,9 +104,7 @@ impl Fabric for Verbs {
     }
 
     async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
-        let (device, address) = (Arc::clone(&self.device), address.to_owned());
-        let host = base::rt::blocking(move || VerbsHost::start(&device, &address, options)).await?;
-        Ok(Arc::new(host))
+        Ok(self.start_host(address, options).await?)
     }
 
     fn provider(&self) -> &'static str {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::{Bytes, BytesMut, Map};
 
-use super::device::{Ended, Order, Remote, Work};
+use super::device::{Ended, Local, Order, Remote, Work};
 use super::memory::{LARGE_BYTES, RECEIVE_BYTES, Slot, Staging};
 use super::wire::{Frame, HEADER_BYTES, Header, Refusal, RemoteRegion};
 use crate::{Capability, Completer, Error, GrantId, NodeId, RegionId, Rights, WORD_BYTES};
@@ -27,6 +27,8 @@ use crate::{Capability, Completer, Error, GrantId, NodeId, RegionId, Rights, WOR
 pub const SENDS_MAX: usize = 256;
 /// Keys that one connection holds.
 const KEYS_MAX: usize = 1 << 16;
+/// For work that moves no bytes.
+const NOTHING: Local = Local { address: 0, bytes: 0, key: 0 };
 /// Bytes of a message that one piece carries.
 const PIECE_BYTES: usize = RECEIVE_BYTES - HEADER_BYTES;
 
@@ -185,7 +187,8 @@ enum KeyState {
 /// What the adapter is doing, oldest first.
 struct Flight {
     id: u64,
-    transfer: usize,
+    /// None for a sign of life.
+    transfer: Option<usize>,
     slot: Option<Slot>,
     bytes: usize,
     kind: Kind,
@@ -427,7 +430,7 @@ impl Sender {
         };
         transfer.issued += bytes;
         let key = transfer.key;
-        self.fly(Flight { id: 0, transfer: at, slot, bytes: header + bytes, kind, key }, order, staging, chain);
+        self.fly(Flight { id: 0, transfer: Some(at), slot, bytes: header + bytes, kind, key }, order, staging, chain);
         true
     }
 
@@ -449,7 +452,7 @@ impl Sender {
         let Some(slot) = staging.take(HEADER_BYTES) else { return Step::Blocked };
         staging.put(&slot, 0, &header.encode());
         let flight =
-            Flight { id: 0, transfer: at, slot: Some(slot), bytes: HEADER_BYTES, kind: Kind::Other, key: None };
+            Flight { id: 0, transfer: Some(at), slot: Some(slot), bytes: HEADER_BYTES, kind: Kind::Other, key: None };
         self.fly(flight, Order::Send, staging, chain);
         Step::Issued
     }
@@ -471,15 +474,28 @@ impl Sender {
         if let Some(key) = flight.key {
             self.keys.get(key).in_flight += 1;
         }
-        let transfer = self.transfers.get(flight.transfer);
-        transfer.pieces += 1;
-        transfer.outstanding += 1;
+        if let Some(at) = flight.transfer {
+            let transfer = self.transfers.get(at);
+            transfer.pieces += 1;
+            transfer.outstanding += 1;
+        }
         let local = match &flight.slot {
             Some(slot) => staging.local(slot, flight.bytes),
-            None => super::device::Local { address: 0, bytes: 0, key: 0 },
+            None => NOTHING,
         };
         chain.push(Work { id: flight.id, order, local, fence });
         self.flights.push_back(flight);
+    }
+
+    /// Has the adapter write nothing to nowhere, unless it has work: a side that is lost does not even answer that.
+    pub fn beat(&mut self, chain: &mut Vec<Work>) {
+        if self.is_busy() {
+            return;
+        }
+        let (id, order) = (self.next_flight, Order::Write(Remote { address: 0, key: 0 }));
+        self.next_flight += 1;
+        self.flights.push_back(Flight { id, transfer: None, slot: None, bytes: 0, kind: Kind::Other, key: None });
+        chain.push(Work { id, order, local: NOTHING, fence: false });
     }
 
     /// The oldest work has ended.
@@ -492,7 +508,13 @@ impl Sender {
         }
         let flight = self.flights.pop_front().filter(|flight| flight.id == ended.id);
         let flight = flight.ok_or("the adapter ended work out of order")?;
-        let transfer = self.transfers.get(flight.transfer);
+        match flight.kind {
+            Kind::Read => self.reads -= 1,
+            Kind::Atomic => self.atomics -= 1,
+            Kind::Other => {}
+        }
+        let Some(at) = flight.transfer else { return Ok(()) };
+        let transfer = self.transfers.get(at);
         transfer.outstanding -= 1;
         if let Some(slot) = flight.slot {
             let bytes = staging.get(&slot, flight.bytes);
@@ -506,14 +528,9 @@ impl Sender {
             }
             staging.give(slot);
         }
-        match flight.kind {
-            Kind::Read => self.reads -= 1,
-            Kind::Atomic => self.atomics -= 1,
-            Kind::Other => {}
-        }
         if transfer.outstanding == 0 && transfer.whole {
             let outcome = transfer.failed.take().map_or(Ok(()), Err);
-            self.finish(flight.transfer, outcome);
+            self.finish(at, outcome);
         }
         if let Some(at) = flight.key {
             let key = self.keys.get(at);

@@ -1,0 +1,96 @@
+//! The formats of the provider over RDMA adapters: every frame and header is read back, and nothing else is read at all.
+
+use rma::verbs::wire::{
+    FRAME_BYTES, Frame, HEADER_BYTES, Header, NAME_BYTES_MAX, PairAddress, Refusal, RemoteRegion, Transcript, VERSION,
+};
+use rma::{CAPABILITY_BYTES, GrantId, NodeId, RegionId, Rights, Token};
+
+fn pair() -> PairAddress {
+    PairAddress { number: 0x11, first_packet: 0x0022_3344, gid: [0xa7; 16], lid: 0x5566, mtu: 3, reads_max: 16 }
+}
+
+fn every_frame() -> Vec<Frame> {
+    let remote = RemoteRegion { key: 9, rights: Rights::ALL, address: 0x7f00_0000_1000, bytes: 4096 };
+    let mut frames = vec![
+        Frame::Hello { version: VERSION, name: "peer0".to_owned(), nonce: [1; 32] },
+        Frame::Hello { version: 7, name: "n".repeat(NAME_BYTES_MAX), nonce: [1; 32] },
+        Frame::Challenge { nonce: [2; 32] },
+        Frame::Join { pair: pair(), proof: [3; 32] },
+        Frame::Welcome { node: NodeId(4), pair: pair(), proof: [5; 32] },
+        Frame::Ready,
+        Frame::Open { request: 6, capability: [7; CAPABILITY_BYTES] },
+        Frame::Opened { request: 8, remote },
+        Frame::Revoke { request: 10, region: RegionId(11), grant: GrantId(12), generation: 13 },
+        Frame::Drained { request: 14 },
+    ];
+    let refusals = [Refusal::Version(2), Refusal::Stranger, Refusal::Unknown, Refusal::Revoked, Refusal::Exhausted];
+    frames.extend(refusals.map(|refusal| Frame::Refused { request: 15, refusal }));
+    frames
+}
+
+#[test]
+fn every_frame_is_read_back() {
+    for frame in every_frame() {
+        assert_eq!(Frame::decode(&frame.encode()).expect("it is well-formed"), frame);
+    }
+}
+
+#[test]
+fn frames_have_the_documented_bytes() {
+    let open = Frame::Open { request: 0x0102, capability: [7; CAPABILITY_BYTES] }.encode();
+    assert_eq!(open[..8], [6, 0, 0, 0, 2, 1, 0, 0]);
+    assert_eq!(open[8..48], [7; 40]);
+    assert_eq!(open[48..], [0; 80]);
+    let join = Frame::Join { pair: pair(), proof: [3; 32] }.encode();
+    let mut expected = vec![3, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0x44, 0x33, 0x22, 0];
+    expected.extend([0xa7; 16]);
+    expected.extend([0x66, 0x55, 3, 16]);
+    expected.extend([3; 32]);
+    assert_eq!(join[..expected.len()], expected);
+}
+
+/// Any other value of a byte that carries nothing is refused, so that a later version can give it a meaning.
+#[test]
+fn unused_bytes_must_be_zero() {
+    for frame in every_frame() {
+        let good = frame.encode();
+        for at in 0..FRAME_BYTES {
+            let mut bad = good;
+            bad[at] ^= 0x80;
+            if let Ok(other) = Frame::decode(&bad) {
+                assert_eq!(other.encode(), bad, "byte {at} of {frame:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn headers_are_read_back_and_others_refused() {
+    let immediate = Header::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
+    for header in [Header::Piece { last: true }, Header::Piece { last: false }, immediate] {
+        let bytes = header.encode();
+        assert_eq!(Header::decode(&bytes).expect("it is well-formed"), (header, &[][..]));
+        for at in 0..HEADER_BYTES {
+            let mut bad = bytes;
+            bad[at] ^= 0x40;
+            if let Ok((other, _)) = Header::decode(&bad) {
+                assert_eq!(other.encode(), bad, "byte {at} of {header:?}");
+            }
+        }
+        assert!(Header::decode(&bytes[1..]).is_err());
+    }
+}
+
+#[test]
+fn a_proof_holds_for_one_transcript_and_one_role() {
+    let (token, other) = (Token::new([1; 32]), Token::new([2; 32]));
+    let (client, host, pair) = ([3; 32], [4; 32], pair());
+    let transcript = Transcript { name: "peer0", client_nonce: &client, host_nonce: &host, client_pair: &pair };
+    let proof = transcript.client_proof(&token);
+    assert!(transcript.client_proved(&token, &proof));
+    assert!(!transcript.client_proved(&other, &proof));
+    assert!(!transcript.host_proved(&token, NodeId(1), &pair, &proof));
+    let moved = PairAddress { number: 12, ..pair };
+    assert!(!Transcript { client_pair: &moved, ..transcript }.client_proved(&token, &proof));
+    assert!(!Transcript { host_nonce: &client, ..transcript }.client_proved(&token, &proof));
+}
