@@ -45,7 +45,9 @@ fn conformance(arguments: &[String]) -> Result<(), String> {
     };
     run(cargo("clippy").args(["--test", "verbs", "--test", "verbs_wire", "--", "--deny", "warnings"]))?;
     run(cargo("test").args(["--test", "verbs_wire"]))?;
-    let console = boot(&build_suite(&mut cargo("test"))?, arguments)?;
+    // What each claim came to is shown while the suite runs.
+    let arguments: Vec<String> = arguments.iter().cloned().chain(["--nocapture".to_owned()]).collect();
+    let console = boot(&build_suite(&mut cargo("test"))?, &arguments)?;
     // A harness that ran nothing ends well too.
     match console.iter().find_map(|line| tests_passed(line)) {
         Some(passed) if passed > 0 => Ok(()),

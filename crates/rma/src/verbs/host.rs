@@ -69,6 +69,8 @@ struct Connections {
     live: BTreeMap<u64, Arc<Shared>>,
     next: u64,
     closed: bool,
+    /// The thread that lets them in runs.
+    listening: bool,
 }
 
 /// What the host and its connections share.
@@ -78,7 +80,8 @@ pub struct Regions {
     device: Arc<Device>,
     table: Mutex<Table>,
     connections: Mutex<Connections>,
-    forgotten: Condvar,
+    /// A connection's thread, or the listening one, has ended.
+    ended: Condvar,
     handshakes: AtomicUsize,
     stop: AtomicBool,
     wake: OwnedFd,
@@ -116,7 +119,7 @@ impl Regions {
     /// A connection's thread has ended, and with it everything that the connection could reach.
     pub fn forget(&self, number: u64) {
         lock(&self.connections).live.remove(&number);
-        self.forgotten.notify_all();
+        self.ended.notify_all();
     }
 
     /// Steps 2 to 4 of a revocation; see the module.
@@ -316,17 +319,24 @@ impl VerbsHost {
             device: Arc::clone(device),
             table: Mutex::default(),
             connections: Mutex::default(),
-            forgotten: Condvar::new(),
+            ended: Condvar::new(),
             handshakes: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             wake: wake.map_err(|error| system(error.into()))?,
         });
         let (sender, accepted) = bounded(ACCEPTED_MAX);
+        lock(&regions.connections).listening = true;
         let listening = Arc::clone(&regions);
         let thread = std::thread::Builder::new().name("rma-verbs-host".to_owned());
         // The thread is the provider's own and of production only; no simulation comes here.
         #[allow(clippy::disallowed_methods)]
-        thread.spawn(move || listening.listen(&listener, &sender)).map_err(system)?;
+        let spawned = thread.spawn(move || {
+            Arc::clone(&listening).listen(&listener, &sender);
+            drop(listener);
+            lock(&listening.connections).listening = false;
+            listening.ended.notify_all();
+        });
+        spawned.map_err(system)?;
         let accepted = base::rt::sync::Mutex::new(accepted);
         Ok(VerbsHost { regions, accepted, address, fencing: base::rt::sync::Mutex::new(()) })
     }
@@ -358,6 +368,9 @@ impl Host for VerbsHost {
         let exhausted = || Error::Exhausted(format!("{bytes} bytes for the region {name}"));
         let size = usize::try_from(bytes).map_err(|_| exhausted())?;
         let memory = base::rt::blocking(move || Memory::new(size)).await.map_err(|_| exhausted())?;
+        if lock(&self.regions.connections).closed {
+            return Err(Error::Closed);
+        }
         let mut table = lock(&self.regions.table);
         let region = RegionId(table.next);
         table.next = table.next.checked_add(1).ok_or_else(exhausted)?;
@@ -446,10 +459,8 @@ impl Host for VerbsHost {
         base::rt::blocking(move || {
             regions.close();
             let connections = lock(&regions.connections);
-            let waited = regions
-                .forgotten
-                .wait_timeout_while(connections, CLOSE_TIME, |connections| !connections.live.is_empty());
-            drop(waited);
+            let going = |connections: &mut Connections| connections.listening || !connections.live.is_empty();
+            drop(regions.ended.wait_timeout_while(connections, CLOSE_TIME, going));
         })
         .await;
         lock(&self.regions.table).regions.clear();
