@@ -21,7 +21,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 const FENCE_ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How often a fence that is not confirmed is asked for again on one connection.
 const FENCE_ATTEMPTS_MAX: u32 = 5;
-/// How often opening a space tries a donor that answers, but not as it should.
+/// How often opening a space tries a donor whose connection is lost meanwhile; one that is silent, it tries once.
 const OPEN_ATTEMPTS_MAX: u32 = 3;
 /// Pauses between attempts double from one to the other.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -39,7 +39,7 @@ pub(super) async fn keep(shared: Arc<Shared>, place: usize, first: OneshotSender
 async fn keep_on(shared: &Arc<Shared>, place: &Place, first: OneshotSender<Result<(), Error>>) {
     let mut first = Some(first);
     let mut pause = PAUSE_MIN;
-    let mut attempts = 0;
+    let (mut attempts, start) = (0, rt::now());
     loop {
         attempts += 1;
         match connect(shared, place).await {
@@ -70,7 +70,10 @@ async fn keep_on(shared: &Arc<Shared>, place: &Place, first: OneshotSender<Resul
             }
             Err(error) => {
                 let unreachable = matches!(&error, Error::Rma { error: rma::Error::Unreachable { .. }, .. });
-                let enough = unreachable || attempts >= OPEN_ATTEMPTS_MAX || error.kind() == ErrorKind::Rejected;
+                let enough = unreachable
+                    || attempts >= OPEN_ATTEMPTS_MAX
+                    || start.elapsed() >= ANSWER_MAX
+                    || error.kind() == ErrorKind::Rejected;
                 let text = error.to_string();
                 let news = lock(&place.problem).replace(text.clone()).is_none_or(|before| before != text);
                 if news {
