@@ -7,7 +7,7 @@ use base::rt::{self, Stop, Task};
 use base::{BlockNumber, Bytes, ChannelId, TxId};
 use ledger::{Block, ChannelConfig, Hash};
 use state::WorldState;
-use storage::blocks::BlockStore;
+use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::access::Rules;
@@ -28,13 +28,13 @@ impl Channel {
     /// Opens a channel whose genesis block is stored, replays what the state misses, and follows the orderers.
     pub(crate) async fn open(
         rules: Arc<Rules>,
-        store: BlockStore,
+        store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
         settings: Settings,
         orderers: Vec<String>,
     ) -> Result<Arc<Channel>, Error> {
-        replay(&store, state.as_ref()).await?;
-        let tip = tip(&store)?;
+        replay(store.as_ref(), state.as_ref()).await?;
+        let tip = tip(store.as_ref()).await?;
         let ledger = Arc::new(Ledger::new(rules, store, state, settings, Stop::new()));
         let pipeline = Pipeline::start(ledger.clone(), tip);
         let following = follow(ledger.clone(), pipeline, tip, orderers);
@@ -76,7 +76,7 @@ impl Channel {
     }
 
     /// The block store, which may hold blocks that are not committed yet.
-    pub(crate) fn store(&self) -> &BlockStore {
+    pub(crate) fn store(&self) -> &Arc<dyn Blocks> {
         &self.ledger.store
     }
 
@@ -84,22 +84,22 @@ impl Channel {
     ///
     /// # Errors
     /// The block store's.
-    pub fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
+    pub async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
         if number >= self.height() {
             return Ok(None);
         }
         if let Some(recent) = self.ledger.recent.get(number) {
             return Ok(Some(recent.bytes().clone()));
         }
-        Ok(self.ledger.store.read(BlockNumber(number))?)
+        Ok(self.ledger.store.read(BlockNumber(number)).await?)
     }
 
     /// The number of the committed block with this header hash.
     ///
     /// # Errors
     /// The block store's.
-    pub fn block_by_hash(&self, hash: &Hash) -> Result<Option<u64>, Error> {
-        let number = self.ledger.store.number_by_hash(hash)?.map(BlockNumber::get);
+    pub async fn block_by_hash(&self, hash: &Hash) -> Result<Option<u64>, Error> {
+        let number = self.ledger.store.number_by_hash(hash).await?.map(BlockNumber::get);
         Ok(number.filter(|number| *number < self.height()))
     }
 
@@ -107,8 +107,8 @@ impl Channel {
     ///
     /// # Errors
     /// The block store's.
-    pub fn block_by_tx_id(&self, tx_id: &TxId) -> Result<Option<u64>, Error> {
-        Ok(self.tx_status(tx_id)?.map(|status| status.block))
+    pub async fn block_by_tx_id(&self, tx_id: &TxId) -> Result<Option<u64>, Error> {
+        Ok(self.tx_status(tx_id).await?.map(|status| status.block))
     }
 
     /// A committed block in decoded form, if it is one of the newest; shared by all who ask.
@@ -120,11 +120,11 @@ impl Channel {
     ///
     /// # Errors
     /// If the stored block cannot be read.
-    pub fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
+    pub async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
         if let Some(recent) = self.recent(number) {
             return Ok(Some(recent));
         }
-        let Some(bytes) = self.read_block(number)? else { return Ok(None) };
+        let Some(bytes) = self.read_block(number).await? else { return Ok(None) };
         Ok(Some(Arc::new(CommittedBlock::of_stored(Block::parse(&bytes)?)?)))
     }
 
@@ -132,8 +132,8 @@ impl Channel {
     ///
     /// # Errors
     /// The block store's.
-    pub fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
-        let place = self.ledger.store.find_transaction(tx_id)?;
+    pub async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
+        let place = self.ledger.store.find_transaction(tx_id).await?;
         let status = place.map(|place| TxStatus { code: Code(place.code), block: place.block.get() });
         Ok(status.filter(|status| status.block < self.height()))
     }
@@ -147,7 +147,7 @@ impl Channel {
     pub async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
         // Registered before looking: see `commit::waiters`.
         let waiter = self.ledger.waiters.register(tx_id.clone());
-        match self.tx_status(tx_id)? {
+        match self.tx_status(tx_id).await? {
             // What is committed is known also where nobody may wait.
             Some(status) => Ok(status),
             None => waiter?.wait().await,
@@ -158,8 +158,8 @@ impl Channel {
     ///
     /// # Errors
     /// The block store's.
-    pub fn holds_transaction(&self, tx_id: &TxId) -> Result<bool, Error> {
-        Ok(self.ledger.store.find_transaction(tx_id)?.is_some())
+    pub async fn holds_transaction(&self, tx_id: &TxId) -> Result<bool, Error> {
+        Ok(self.ledger.store.find_transaction(tx_id).await?.is_some())
     }
 
     /// The error that ended the channel's pipeline, if one did. What is committed can still be read.
@@ -192,13 +192,13 @@ impl Channel {
 }
 
 /// Where a stored chain stands.
-fn tip(store: &BlockStore) -> Result<Tip, Error> {
+async fn tip(store: &dyn Blocks) -> Result<Tip, Error> {
     let tip = store.tip();
     let newest = tip
         .height
         .checked_sub(1)
         .ok_or_else(|| Error::Stored { block: 0, reason: "the ledger has no genesis block".to_owned() })?;
-    let bytes = store.read(BlockNumber(newest))?.ok_or_else(|| Error::Stored {
+    let bytes = store.read(BlockNumber(newest)).await?.ok_or_else(|| Error::Stored {
         block: newest,
         reason: "it is the newest block and cannot be read".to_owned(),
     })?;

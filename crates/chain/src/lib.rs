@@ -24,6 +24,7 @@ pub mod order;
 pub mod peer;
 pub mod remote;
 pub mod rwset;
+pub mod stores;
 pub mod validate;
 pub mod view;
 
@@ -37,3 +38,4 @@ mod support;
 pub use channel::Channel;
 pub use error::Error;
 pub use peer::{Peer, PeerOptions};
+pub use stores::{BlockRows, ChannelStores, LocalStores, NodeStores, States, Stores};

@@ -4,21 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, RwLock};
 
 use async_trait::async_trait;
-use base::rt::disk::Directory;
 use base::{BlockNumber, Bytes, TxId};
 use contract::Registry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use proto::protos::{ProposalResponse, Response};
-use state::{Monolithic, UpdateBatch, WorldState};
-use storage::GroupSync;
-use storage::blocks::{BlockOptions, BlockStore};
-use storage::tables::TablesEngine;
+use state::UpdateBatch;
 
 use crate::access::{Definition, Definitions, Rules};
 use crate::channel::Channel;
 use crate::commit::pipeline::append_block;
 use crate::endorse::{Channels, Endorse, EndorseError, Endorser};
+use crate::stores::{ChannelStores, Stores};
 use crate::{Error, commit, endorse};
 
 /// How a peer behaves.
@@ -26,8 +23,6 @@ use crate::{Error, commit, endorse};
 pub struct Settings {
     pub endorse: endorse::Settings,
     pub commit: commit::pipeline::Settings,
-    pub state: state::Settings,
-    pub blocks: BlockOptions,
 }
 
 /// What a peer is made of.
@@ -37,12 +32,8 @@ pub struct PeerOptions {
     pub name: String,
     /// Signs endorsements.
     pub signer: Signer,
-    /// Holds a block store for each channel.
-    pub directory: Directory,
-    /// Shared with whoever else writes to the same disk.
-    pub sync: GroupSync,
-    /// Holds the world state of each channel.
-    pub tables: Arc<dyn TablesEngine>,
+    /// Holds the blocks and the state of each channel.
+    pub stores: Arc<dyn Stores>,
     /// The contracts that this peer can run.
     pub registry: Registry,
     /// The contracts of the channels, the same at all peers. Contracts of the registry that are not named here are
@@ -76,7 +67,7 @@ impl Channels for Joined {
 }
 
 impl Peer {
-    /// Opens a peer with every channel that its directory holds; each goes on where it ended.
+    /// Opens a peer with every channel that its stores hold; each goes on where it ended.
     ///
     /// # Errors
     /// If a channel cannot be opened.
@@ -95,16 +86,11 @@ impl Peer {
         );
         let peer =
             Peer { options, channels, endorser, joining: base::rt::sync::Mutex::new(()), stopped: OnceLock::new() };
-        let names = peer.options.directory.list().map_err(|error| Error::io("listing channels", &error))?;
-        for name in names {
-            if ledger::config::check_channel_name(&name).is_err() {
-                tracing::warn!(peer = peer.options.name, name, "passed over: not a channel's ledger");
-                continue;
-            }
-            let store = peer.open_store(&name).await?;
+        for name in peer.options.stores.channels().await? {
+            let stores = peer.options.stores.open(&name).await?;
             // A channel whose genesis block was not durable when the peer stopped is joined again.
-            if store.height() > 0 {
-                peer.start(store).await?;
+            if stores.blocks.height() > 0 {
+                peer.start(stores).await?;
             }
         }
         Ok(Arc::new(peer))
@@ -137,52 +123,44 @@ impl Peer {
         let config = ChannelConfig::from_block(genesis)?;
         let name = config.channel().clone();
         if let Some(channel) = self.channel(&name) {
-            return match channel.block_by_hash(&genesis.hash())? {
+            return match channel.block_by_hash(&genesis.hash()).await? {
                 Some(0) => Ok(channel),
                 _ => Err(Error::ChannelExists(name)),
             };
         }
         genesis.check_follows(0, None)?;
         genesis.check_data_hash()?;
-        let store = self.open_store(&name).await?;
-        if store.height() == 0 {
+        ledger::config::check_channel_name(&name)?;
+        let stores = self.options.stores.open(&name).await?;
+        if stores.blocks.height() == 0 {
             let mut metadata = genesis.metadata().clone();
             metadata.set_filter(vec![0; genesis.len()].into());
             let block = genesis.with_metadata(metadata);
             let transactions = vec![(TxId::from(""), 0); block.len()];
-            append_block(&store, &block, &transactions).await?;
-            store.sync().await?;
+            append_block(stores.blocks.as_ref(), &block, &transactions).await?;
+            stores.blocks.sync().await?;
         }
-        self.start(store).await
+        self.start(stores).await
     }
 
-    async fn open_store(&self, channel: &str) -> Result<BlockStore, Error> {
-        ledger::config::check_channel_name(channel)?;
-        let directory = self.options.directory.subdirectory(channel).await;
-        let directory = directory.map_err(|error| Error::io(format!("the ledger of channel {channel}"), &error))?;
-        let options = self.options.settings.blocks.clone();
-        let (store, report) = BlockStore::open(directory, self.options.sync.clone(), options).await?;
-        if let Some(torn) = &report.torn_tail {
-            tracing::warn!(peer = self.options.name, channel, ?torn, "cut an incomplete block off the ledger");
-        }
-        Ok(store)
-    }
-
-    async fn start(&self, store: BlockStore) -> Result<Arc<Channel>, Error> {
-        let genesis = store
-            .read(BlockNumber(0))?
+    async fn start(&self, stores: ChannelStores) -> Result<Arc<Channel>, Error> {
+        let ChannelStores { blocks, state } = stores;
+        let genesis = blocks
+            .read(BlockNumber(0))
+            .await?
             .ok_or_else(|| Error::Stored { block: 0, reason: "the ledger has no genesis block".to_owned() })?;
-        let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
+        let genesis = Block::parse(&genesis)?;
+        let config = Arc::new(ChannelConfig::from_block(&genesis)?);
         let rules = Arc::new(Rules::new(config, self.options.definitions.clone())?);
         let name = rules.channel().to_string();
-        let tables = self.options.tables.tables(&name).await?;
-        let state: Arc<dyn WorldState> = Arc::new(Monolithic::open(tables, self.options.settings.state.clone()));
         if state.height() == 0 {
             // The configuration is read from the block itself; the genesis block writes nothing to the state.
-            state.apply(0, UpdateBatch::default()).await?;
+            let mut nothing = UpdateBatch::default();
+            nothing.set_block_hash(genesis.hash());
+            state.apply(0, nothing).await?;
         }
         let settings = self.options.settings.commit.clone();
-        let channel = Channel::open(rules, store, state, settings, self.options.orderers.clone()).await?;
+        let channel = Channel::open(rules, blocks, state, settings, self.options.orderers.clone()).await?;
         self.channels.0.write().expect("no holder of this lock panics").insert(name, channel.clone());
         Ok(channel)
     }

@@ -91,15 +91,15 @@ impl ChannelView for Channel {
     }
 
     async fn read_block(&self, number: u64) -> Result<Option<Bytes>, Error> {
-        Channel::read_block(self, number)
+        Channel::read_block(self, number).await
     }
 
     async fn committed_block(&self, number: u64) -> Result<Option<Arc<CommittedBlock>>, Error> {
-        Channel::committed_block(self, number)
+        Channel::committed_block(self, number).await
     }
 
     async fn tx_status(&self, tx_id: &TxId) -> Result<Option<TxStatus>, Error> {
-        Channel::tx_status(self, tx_id)
+        Channel::tx_status(self, tx_id).await
     }
 
     async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {

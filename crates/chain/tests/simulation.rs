@@ -151,7 +151,7 @@ async fn verdict(channel: &Channel) -> String {
     let mut interpreter = Interpreter::default();
     let mut blocks = Vec::new();
     for number in 0..height {
-        let bytes = channel.read_block(number).expect("reads").expect("committed");
+        let bytes = channel.read_block(number).await.expect("reads").expect("committed");
         blocks.extend_from_slice(&ledger::sha256(&bytes));
         interpreter.block(&Block::parse(&bytes).expect("a block"));
     }

@@ -264,7 +264,7 @@ async fn drive(
     let blocks = orderer_blocks(&network)?;
     let mut peers = Vec::new();
     for (place, name) in network.peer_names().into_iter().enumerate() {
-        let blocks = read_all(&*channel(&network, &name)?)?;
+        let blocks = read_all(&*channel(&network, &name)?).await?;
         peers.push(PeerEvidence { name, blocks, digests: [before[place], after[place]] });
     }
     verify_on_disk(&network).await?;
@@ -330,12 +330,15 @@ fn orderer_blocks(network: &Network) -> Result<Vec<base::Bytes>, String> {
     (0..chain.height()).map(block).collect()
 }
 
-fn read_all(channel: &Channel) -> Result<Vec<base::Bytes>, String> {
-    let block = |number| match channel.read_block(number) {
-        Ok(Some(block)) => Ok(block),
-        other => Err(format!("a peer's block {number}: {other:?}")),
-    };
-    (0..channel.height()).map(block).collect()
+async fn read_all(channel: &Channel) -> Result<Vec<base::Bytes>, String> {
+    let mut blocks = Vec::new();
+    for number in 0..channel.height() {
+        match channel.read_block(number).await {
+            Ok(Some(block)) => blocks.push(block),
+            other => return Err(format!("a peer's block {number}: {other:?}")),
+        }
+    }
+    Ok(blocks)
 }
 
 /// Stops the peers and the orderer, and verifies what they leave on disk.

@@ -68,6 +68,8 @@ struct Inner {
     delta: RwLock<Delta>,
     cache: Mutex<Cache>,
     height: AtomicU64,
+    /// The height and the header hash of the last block applied.
+    newest: Mutex<(u64, [u8; 32])>,
     /// Views below this height are fenced.
     admitted: AtomicU64,
     views: Mutex<VecDeque<(u64, Weak<View>)>>,
@@ -90,11 +92,12 @@ struct View {
 impl Monolithic {
     /// Opens the state over tables that hold everything up to their savepoint.
     pub fn open(tables: Arc<dyn Tables>, settings: Settings) -> Monolithic {
-        let height = tables.savepoint().height;
+        let Savepoint { height, block_hash, .. } = tables.savepoint();
         let inner = Arc::new(Inner {
             delta: RwLock::default(),
             cache: Mutex::new(Cache::new(settings.cache_bytes)),
             height: AtomicU64::new(height),
+            newest: Mutex::new((height, block_hash)),
             admitted: AtomicU64::new(height),
             views: Mutex::default(),
             tables,
@@ -120,10 +123,12 @@ impl WorldState for Monolithic {
         if number != height {
             return Err(Error::OutOfOrder { given: number, height });
         }
+        let block_hash = batch.block_hash();
         self.inner.delta.write().expect("no writer panics").add(batch);
         let view = self.inner.publish(number + 1);
         let before = self.inner.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one committer applies blocks in order");
+        *self.inner.newest.lock().expect("no holder panics") = (number + 1, block_hash);
         *self.current.write().expect("no reader panics") = view;
         Ok(())
     }
@@ -134,11 +139,12 @@ impl WorldState for Monolithic {
 
     async fn persist(&self) -> Result<u64, Error> {
         let _one_at_a_time = self.persisting.lock().await;
-        let target = self.height();
+        let newest = *self.inner.newest.lock().expect("no holder panics");
+        let target = newest.0;
         let inner = self.inner.clone();
         // The durable savepoint, not the written one: an earlier call may have written one and failed to persist it.
         if target > inner.tables.durable_savepoint().height {
-            let written = base::rt::blocking(move || inner.write_savepoint(target)).await?;
+            let written = base::rt::blocking(move || inner.write_savepoint(newest)).await?;
             hold_up("state.persist.written").await;
             self.inner.tables.persist().await?;
             hold_up("state.persist.durable").await;
@@ -197,7 +203,7 @@ impl Inner {
     }
 
     /// Steps 1 and 2 of persist, short of the wait for the disk.
-    fn write_savepoint(&self, target: u64) -> Result<Written, Error> {
+    fn write_savepoint(&self, (target, block_hash): (u64, [u8; 32])) -> Result<Written, Error> {
         // While the delta is crowded, no view but the newest ones may keep it so.
         let lag_max = if self.is_crowded() { CROWDED_LAG_BLOCKS_MAX } else { u64::MAX };
         let lag = target.saturating_sub(lag_max.min(self.settings.view_lag_blocks_max));
@@ -208,7 +214,7 @@ impl Inner {
             let seen = if floor < target { delta.newest_below(floor) } else { Vec::new() };
             (delta.newest_below(target), seen)
         };
-        let savepoint = Savepoint { height: target, epoch: Epoch(0), block_hash: [0; 32] };
+        let savepoint = Savepoint { height: target, epoch: Epoch(0), block_hash };
         let mut batch = RowBatch::new(savepoint);
         for Newest { namespace, key, value, version } in newest.iter().chain(&seen) {
             batch.put(namespace, key.as_bytes(), *version, value.clone())?;

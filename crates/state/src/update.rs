@@ -17,9 +17,20 @@ pub struct Update {
 pub struct UpdateBatch {
     namespaces: BTreeMap<Arc<str>, BTreeMap<Arc<str>, Update>>,
     count: usize,
+    block_hash: [u8; 32],
 }
 
 impl UpdateBatch {
+    /// Says which block writes it, by the hash of its header, so that a savepoint can name it.
+    pub fn set_block_hash(&mut self, hash: [u8; 32]) {
+        self.block_hash = hash;
+    }
+
+    /// The header hash of the block; zero where it was not said.
+    pub fn block_hash(&self) -> [u8; 32] {
+        self.block_hash
+    }
+
     /// Records a write; a later one to the same key replaces it.
     pub fn put(&mut self, namespace: &Arc<str>, key: Arc<str>, value: Option<Bytes>, version: Version) {
         if !self.namespaces.contains_key(namespace) {

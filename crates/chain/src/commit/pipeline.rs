@@ -12,7 +12,7 @@ use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId};
 use ledger::{Block, Hash};
 use state::{UpdateBatch, WorldState};
-use storage::blocks::{BlockStore, NO_PREVIOUS, NewBlock};
+use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
 use super::recent::{CommittedBlock, Recent};
 use super::waiters::Waiters;
@@ -49,7 +49,7 @@ impl Default for Settings {
 /// What the stages of one channel and its readers share.
 pub struct Ledger {
     pub rules: Arc<Rules>,
-    pub store: BlockStore,
+    pub store: Arc<dyn Blocks>,
     pub state: Arc<dyn WorldState>,
     pub recent: Recent,
     pub waiters: Waiters,
@@ -76,7 +76,7 @@ impl Ledger {
     /// A ledger whose state is at the height of its block store.
     pub fn new(
         rules: Arc<Rules>,
-        store: BlockStore,
+        store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
         settings: Settings,
         stop: Stop,
@@ -268,11 +268,12 @@ async fn judge_blocks(
         let Some(verdict) = judge_now(&ledger, &examined, &tip, &mut pending).await? else { return Ok(()) };
         events::ResolveTime.record_since(started);
 
-        let Verdict { codes, batch, commit_hash } = verdict;
+        let Verdict { codes, mut batch, commit_hash } = verdict;
         let block = with_verdict(&block, &codes, &commit_hash);
+        batch.set_block_hash(block.hash());
         hold_up("chain.commit.judged").await;
         let transactions = transactions(&examined, &codes);
-        let appended = append(&ledger.store, &block, &transactions, ledger.stop(), &ledger.stalls).await;
+        let appended = append(ledger.store.as_ref(), &block, &transactions, ledger.stop(), &ledger.stalls).await;
         match appended {
             Err(Error::Stopped) => return Ok(()),
             other => other?,
@@ -306,7 +307,7 @@ async fn judge_now(
         let applied = snapshot.height();
         pending.retain(|(number, _)| *number >= applied);
         let view = View::new(snapshot, pending.iter().map(|(_, batch)| batch.clone()).collect());
-        match judge(tip.height, examined, &ledger.store, &view, tip.commit_hash.as_ref()).await {
+        match judge(tip.height, examined, ledger.store.as_ref(), &view, tip.commit_hash.as_ref()).await {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(channel = %ledger.rules.channel(), block = tip.height, %error, "judging a block again");
                 if ledger.stop.or_stopped(patience.wait()).await.is_none() {
@@ -335,7 +336,7 @@ fn transactions(examined: &[Examined], codes: &[Code]) -> Vec<(TxId, u8)> {
 /// # Errors
 /// [`Error::Stopped`] if the stop came before the space; the block store's.
 pub(crate) async fn append(
-    store: &BlockStore,
+    store: &dyn Blocks,
     block: &Block,
     transactions: &[(TxId, u8)],
     stop: &Stop,
@@ -355,7 +356,7 @@ pub(crate) async fn append(
 }
 
 /// Appends a block without making it durable.
-pub(crate) async fn append_block(store: &BlockStore, block: &Block, transactions: &[(TxId, u8)]) -> Result<(), Error> {
+pub(crate) async fn append_block(store: &dyn Blocks, block: &Block, transactions: &[(TxId, u8)]) -> Result<(), Error> {
     let parts: [Bytes; 3] = block.parts();
     let new = NewBlock {
         number: BlockNumber(block.number().get()),

@@ -9,7 +9,7 @@ use base::{BlockNumber, Version};
 use ledger::Block;
 use ledger::transaction::Transaction;
 use state::{UpdateBatch, WorldState};
-use storage::blocks::BlockStore;
+use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::events;
@@ -20,7 +20,7 @@ use crate::validate::Code;
 ///
 /// # Errors
 /// [`Error::Stored`] where the state is ahead of the blocks, or a block that this peer stored is not what it stores.
-pub async fn replay(store: &BlockStore, state: &dyn WorldState) -> Result<u64, Error> {
+pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, Error> {
     let height = store.height();
     if state.height() > height {
         return Err(Error::Stored {
@@ -30,7 +30,7 @@ pub async fn replay(store: &BlockStore, state: &dyn WorldState) -> Result<u64, E
     }
     let mut replayed = 0;
     for number in state.height()..height {
-        let bytes = store.read(BlockNumber(number))?.ok_or_else(|| Error::Stored {
+        let bytes = store.read(BlockNumber(number)).await?.ok_or_else(|| Error::Stored {
             block: number,
             reason: "it is below the height of the store and not there".to_owned(),
         })?;
@@ -54,6 +54,7 @@ pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
     let number = block.number().get();
     let filter = block.metadata().filter();
     let mut batch = UpdateBatch::default();
+    batch.set_block_hash(block.hash());
     for (position, (envelope, code)) in block.envelopes().zip(filter).enumerate() {
         if !Code(*code).is_valid() {
             continue;

@@ -90,16 +90,21 @@ fn peers_agree_whatever_they_did_between_blocks() {
         at_height(&channel(&visitor), height).await;
         let (steady_channel, visitor_channel) = (channel(&steady), channel(&visitor));
         for number in 0..height {
-            let block = steady_channel.read_block(number).expect("reads").expect("committed");
-            assert_eq!(visitor_channel.read_block(number).expect("reads").expect("committed"), block, "block {number}");
+            let block = steady_channel.read_block(number).await.expect("reads").expect("committed");
+            assert_eq!(
+                visitor_channel.read_block(number).await.expect("reads").expect("committed"),
+                block,
+                "block {number}"
+            );
         }
         let digest = steady_channel.state().digest().await.expect("reads");
         assert_eq!(visitor_channel.state().digest().await.expect("reads"), digest);
 
         // A peer that has nothing replays everything from the orderer, and comes to the same.
         let tables = ModelEngine::open(directory(&root, "new tables").await).await.expect("the engine opens");
-        let mut options = peer_options(&consortium, &root, 1, tables).await;
-        options.directory = directory(&root, "new").await;
+        let mut options = peer_options(&consortium, &root, 1, tables.clone()).await;
+        let ledger = directory(&root, "new").await;
+        options.stores = Arc::new(chain::LocalStores::new("new", ledger, storage::GroupSync::new(), tables));
         let newcomer = Peer::open(options).await.expect("the peer opens");
         newcomer.join(&consortium.genesis).await.expect("it joins");
         at_height(&channel(&newcomer), height).await;
@@ -108,7 +113,7 @@ fn peers_agree_whatever_they_did_between_blocks() {
         // Conflicts happened, so the filter matters; and every block's commit hash is there.
         let mut codes = std::collections::BTreeSet::new();
         for number in 1..height {
-            let block = steady_channel.committed_block(number).expect("reads").expect("committed");
+            let block = steady_channel.committed_block(number).await.expect("reads").expect("committed");
             codes.extend(block.transactions().iter().map(|transaction| transaction.code));
             assert!(block.block().metadata().commit_hash().expect("well formed").is_some());
         }
@@ -165,7 +170,7 @@ fn a_wait_ends_with_the_commit_however_it_is_timed() {
         let here = channel(&peer);
         let gone = rt::timeout(Duration::from_millis(1), here.wait_committed(&proposal.tx_id));
         assert!(gone.await.is_err());
-        assert!(channel(&peer).tx_status(&proposal.tx_id).expect("reads").is_none());
+        assert!(channel(&peer).tx_status(&proposal.tx_id).await.expect("reads").is_none());
         orderer.broadcast(CHANNEL, envelope.clone()).await.expect("taken");
         for waiting in waiting {
             let status = waiting.await.expect("not aborted").expect("the channel runs");
@@ -174,7 +179,7 @@ fn a_wait_ends_with_the_commit_however_it_is_timed() {
         // Sent again: it is ordered and marked, and its status stays.
         orderer.broadcast(CHANNEL, envelope).await.expect("taken");
         at_height(&channel(&peer), 3).await;
-        let second = channel(&peer).committed_block(2).expect("reads").expect("committed");
+        let second = channel(&peer).committed_block(2).await.expect("reads").expect("committed");
         assert_eq!(second.transactions()[0].code, Code::DUPLICATE_TXID);
         assert_eq!(second.transactions()[0].tx_id, Some(proposal.tx_id.clone()));
         let status = channel(&peer).wait_committed(&proposal.tx_id).await.expect("the channel runs");
@@ -368,7 +373,7 @@ fn a_peer_whose_pipeline_failed_runs_nothing_on_its_old_state() {
         // Somebody else writes to the store of the peer, which then refuses what the peer appends.
         let tip = channel(&peer).store().tip();
         let strange = Block::build(BlockNumber(tip.height), Some(tip.header_hash), &[]);
-        append_block(channel(&peer).store(), &strange, &[]).await.expect("it follows");
+        append_block(channel(&peer).store().as_ref(), &strange, &[]).await.expect("it follows");
         let second = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["2", "b", "1", "1"]).await;
         let ended = rt::timeout(Duration::from_secs(20), channel(&peer).wait_committed(&second)).await;
         assert!(matches!(ended, Ok(Err(Error::Stopped))), "{ended:?}");

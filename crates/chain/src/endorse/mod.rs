@@ -200,7 +200,7 @@ impl Endorser {
     /// See [`EndorseError`].
     pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
         let _place = self.places.try_acquire().ok_or_else(overloaded)?;
-        let admitted = self.admit(&signed_proposal).inspect_err(|_| events::ProposalsRefused.add(1))?;
+        let admitted = self.admit(&signed_proposal).await.inspect_err(|_| events::ProposalsRefused.add(1))?;
         let executed = self.execute(&admitted, true).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
         Ok(self.respond(&admitted, executed))
     }
@@ -211,13 +211,13 @@ impl Endorser {
     /// See [`EndorseError`].
     pub async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError> {
         let _place = self.places.try_acquire().ok_or_else(overloaded)?;
-        let admitted = self.admit(&signed_proposal).inspect_err(|_| events::ProposalsRefused.add(1))?;
+        let admitted = self.admit(&signed_proposal).await.inspect_err(|_| events::ProposalsRefused.add(1))?;
         let executed = self.execute(&admitted, false).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
         Ok(wire(executed.response))
     }
 
     /// Steps 2 and 3.
-    fn admit(&self, signed_proposal: &Bytes) -> Result<Admitted, EndorseError> {
+    async fn admit(&self, signed_proposal: &Bytes) -> Result<Admitted, EndorseError> {
         let proposal = Proposal::parse(signed_proposal)?;
         let name = proposal.header.channel();
         let channel = match name {
@@ -231,7 +231,7 @@ impl Endorser {
         proposal.check_form()?;
         let creator = self.check_creator(&proposal, channel.as_deref())?;
         if let Some(channel) = &channel {
-            if channel.holds_transaction(&proposal.tx_id).map_err(|error| unserved(&error))? {
+            if channel.holds_transaction(&proposal.tx_id).await.map_err(|error| unserved(&error))? {
                 return Err(EndorseError::Duplicate(proposal.tx_id.clone()));
             }
             if !system::is_system(&proposal.chaincode) && !channel.rules().may_propose(&creator) {
@@ -290,7 +290,7 @@ impl Endorser {
                 channels: &*self.channels,
                 creator: &admitted.creator,
             };
-            let response = system::answer(&query);
+            let response = system::answer(&query).await;
             return Ok(Executed { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
         }
         let unknown = || EndorseError::UnknownChaincode {

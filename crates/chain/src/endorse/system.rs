@@ -47,8 +47,8 @@ pub struct Query<'a> {
 }
 
 /// Answers, errors included.
-pub fn answer(query: &Query<'_>) -> Response {
-    match try_answer(query) {
+pub async fn answer(query: &Query<'_>) -> Response {
+    match try_answer(query).await {
         Ok(payload) => Response::success(payload),
         Err(message) => Response::failure(Response::ERROR, message),
     }
@@ -56,7 +56,7 @@ pub fn answer(query: &Query<'_>) -> Response {
 
 type Answer = Result<Bytes, String>;
 
-fn try_answer(query: &Query<'_>) -> Answer {
+async fn try_answer(query: &Query<'_>) -> Answer {
     let function = text(query.args.first(), "the function name")?;
     match (query.contract, function) {
         ("cscc", "GetChannels") => Ok(channels(query.channels)),
@@ -67,13 +67,15 @@ fn try_answer(query: &Query<'_>) -> Answer {
             let channel = named_channel(query, function)?;
             let parameter = query.args.get(2);
             match (query.contract, function) {
-                ("qscc", "GetChainInfo") => chain_info(&channel),
-                ("qscc", "GetBlockByNumber") => block_by_number(&channel, text(parameter, "the block number")?),
-                ("qscc", "GetBlockByHash") => block_by_hash(&channel, parameter),
-                ("qscc", "GetBlockByTxID") => block_by_tx_id(&channel, text(parameter, "the transaction id")?),
-                ("qscc", "GetTransactionByID") => transaction_by_id(&channel, text(parameter, "the transaction id")?),
-                ("cscc", "GetConfigBlock") => read_block(&channel, 0),
-                ("cscc", "GetChannelConfig") => channel_config(&channel),
+                ("qscc", "GetChainInfo") => chain_info(&channel).await,
+                ("qscc", "GetBlockByNumber") => block_by_number(&channel, text(parameter, "the block number")?).await,
+                ("qscc", "GetBlockByHash") => block_by_hash(&channel, parameter).await,
+                ("qscc", "GetBlockByTxID") => block_by_tx_id(&channel, text(parameter, "the transaction id")?).await,
+                ("qscc", "GetTransactionByID") => {
+                    transaction_by_id(&channel, text(parameter, "the transaction id")?).await
+                }
+                ("cscc", "GetConfigBlock") => read_block(&channel, 0).await,
+                ("cscc", "GetChannelConfig") => channel_config(&channel).await,
                 _ => Err(format!("Requested function {function} not found.")),
             }
         }
@@ -116,18 +118,18 @@ fn channels(channels: &dyn Channels) -> Bytes {
     ChannelQueryResponse { channels }.encode_to_vec().into()
 }
 
-fn read_block(channel: &Channel, number: u64) -> Answer {
-    match channel.read_block(number) {
+async fn read_block(channel: &Channel, number: u64) -> Answer {
+    match channel.read_block(number).await {
         Ok(Some(bytes)) => Ok(bytes),
         Ok(None) => Err(format!("Failed to get block number {number}, error no such block number [{number}] in index")),
         Err(error) => Err(format!("Failed to get block number {number}, error {error}")),
     }
 }
 
-fn chain_info(channel: &Channel) -> Answer {
+async fn chain_info(channel: &Channel) -> Answer {
     let height = channel.height();
     let newest = height.checked_sub(1).ok_or("the ledger is empty")?;
-    let block = Block::parse(&read_block(channel, newest)?).map_err(|error| error.to_string())?;
+    let block = Block::parse(&read_block(channel, newest).await?).map_err(|error| error.to_string())?;
     let info = BlockchainInfo {
         height,
         current_block_hash: Bytes::copy_from_slice(&block.hash()),
@@ -137,46 +139,46 @@ fn chain_info(channel: &Channel) -> Answer {
     Ok(info.encode_to_vec().into())
 }
 
-fn block_by_number(channel: &Channel, number: &str) -> Answer {
+async fn block_by_number(channel: &Channel, number: &str) -> Answer {
     let number: u64 = number.parse().map_err(|_| format!("Failed to parse block number with error {number:?}"))?;
     // Fabric's way to ask for the newest.
     let number = if number == u64::MAX { channel.height().saturating_sub(1) } else { number };
-    read_block(channel, number)
+    read_block(channel, number).await
 }
 
-fn block_by_hash(channel: &Channel, hash: Option<&Bytes>) -> Answer {
+async fn block_by_hash(channel: &Channel, hash: Option<&Bytes>) -> Answer {
     let hash = hash.ok_or("Block hash must not be nil.")?;
     let found = match <[u8; 32]>::try_from(&hash[..]) {
-        Ok(hash) => channel.store().number_by_hash(&hash).map_err(|error| error.to_string())?,
+        Ok(hash) => channel.store().number_by_hash(&hash).await.map_err(|error| error.to_string())?,
         Err(_) => None,
     };
     let BlockNumber(number) = found.ok_or("Failed to get block hash, error no such block hash in index")?;
-    read_block(channel, number)
+    read_block(channel, number).await
 }
 
-fn place(channel: &Channel, tx_id: &str) -> Result<(u64, usize, u8), String> {
+async fn place(channel: &Channel, tx_id: &str) -> Result<(u64, usize, u8), String> {
     let unknown =
         || format!("Failed to get transaction with id {tx_id}, error no such transaction ID [{tx_id}] in index");
-    let place = channel.store().find_transaction(&TxId::from(tx_id)).map_err(|error| error.to_string())?;
+    let place = channel.store().find_transaction(&TxId::from(tx_id)).await.map_err(|error| error.to_string())?;
     let place = place.filter(|place| place.block.get() < channel.height()).ok_or_else(unknown)?;
     Ok((place.block.get(), place.index.get() as usize, place.code))
 }
 
-fn block_by_tx_id(channel: &Channel, tx_id: &str) -> Answer {
-    let (block, ..) = place(channel, tx_id)?;
-    read_block(channel, block)
+async fn block_by_tx_id(channel: &Channel, tx_id: &str) -> Answer {
+    let (block, ..) = place(channel, tx_id).await?;
+    read_block(channel, block).await
 }
 
-fn transaction_by_id(channel: &Channel, tx_id: &str) -> Answer {
-    let (number, index, code) = place(channel, tx_id)?;
-    let block = Block::parse(&read_block(channel, number)?).map_err(|error| error.to_string())?;
+async fn transaction_by_id(channel: &Channel, tx_id: &str) -> Answer {
+    let (number, index, code) = place(channel, tx_id).await?;
+    let block = Block::parse(&read_block(channel, number).await?).map_err(|error| error.to_string())?;
     let envelope = Envelope::decode(block.envelope(index)).map_err(|error| error.to_string())?;
     let processed = ProcessedTransaction { transaction_envelope: Some(envelope), validation_code: i32::from(code) };
     Ok(processed.encode_to_vec().into())
 }
 
-fn channel_config(channel: &Channel) -> Answer {
-    let block = Block::parse(&read_block(channel, 0)?).map_err(|error| error.to_string())?;
+async fn channel_config(channel: &Channel) -> Answer {
+    let block = Block::parse(&read_block(channel, 0).await?).map_err(|error| error.to_string())?;
     let transaction = ledger::Transaction::decode(&block.envelope(0)).map_err(|invalid| invalid.to_string())?;
     let envelope = ConfigEnvelope::decode(transaction.data()).map_err(|error| error.to_string())?;
     Ok(envelope.config.unwrap_or_default().encode_to_vec().into())

@@ -336,8 +336,9 @@ impl Contract for Caller {
 async fn peer_with_caller(net: &Net) -> Arc<Peer> {
     let tables = directory(&net.root, "caller tables").await;
     let engine = ModelEngine::open(tables).await.expect("the engine opens");
-    let mut options = peer_options(&net.consortium, &net.root, 0, engine).await;
-    options.directory = directory(&net.root, "caller").await;
+    let mut options = peer_options(&net.consortium, &net.root, 0, engine.clone()).await;
+    let ledger = directory(&net.root, "caller").await;
+    options.stores = Arc::new(chain::LocalStores::new("caller", ledger, storage::GroupSync::new(), engine));
     options.registry.register("caller", Arc::new(Caller)).expect("the name is free");
     options.settings.endorse.execution_max = Duration::from_millis(100);
     options.settings.endorse.concurrency_max = 1;

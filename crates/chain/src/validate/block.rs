@@ -4,7 +4,7 @@ use base::{Map, Set, TxId};
 use ledger::CommitHasher;
 use ledger::Hash;
 use state::UpdateBatch;
-use storage::blocks::BlockStore;
+use storage::blocks::Blocks;
 
 use super::code::Code;
 use super::conflicts::resolve;
@@ -32,15 +32,16 @@ pub struct Verdict {
 pub async fn judge(
     number: u64,
     examined: &[Examined],
-    committed: &BlockStore,
+    committed: &dyn Blocks,
     view: &View,
     previous_commit_hash: Option<&Hash>,
 ) -> Result<Verdict, crate::Error> {
     let mut codes = Vec::with_capacity(examined.len());
-    for transaction in examined {
+    let repeated = committed_before(examined, committed).await?;
+    for (transaction, repeated) in examined.iter().zip(repeated) {
         codes.push(if transaction.form != Code::VALID {
             transaction.form
-        } else if is_committed(committed, transaction.tx_id.as_ref())? {
+        } else if repeated {
             Code::DUPLICATE_TXID
         } else {
             transaction.endorsement
@@ -62,11 +63,17 @@ pub async fn judge(
     Ok(Verdict { codes, batch: resolved.batch, commit_hash })
 }
 
-fn is_committed(store: &BlockStore, tx_id: Option<&TxId>) -> Result<bool, storage::Error> {
-    match tx_id {
-        Some(tx_id) => Ok(store.find_transaction(tx_id)?.is_some()),
-        None => Ok(false),
+/// Of each transaction that is in form, whether its id is in an earlier block: one question for all of them, because the
+/// store may be elsewhere.
+async fn committed_before(examined: &[Examined], store: &dyn Blocks) -> Result<Vec<bool>, storage::Error> {
+    let asked = |transaction: &Examined| transaction.tx_id.clone().filter(|_| transaction.form == Code::VALID);
+    let ids: Vec<TxId> = examined.iter().filter_map(asked).collect();
+    if ids.is_empty() {
+        return Ok(vec![false; examined.len()]);
     }
+    let mut places = store.find_transactions(&ids).await?.into_iter();
+    let found = |transaction| asked(transaction).is_some() && places.next().flatten().is_some();
+    Ok(examined.iter().map(found).collect())
 }
 
 /// Of transactions with one id that are valid so far, all but the first are duplicates.

@@ -11,6 +11,7 @@ use chain::access::Definitions;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererOptions};
 use chain::peer::{Peer, PeerOptions, Settings};
+use chain::stores::LocalStores;
 use contract::Registry;
 use identity::issue::{Organization, Terms};
 use identity::{Role, Signer};
@@ -262,9 +263,12 @@ pub async fn peer_options(
     PeerOptions {
         name: format!("peer{index}"),
         signer: consortium.peers[index].clone(),
-        directory: directory(root, &format!("peer{index}")).await,
-        sync: GroupSync::new(),
-        tables,
+        stores: Arc::new(LocalStores::new(
+            format!("peer{index}"),
+            directory(root, &format!("peer{index}")).await,
+            GroupSync::new(),
+            tables,
+        )),
         registry: Registry::native(),
         definitions: Definitions::new(),
         orderers: vec![orderer_address(root)],

@@ -15,7 +15,7 @@ use base::rt::{self, Stop};
 use chain::endorse::Endorse;
 use chain::order::chain::Chain;
 use chain::order::{Orderer, OrdererOptions};
-use chain::{Channel, Peer, PeerOptions};
+use chain::{Channel, LocalStores, Peer, PeerOptions};
 use futures_util::future::{join_all, try_join_all};
 use gateway::client::{Target, Tls};
 use gateway::rpc::connection::Settings;
@@ -226,14 +226,13 @@ async fn start_peer(
     let registry = contracts::registry(config)?;
     let mut settings = chain::peer::Settings::default();
     settings.endorse.concurrency_max = config.limits.proposals;
-    settings.state.cache_bytes = config.storage.cache_bytes;
-    settings.state.delta_bytes_max = config.storage.delta_bytes;
+    let mut stores = LocalStores::new(organization.host.as_str(), directory, sync.clone(), tables);
+    stores.state.cache_bytes = config.storage.cache_bytes;
+    stores.state.delta_bytes_max = config.storage.delta_bytes;
     let peer = Peer::open(PeerOptions {
         name: organization.host.clone(),
         signer: organization.peer.clone(),
-        directory,
-        sync: sync.clone(),
-        tables,
+        stores: Arc::new(stores),
         definitions: contracts::definitions(config, &registry)?,
         registry,
         orderers: vec![orderer.to_owned()],

@@ -12,7 +12,7 @@ use base::rt::{self, AbortOnDrop};
 use base::{Bytes, ErrorKind, TxId};
 use chain::endorse::Endorse;
 use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
-use chain::{Channel, Peer, PeerOptions, commit, order, peer};
+use chain::{Channel, LocalStores, Peer, PeerOptions, commit, order, peer};
 use contract::Registry;
 use ledger::Block;
 use prost::Message;
@@ -142,9 +142,18 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
     let peer = Peer::open(PeerOptions {
         name: name.clone(),
         signer: network.members.peers[place].clone(),
-        directory: data.subdirectory(BLOCKS).await?,
-        sync: GroupSync::new(),
-        tables: Mutant::engine(&network, place, tables),
+        stores: Arc::new(LocalStores {
+            name: name.clone(),
+            directory: data.subdirectory(BLOCKS).await?,
+            sync: GroupSync::new(),
+            tables: Mutant::engine(&network, place, tables),
+            blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
+            state: state::Settings {
+                cache_bytes: scenario.cache_bytes,
+                delta_bytes_max: scenario.delta_bytes,
+                ..state::Settings::default()
+            },
+        }),
         registry: Registry::native(),
         definitions: Default::default(),
         orderers: vec![BLOCKS_ADDRESS.to_owned()],
@@ -153,12 +162,6 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
                 persist_interval_blocks: scenario.persist_interval_blocks,
                 replay_blocks_max: scenario.persist_interval_blocks + 8,
             },
-            state: state::Settings {
-                cache_bytes: scenario.cache_bytes,
-                delta_bytes_max: scenario.delta_bytes,
-                ..state::Settings::default()
-            },
-            blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
             ..peer::Settings::default()
         },
     })
@@ -193,7 +196,7 @@ async fn observe(network: Arc<Network>, name: String, channel: Arc<Channel>) {
     let mut next = 0;
     loop {
         while next < channel.height() {
-            let block = match channel.read_block(next) {
+            let block = match channel.read_block(next).await {
                 Ok(Some(bytes)) => Block::parse(&bytes).map_err(|error| error.to_string()),
                 Ok(None) => Err("it is not there".to_owned()),
                 // The disk may fail; a later start looks again.

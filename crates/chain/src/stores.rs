@@ -1,0 +1,182 @@
+//! Where a peer keeps the blocks and the states of its channels.
+//!
+//! A peer asks for both by the channel's name and knows them by their interfaces only, so that the same peer runs over the
+//! disk of its own process ([`LocalStores`]), or over a storage node ([`NodeStores`]) with its state in pooled memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::disk::Directory;
+use base::{BlockNumber, Bytes, Epoch};
+use ledger::Block;
+use state::{Monolithic, WorldState};
+use storage::blocks::{BlockOptions, BlockStore, Blocks};
+use storage::node::{RemoteBlocks, RemoteOptions, RemoteStateStore};
+use storage::state_store::check_savepoint;
+use storage::tables::{RowBatch, TablesEngine};
+use storage::{GroupSync, Materializer, StateStore};
+
+use crate::Error;
+use crate::commit::replay::stored_updates;
+
+/// The blocks and the state of one channel.
+#[derive(Clone)]
+pub struct ChannelStores {
+    pub blocks: Arc<dyn Blocks>,
+    pub state: Arc<dyn WorldState>,
+}
+
+/// Opens what a peer keeps of its channels.
+#[async_trait]
+pub trait Stores: Send + Sync + 'static {
+    /// The channels of which something is kept, in the order of their names; those without a block included.
+    ///
+    /// # Errors
+    /// If that cannot be found out.
+    async fn channels(&self) -> Result<Vec<String>, Error>;
+
+    /// Blocks and state of a channel, both empty where it is new. The state is not ahead of the blocks.
+    ///
+    /// A channel is open once at a time.
+    ///
+    /// # Errors
+    /// If one of them cannot be opened, or they do not belong together.
+    async fn open(&self, channel: &str) -> Result<ChannelStores, Error>;
+}
+
+/// Blocks in a directory and states in the tables of an engine, both of this process.
+#[derive(Clone)]
+pub struct LocalStores {
+    /// For logs: whose they are.
+    pub name: String,
+    /// Holds a block store for each channel.
+    pub directory: Directory,
+    /// Shared with whoever else writes to the same disk.
+    pub sync: GroupSync,
+    /// Holds the world state of each channel.
+    pub tables: Arc<dyn TablesEngine>,
+    pub blocks: BlockOptions,
+    pub state: state::Settings,
+}
+
+impl LocalStores {
+    /// Stores with usual settings.
+    pub fn new(
+        name: impl Into<String>,
+        directory: Directory,
+        sync: GroupSync,
+        tables: Arc<dyn TablesEngine>,
+    ) -> LocalStores {
+        let (blocks, state) = Default::default();
+        LocalStores { name: name.into(), directory, sync, tables, blocks, state }
+    }
+}
+
+#[async_trait]
+impl Stores for LocalStores {
+    async fn channels(&self) -> Result<Vec<String>, Error> {
+        let mut channels = self.directory.list().map_err(|error| Error::io("listing channels", &error))?;
+        channels.retain(|name| {
+            let is_channel = ledger::config::check_channel_name(name).is_ok();
+            if !is_channel {
+                tracing::warn!(peer = self.name, name, "passed over: not a channel's ledger");
+            }
+            is_channel
+        });
+        Ok(channels)
+    }
+
+    async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
+        let directory = self.directory.subdirectory(channel).await;
+        let directory = directory.map_err(|error| Error::io(format!("the ledger of channel {channel}"), &error))?;
+        let (blocks, report) = BlockStore::open(directory, self.sync.clone(), self.blocks.clone()).await?;
+        if let Some(torn) = &report.torn_tail {
+            tracing::warn!(peer = self.name, channel, ?torn, "cut an incomplete block off the ledger");
+        }
+        let tables = self.tables.tables(channel).await?;
+        check_savepoint(&blocks, &tables.savepoint()).await?;
+        let state = Monolithic::open(tables, self.state.clone());
+        Ok(ChannelStores { blocks: Arc::new(blocks), state: Arc::new(state) })
+    }
+}
+
+/// Makes the state of a channel over the rows that a storage node keeps of it.
+#[async_trait]
+pub trait States: Send + Sync + 'static {
+    /// The state of a channel, at the height of the rows' savepoint.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    async fn open(&self, channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, Error>;
+}
+
+/// Blocks and rows at a storage node, written under one epoch; see [`storage::node`].
+#[derive(Clone)]
+pub struct NodeStores {
+    /// Where the node serves links.
+    pub address: String,
+    /// What the node asks for.
+    pub token: Bytes,
+    /// Of this compute node's time as primary.
+    pub epoch: Epoch,
+    pub states: Arc<dyn States>,
+}
+
+#[async_trait]
+impl Stores for NodeStores {
+    async fn channels(&self) -> Result<Vec<String>, Error> {
+        let mut channels = storage::node::channels(&self.address, &self.token).await?;
+        channels.retain(|name| ledger::config::check_channel_name(name).is_ok());
+        Ok(channels)
+    }
+
+    async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
+        let options = RemoteOptions {
+            address: self.address.clone(),
+            token: self.token.clone(),
+            channel: channel.to_owned(),
+            epoch: self.epoch,
+        };
+        // First, because it fences whoever was primary before.
+        let blocks = RemoteBlocks::open(options.clone()).await?;
+        let rows = RemoteStateStore::open(options).await?;
+        let state = self.states.open(channel, Arc::new(rows)).await?;
+        Ok(ChannelStores { blocks: Arc::new(blocks), state })
+    }
+}
+
+impl fmt::Debug for NodeStores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Never the token.
+        f.debug_struct("NodeStores").field("address", &self.address).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+/// Reads the rows that stored blocks write, for a storage node that makes them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockRows;
+
+impl Materializer for BlockRows {
+    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), storage::Error> {
+        let unreadable = |reason: String| storage::Error::Unreadable { block: number, reason };
+        let parsed = Block::parse(block).map_err(|error| unreadable(error.to_string()))?;
+        if parsed.number() != number {
+            return Err(unreadable(format!("its bytes say that it is block {}", parsed.number())));
+        }
+        if number == BlockNumber(0) {
+            // The genesis block writes nothing; its configuration is read from the block itself.
+            return Ok(());
+        }
+        let updates = stored_updates(&parsed).map_err(|error| unreadable(error.to_string()))?;
+        updates.iter().try_for_each(|(namespace, key, update)| {
+            batch.put(namespace, key.as_bytes(), update.version, update.value.clone())
+        })
+    }
+}
+
+impl fmt::Debug for LocalStores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalStores").field("directory", &self.directory.path()).finish_non_exhaustive()
+    }
+}
