@@ -190,3 +190,102 @@ impl Place for AreaRing {
         self.area.memory.read(self.at(at), length, into);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use base::Bytes;
+
+    use super::super::side::Side;
+    use super::*;
+
+    fn words(area: &Area, at: usize, count: usize) -> Vec<u64> {
+        (0..count).map(|word| area.memory.word(at + word * 8).load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn areas_have_the_documented_layout() {
+        let (area, fd) = Area::create().expect("there is memory");
+        let area = Arc::new(area);
+        assert_eq!(AREA_BYTES, 540_672);
+        let header = [u64::from_le_bytes(*b"HDLSHMCA"), 1 | 128 << 32, 262_144, 0];
+        assert_eq!(words(&area, 0, 4), header);
+        let mark = area.enter(RegionId(0x0102_0304), GrantId(0x0506)).expect("a slot is free");
+        let put: Vec<_> = (0..128).map(|slot| words(&area, 4096 + slot * 64, 1)[0]).filter(|word| *word != 0).collect();
+        assert_eq!(put.len(), 1);
+        assert_eq!((put[0] >> 16, put[0] & 1), (0x0102_0304_0506, 1));
+        drop(mark);
+        assert_eq!(area.marks().count(), 0);
+        let (caller, host) = Side::pair(&area);
+        assert_eq!(caller.send(&[Bytes::from_static(b"hello "), Bytes::from_static(b"you")]).now().ok(), Some(Ok(())));
+        assert_eq!(caller.notify(7, RegionId(8), 9, 10).now().ok(), Some(Ok(())));
+        assert_eq!(host.send(&[]).now().ok(), Some(Ok(())));
+        let message = [1 << 32 | 9, u64::from_le_bytes(*b"hello yo"), u64::from(b'u')];
+        assert_eq!(words(&area, 16_384, 3), message);
+        assert_eq!(words(&area, 16_384 + 24, 4), [4 << 32 | 24, 8 << 32 | 7, 9, 10]);
+        assert_eq!(words(&area, 278_528, 2), [1 << 32, 0]);
+        let indices = |at: usize| (0..4).map(|index| words(&area, at + index * 64, 1)[0]).collect::<Vec<_>>();
+        assert_eq!((indices(12_288), indices(12_544)), (vec![56, 0, 0, 0], vec![8, 0, 0, 0]));
+        let mut cx = Context::from_waker(Waker::noop());
+        for _ in 0..2 {
+            assert!(host.poll_receive(&mut cx).is_ready());
+        }
+        assert!(host.poll_receive(&mut cx).is_pending());
+        assert_eq!(indices(12_288), [56, 56, 1, 0]);
+        let again = Area::open(&fd).expect("the layout is the same");
+        assert_eq!(words(&again, 0, 4), header);
+        area.memory.word(8).store(2 | 128 << 32, Ordering::Relaxed);
+        assert!(Area::open(&fd).is_err());
+    }
+
+    /// What a broken process could write: words of the ring to the host, and its tail.
+    #[test]
+    fn impossible_rings_end_the_connection() {
+        let start = |total: u64| vec![2 << 32 | 8, total];
+        let broken: Vec<(Vec<u64>, u64)> = vec![
+            (vec![1 << 32], 4),
+            (vec![1 << 32], 262_144 + 8),
+            (vec![1 << 32], u64::MAX - 7),
+            (vec![1 << 32 | 1], 8),
+            (vec![1 << 32 | 0xFFFF_FFFF], 262_144),
+            (vec![0], 8),
+            (vec![5 << 32], 8),
+            (vec![1 << 40], 8),
+            (vec![3 << 32 | 8, 0], 16),
+            (start(65_536), 16),
+            (start((128 << 20) + 1), 16),
+            (start(u64::MAX), 16),
+            ([start(100_000), vec![1 << 32]].concat(), 24),
+            ([start(100_000), vec![3 << 32]].concat(), 24),
+            ([start(100_000), start(100_000)].concat(), 32),
+            (vec![4 << 32 | 16, 0, 0, 0], 32),
+        ];
+        for (ring, tail) in broken {
+            let (area, _fd) = Area::create().expect("there is memory");
+            let area = Arc::new(area);
+            let (caller, host) = Side::pair(&area);
+            for (at, word) in ring.iter().enumerate() {
+                area.memory.word(RINGS_AT + at * 8).store(*word, Ordering::Relaxed);
+            }
+            area.memory.word(INDICES_AT).store(tail, Ordering::Relaxed);
+            let received = host.poll_receive(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(received, std::task::Poll::Ready(Err(Error::Closed))), "{ring:x?} {tail}: {received:?}");
+            assert!(host.is_closed() && caller.is_closed());
+        }
+        // A head that never was.
+        for head in [1 << 40, u64::MAX - 7, 1] {
+            let (area, _fd) = Area::create().expect("there is memory");
+            let area = Arc::new(area);
+            let (caller, _host) = Side::pair(&area);
+            area.memory.word(INDICES_AT + LINE_BYTES).store(head, Ordering::Relaxed);
+            let mut last = Ok(());
+            for _ in 0..8 {
+                let Ok(sent) = caller.send(&[Bytes::from(vec![0; 60_000])]).now() else { panic!("it waits") };
+                last = sent;
+            }
+            // The head is not looked at before the ring seems full.
+            assert_eq!((last, caller.is_closed()), (Err(Error::Closed), true), "{head}");
+        }
+    }
+}

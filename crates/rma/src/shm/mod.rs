@@ -70,6 +70,15 @@ impl Shm {
     }
 }
 
+/// Sockets are real ones.
+fn not_simulated(address: &str) -> Result<(), Error> {
+    if base::rt::is_simulation() {
+        let reason = "a simulation has no sockets; use local:NAME, or the sim provider".to_owned();
+        return Err(Error::Unreachable { address: address.to_owned(), reason });
+    }
+    Ok(())
+}
+
 #[async_trait]
 impl Fabric for Shm {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
@@ -80,6 +89,7 @@ impl Fabric for Shm {
             })?;
             return host.connect_local(credential).await;
         }
+        not_simulated(address)?;
         remote::connect(Path::new(address), credential).await
     }
 
@@ -93,6 +103,7 @@ impl Fabric for Shm {
             local::insert(&host.inner)?;
             return Ok(Arc::new(host));
         }
+        not_simulated(address)?;
         let host = host::ShmHost::new(address.to_owned(), options, self.options.clone())?;
         remote::serve(&host.inner, Path::new(address))?;
         Ok(Arc::new(host))

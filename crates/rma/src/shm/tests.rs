@@ -5,6 +5,8 @@ use std::sync::Arc;
 use base::rt::production::run;
 use base::{Bytes, BytesMut, ErrorKind};
 
+use super::message::Message;
+use super::socket::{Listener, Socket};
 use super::{Shm, ShmOptions};
 use crate::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
 
@@ -149,5 +151,35 @@ fn an_ended_host_is_closed_and_waiting_messages_are_ambiguous() {
         assert!(host.accept().await.is_err());
         assert!(Shm::default().connect(&host.address(), &credential()).await.is_err());
         drop(accepted);
+    });
+}
+
+#[test]
+fn another_version_is_refused_on_both_sides() {
+    run(async {
+        let directory = tempfile::tempdir().expect("there is a disk");
+        let path = directory.path().join("host.sock");
+        let listener = Listener::bind(&path).expect("the path is free");
+        let old = base::rt::spawn(async move {
+            let socket = listener.accept().await.expect("somebody connects");
+            socket.send(&Message::Greeting { version: 99, nonce: 1 }, &[]).await.expect("it listens");
+        });
+        let refused = Shm::default().connect(&path.display().to_string(), &credential()).await;
+        assert_eq!(refused.err(), Some(Error::Version { ours: 1, theirs: 99 }));
+        old.await.expect("nothing aborts it");
+
+        let path = directory.path().join("new.sock");
+        let tokens = Arc::new(|_: &str| Some(TOKEN));
+        let options = HostOptions { node: NodeId(3), tokens };
+        let _host = Shm::default().host(&path.display().to_string(), options).await.expect("the path is free");
+        let socket = Socket::connect(&path).await.expect("the host is there");
+        let greeting = socket.receive().await.expect("it is well-formed").expect("the host greets").0;
+        let Message::Greeting { version: 1, nonce } = greeting else { panic!("{greeting:?}") };
+        let hello = Message::Hello { version: 99, nonce, token: *TOKEN.bytes(), name: "caller".to_owned() };
+        socket.send(&hello, &[]).await.expect("the host listens");
+        let answer = socket.receive().await.expect("it is well-formed").expect("the host answers").0;
+        let Message::Refused { version: 1, reason } = answer else { panic!("{answer:?}") };
+        assert!(reason.contains("version 99"), "{reason}");
+        assert!(matches!(socket.receive().await, Ok(None)));
     });
 }
