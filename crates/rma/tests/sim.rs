@@ -436,7 +436,7 @@ impl Fixture for Simulated {
 fn conforms(seed: u64, profile: Profile) {
     let run = Simulation::new(seed).run(move |sim| async move {
         let fabric = SimFabric::new(&sim).with_profile(profile);
-        conformance::run(&Simulated::new(&sim, fabric, seed % 2 == 0).await).await.assert_held();
+        conformance::run(&Simulated::new(&sim, fabric, seed.is_multiple_of(2)).await).await.assert_held();
     });
     run.expect("the run succeeds");
 }
