@@ -9,7 +9,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use base::rt::Instant;
+
 use crate::Error;
+use crate::shaped::Deadline;
 
 /// The outcome of a posted verb, once it is there.
 ///
@@ -20,8 +23,16 @@ pub struct Completion<T>(State<T>);
 enum State<T> {
     Ready(Result<T, Error>),
     Pending(Arc<Slot<T>>),
+    Deferred(Box<Deferred<T>>),
     /// The outcome was taken.
     Done,
+}
+
+/// One that is not there before a deadline.
+struct Deferred<T> {
+    inner: Completion<T>,
+    outcome: Option<Result<T, Error>>,
+    deadline: Deadline,
 }
 
 struct Slot<T>(Mutex<Progress<T>>);
@@ -66,6 +77,13 @@ impl<T> Completion<T> {
         }
     }
 
+    /// The same, whose outcome is there no earlier than at a deadline. Whoever awaits it near that spins.
+    #[must_use]
+    pub fn deferred(self, until: Instant) -> Completion<T> {
+        let deadline = Deadline::new(until);
+        Completion(State::Deferred(Box::new(Deferred { inner: self, outcome: None, deadline })))
+    }
+
     /// The outcome, if it is there by now; else the completion again. Never waits.
     ///
     /// # Errors
@@ -82,6 +100,22 @@ impl<T> Completion<T> {
                         *progress = waiting;
                         drop(progress);
                         Err(Completion(State::Pending(slot)))
+                    }
+                }
+            }
+            State::Deferred(mut deferred) => {
+                if deferred.outcome.is_none() {
+                    let inner = std::mem::replace(&mut deferred.inner, Completion(State::Done));
+                    match inner.now() {
+                        Ok(outcome) => deferred.outcome = Some(outcome),
+                        Err(inner) => deferred.inner = inner,
+                    }
+                }
+                match deferred.outcome.take() {
+                    Some(outcome) if deferred.deadline.has_passed() => Ok(outcome),
+                    outcome => {
+                        deferred.outcome = outcome;
+                        Err(Completion(State::Deferred(deferred)))
                     }
                 }
             }
@@ -139,6 +173,21 @@ impl<T: Unpin> Future for Completion<T> {
                     }
                 }
                 self.0 = State::Pending(slot);
+                Poll::Pending
+            }
+            State::Deferred(mut deferred) => {
+                if deferred.outcome.is_none()
+                    && let Poll::Ready(outcome) = Pin::new(&mut deferred.inner).poll(cx)
+                {
+                    deferred.outcome = Some(outcome);
+                }
+                if deferred.outcome.is_some()
+                    && deferred.deadline.poll(cx).is_ready()
+                    && let Some(outcome) = deferred.outcome.take()
+                {
+                    return Poll::Ready(outcome);
+                }
+                self.0 = State::Deferred(deferred);
                 Poll::Pending
             }
             State::Done => Poll::Pending,

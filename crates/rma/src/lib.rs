@@ -33,6 +33,7 @@ mod error;
 mod host;
 pub mod links;
 mod profile;
+pub mod shaped;
 pub mod shm;
 pub mod sim;
 #[cfg(feature = "verbs")]
