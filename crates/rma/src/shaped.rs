@@ -28,8 +28,8 @@ use base::rt::{self, Instant};
 use base::{Bytes, BytesMut};
 
 use crate::{
-    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId,
-    Profile, RegionId, Rights, WORD_BYTES,
+    Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming,
+    MESSAGE_BYTES_MAX, NodeId, Profile, RegionId, Rights, WORD_BYTES,
 };
 
 /// Waiting that is spun, because anything else would take longer.
