@@ -78,7 +78,6 @@ impl<T> Completion<T> {
     }
 
     /// The same, whose outcome is there no earlier than at a deadline. Whoever awaits it near that spins.
-    #[must_use]
     pub fn deferred(self, until: Instant) -> Completion<T> {
         let deadline = Deadline::new(until);
         Completion(State::Deferred(Box::new(Deferred { inner: self, outcome: None, deadline })))

@@ -107,8 +107,9 @@ impl Endpoint {
         self.0.fetch_add(capability, offset, add)
     }
 
-    /// Sends the parts as one message. Completes when the provider has taken it, which is back-pressure, not receipt: a
-    /// message of a connection that is lost later may never have arrived.
+    /// Sends the parts as one message. It arrives behind what was written on this endpoint before it; verbs posted behind it
+    /// may overtake it. Completes when the provider has taken it, which is back-pressure, not receipt: a message of a
+    /// connection that is lost later may never have arrived.
     pub fn send(&self, parts: &[Bytes]) -> Completion<()> {
         self.0.send(parts)
     }

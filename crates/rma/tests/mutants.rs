@@ -400,7 +400,7 @@ impl Fixture for Broken {
 
     fn features(&self) -> Features {
         // A broken provider may leave a claim without an answer.
-        Features { rounds: 120, large_bytes: 1 << 20, patience: Duration::from_secs(5), ..Features::default() }
+        Features { rounds: 120, large_bytes: 1 << 20, patience: Duration::from_secs(2), ..Features::default() }
     }
 }
 

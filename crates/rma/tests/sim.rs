@@ -287,11 +287,13 @@ fn nothing_lands_after_a_revocation_has_returned() {
 fn messages_wait_for_a_paused_receiver_and_their_sender_for_room() {
     seeds(5, |sim| async move {
         let fabric = SimFabric::new(&sim);
-        let (host, _, _) = donor(&sim, &fabric).await;
+        let (host, _, capability) = donor(&sim, &fabric).await;
         let endpoint = connect(&sim, &fabric, "owner").await;
         let accepted = host.accept().await.expect("somebody has connected");
         let sent: Vec<_> =
             (0..1000u32).map(|number| endpoint.send(&[Bytes::copy_from_slice(&number.to_le_bytes())])).collect();
+        // What nobody receives is no hindrance to verbs.
+        assert_eq!(endpoint.fetch_add(&capability, 0, 1).await, Ok(0));
         rt::sleep(10 * MS).await;
         let mut taken = 0;
         let mut waiting = Vec::new();

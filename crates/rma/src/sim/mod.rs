@@ -4,6 +4,7 @@
 //!    when that node crashes. They answer while it is paused: one-sided verbs ask nothing of its tasks, messages do.
 //! 2. A verb leaves its node (before that a crash takes it along), arrives at the host, and completes, each at a time drawn
 //!    by chance. Verbs of one endpoint take effect in the order of posting, however their sender fares meanwhile.
+//!    Messages and immediate data arrive in order and behind the writes before them; verbs posted later overtake them.
 //! 3. A read or a write takes effect in bursts of words, between which other endpoints' verbs, revocations and crashes fall.
 //! 4. A cut holds verbs and completions up. A link of the simulated network stands for the connection: when it breaks, what is
 //!    in flight completes as ambiguous. Of what was posted, a beginning drawn by chance still takes effect: perhaps at once,

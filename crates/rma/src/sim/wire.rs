@@ -13,8 +13,10 @@ use super::memory::{Access, Memory, Tear, words_of};
 use super::{Counts, Place, Timing};
 use crate::{Completer, Error, IN_FLIGHT_MAX, Incoming, Profile, Token, Tokens};
 
-/// Messages and immediates that have arrived at an end and were not yet received; what comes behind them waits.
+/// Messages and immediates that have arrived at an end and were not yet received; others wait on their way.
 const INBOX_MAX: usize = 256;
+/// Messages and immediates that wait on their way before a write with immediate data waits too.
+const MAIL_MAX: usize = 256;
 /// How soon an arrival that a cut holds up is tried again.
 const STALL: std::ops::Range<Duration> = Duration::from_millis(1)..Duration::from_millis(5);
 
@@ -29,6 +31,8 @@ pub(super) type Side = usize;
 pub(super) enum Event {
     /// The front of an end's queue goes on.
     Advance { connection: ConnectionKey, side: Side, alarm: u64 },
+    /// The front of an end's mail arrives.
+    Deliver { connection: ConnectionKey, side: Side, alarm: u64 },
     /// Completions of an end are due.
     Complete { connection: ConnectionKey, side: Side },
 }
@@ -106,6 +110,14 @@ struct Progress {
     read: Vec<u8>,
 }
 
+/// A message or immediate data on the way.
+struct Mail {
+    due: u64,
+    incoming: Incoming,
+    /// Present when the sender waits for room.
+    teller: Option<Teller>,
+}
+
 /// What a verb came to.
 enum Effect {
     Bytes(Vec<u8>),
@@ -130,8 +142,14 @@ pub(super) struct End {
     last_due: u64,
     /// The event that advances the queue; an older one is void.
     alarm: u64,
-    /// The front waits for room in the other end's inbox.
+    /// The front waits for room in the mail.
     blocked: bool,
+    /// Messages and immediates that have left the queue for the other end's inbox. Verbs overtake them.
+    mail: VecDeque<Mail>,
+    /// The event that delivers mail; an older one is void.
+    mail_alarm: u64,
+    /// The mail waits for room in the other end's inbox.
+    mail_blocked: bool,
     in_flight: usize,
     completing: BTreeMap<(u64, u64), Outcome>,
     completions_made: u64,
@@ -154,6 +172,9 @@ impl End {
             last_due: 0,
             alarm: 0,
             blocked: false,
+            mail: VecDeque::new(),
+            mail_alarm: 0,
+            mail_blocked: false,
             in_flight: 0,
             completing: BTreeMap::new(),
             completions_made: 0,
@@ -172,7 +193,8 @@ impl End {
     }
 
     fn is_over(&self) -> bool {
-        self.phase == Phase::Ended && self.queue.is_empty() && (self.inbox.is_empty() || !self.held)
+        let sent = self.queue.is_empty() && self.mail.is_empty();
+        self.phase == Phase::Ended && sent && (self.inbox.is_empty() || !self.held)
     }
 }
 
@@ -275,8 +297,8 @@ impl State {
         end.in_flight += 1;
         self.counts.in_flight += 1;
         let mut teller = Some(teller);
-        let on_the_way = end.queue.iter().filter(|posted| posted.access.is_none()).count();
-        if access.is_none() && on_the_way < INBOX_MAX {
+        let messages = end.queue.iter().filter(|posted| posted.access.is_none()).count();
+        if access.is_none() && messages + end.mail.len() < INBOX_MAX {
             // A message is the provider's once it has taken it.
             let outcome = teller.take().map(|teller| teller.tell(Ok(())));
             end.completions_made += 1;
@@ -336,6 +358,11 @@ impl State {
                     self.advance((connection, side), effects);
                 }
             }
+            Event::Deliver { connection, side, alarm } => {
+                if self.connections.get(&connection).is_some_and(|state| state.ends[side].mail_alarm == alarm) {
+                    self.deliver((connection, side), effects);
+                }
+            }
             Event::Complete { connection, side } => self.complete((connection, side), effects),
         }
     }
@@ -365,32 +392,24 @@ impl State {
             self.end((key, side), true, effects);
             return;
         }
-        let rings = matches!(front.work, Work::Message(_) | Work::Write { immediate: Some(_), .. });
-        if rings && front.progress.is_none() && far.phase == Phase::Open && far.inbox.len() >= INBOX_MAX {
+        let rings = matches!(front.work, Work::Write { immediate: Some(_), .. });
+        if rings && front.progress.is_none() && far.phase == Phase::Open && near.mail.len() >= MAIL_MAX {
             near.blocked = true;
             return;
         }
+        let mut mail = None;
         let outcome = match (front.access, self.hosts.get_mut(&host)) {
             (None, _) => {
-                if far.phase == Phase::Open && far.place.is_alive() {
-                    let Work::Message(bytes) = &front.work else { unreachable!("all other verbs have an access") };
-                    far.inbox.push_back(Incoming::Message(bytes.clone()));
-                    effects.wakers.extend(far.waker.take());
-                }
+                let Work::Message(bytes) = &front.work else { unreachable!("all other verbs have an access") };
+                mail = Some((Incoming::Message(bytes.clone()), front.teller.take()));
                 Some(Ok(Effect::Done))
             }
             (Some(access), Some(host)) => {
                 let outcome = step(front, &access, &mut host.memory, &mut self.chance, self.profile);
-                if let (Some(Ok(_)), Work::Write { immediate: Some(immediate), .. }) = (&outcome, &front.work)
-                    && far.phase == Phase::Open
-                {
-                    far.inbox.push_back(Incoming::Immediate {
-                        immediate: *immediate,
-                        region: access.capability.region,
-                        offset: access.offset,
-                        length: access.length,
-                    });
-                    effects.wakers.extend(far.waker.take());
+                if let (Some(Ok(_)), Work::Write { immediate: Some(immediate), .. }) = (&outcome, &front.work) {
+                    let (region, immediate) = (access.capability.region, *immediate);
+                    let (offset, length) = (access.offset, access.length);
+                    mail = Some((Incoming::Immediate { immediate, region, offset, length }, None));
                 }
                 outcome
             }
@@ -423,12 +442,82 @@ impl State {
                     let delay = Duration::from_nanos(due - self.now);
                     effects.events.push((delay, Event::Complete { connection: key, side }));
                 }
+                if let Some((incoming, teller)) = mail {
+                    self.mail((key, side), incoming, teller, effects);
+                }
                 match next {
                     Some(due) => self.set_alarm((key, side), due.max(self.now), effects),
                     None => self.settle((key, side), effects),
                 }
             }
         }
+    }
+
+    /// Puts something behind the other mail of an end. Mostly it arrives at once.
+    fn mail(
+        &mut self,
+        (key, side): (ConnectionKey, Side),
+        incoming: Incoming,
+        teller: Option<Teller>,
+        effects: &mut Effects,
+    ) {
+        let late = if self.chance.one_in(4) { self.draw_delay() } else { 0 };
+        let due = self.now + late;
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let end = &mut connection.ends[side];
+        end.mail.push_back(Mail { due, incoming, teller });
+        if end.mail.len() == 1 {
+            self.deliver((key, side), effects);
+        }
+    }
+
+    fn set_mail_alarm(&mut self, (connection, side): (ConnectionKey, Side), due: u64, effects: &mut Effects) {
+        let alarm = self.number();
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.ends[side].mail_alarm = alarm;
+            let delay = Duration::from_nanos(due.saturating_sub(self.now));
+            effects.events.push((delay, Event::Deliver { connection, side, alarm }));
+        }
+    }
+
+    /// Moves mail that is due into the other end's inbox.
+    fn deliver(&mut self, (key, side): (ConnectionKey, Side), effects: &mut Effects) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let [near, far] = connection.both(side);
+        while let Some(front) = near.mail.front() {
+            if front.due > self.now {
+                let due = front.due;
+                self.set_mail_alarm((key, side), due, effects);
+                return;
+            }
+            if near.phase != Phase::Ended && near.place.is_cut_to(&far.place) {
+                let due = self.now + nanos(self.chance.duration(&STALL));
+                self.set_mail_alarm((key, side), due, effects);
+                return;
+            }
+            let receives = far.phase == Phase::Open && far.place.is_alive();
+            if receives && far.inbox.len() >= INBOX_MAX {
+                near.mail_blocked = true;
+                return;
+            }
+            let mut mail = near.mail.pop_front().expect("the front was just seen");
+            if receives {
+                far.inbox.push_back(mail.incoming);
+                effects.wakers.extend(far.waker.take());
+            }
+            if let Some(teller) = mail.teller.take() {
+                near.completions_made += 1;
+                near.completing.insert((self.now, near.completions_made), teller.tell(Ok(())));
+                effects.events.push((Duration::ZERO, Event::Complete { connection: key, side }));
+            }
+            if std::mem::take(&mut near.blocked) {
+                self.made += 1;
+                near.alarm = self.made;
+                let event = Event::Advance { connection: key, side, alarm: near.alarm };
+                effects.events.push((Duration::ZERO, event));
+            }
+        }
+        self.settle((key, side), effects);
     }
 
     fn complete(&mut self, (key, side): (ConnectionKey, Side), effects: &mut Effects) {
@@ -465,7 +554,8 @@ impl State {
             return;
         }
         if end.phase == Phase::Open {
-            let posted = end.queue.iter_mut().filter_map(|posted| posted.teller.take());
+            let mailed = end.mail.iter_mut().filter_map(|mail| mail.teller.take());
+            let posted = end.queue.iter_mut().filter_map(|posted| posted.teller.take()).chain(mailed);
             let posted = posted.map(|teller| teller.tell(Err(Error::Closed)));
             let flying = std::mem::take(&mut end.completing).into_values();
             let all = posted.chain(flying).chain(std::mem::take(&mut end.lost));
@@ -474,9 +564,15 @@ impl State {
             end.in_flight = 0;
         }
         effects.wakers.extend(end.waker.take());
+        if std::mem::take(&mut connection.ends[1 - side].mail_blocked) {
+            // Nobody receives it any more: it is on its way to nowhere.
+            let now = self.now;
+            self.set_mail_alarm((key, 1 - side), now, effects);
+        }
+        let end = &mut self.connections.get_mut(&key).expect("it was just seen").ends[side];
         if !lost {
             end.phase = Phase::Lingering;
-            if end.queue.is_empty() {
+            if end.queue.is_empty() && end.mail.is_empty() {
                 self.settle((key, side), effects);
             }
             return;
@@ -490,6 +586,7 @@ impl State {
         if self.chance.one_in(2) {
             let arriving = self.chance.index(end.queue.len() + 1);
             end.queue.truncate(arriving);
+            end.mail.truncate(self.chance.index(end.mail.len() + 1));
         }
         self.counts.stray += end.queue.len() as u64;
         if end.queue.is_empty() {
@@ -511,7 +608,7 @@ impl State {
     fn settle(&mut self, (key, side): (ConnectionKey, Side), effects: &mut Effects) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let end = &mut connection.ends[side];
-        if end.phase == Phase::Lingering && end.queue.is_empty() {
+        if end.phase == Phase::Lingering && end.queue.is_empty() && end.mail.is_empty() {
             end.phase = Phase::Ended;
             effects.tasks.extend(end.monitor.take());
         }
@@ -530,9 +627,9 @@ impl State {
         let Some(connection) = self.connections.get_mut(&key) else { return Some(Err(Error::Closed)) };
         let [near, far] = connection.both(side);
         if let Some(incoming) = near.inbox.pop_front() {
-            if std::mem::take(&mut far.blocked) {
+            if std::mem::take(&mut far.mail_blocked) {
                 let now = self.now;
-                self.set_alarm((key, 1 - side), now, effects);
+                self.set_mail_alarm((key, 1 - side), now, effects);
             }
             return Some(Ok(incoming));
         }
