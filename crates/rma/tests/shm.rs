@@ -143,7 +143,7 @@ async fn writer(address: &str) {
     loop {
         match endpoint.write(&capability, 0, &parts).await {
             Ok(()) => {}
-            Err(Error::Revoked | Error::Closed) => return,
+            Err(Error::Revoked | Error::Closed | Error::Ambiguous(_)) => return,
             Err(other) => panic!("{other}"),
         }
     }
@@ -239,6 +239,24 @@ fn a_running_process_is_revoked_without_harm() {
             owner.host.revoke(&capability).await.expect("the fence holds");
             owner.fill(NEW).await;
             assert!(child.wait().success());
+            assert!(owner.bytes(SIZE).await.iter().all(|byte| *byte == NEW));
+        }
+    });
+}
+
+#[test]
+fn a_process_that_died_within_a_copy_is_not_waited_for() {
+    run(async {
+        // The revocation would wait for this long.
+        let owner = owner(100 * PATIENCE).await;
+        for _ in 0..20 {
+            owner.fill(0).await;
+            let (mut child, capability, _endpoint) = owner.writer().await;
+            child.signal(Signal::KILL);
+            child.wait();
+            let revoked = rt::timeout(PATIENCE, owner.host.revoke(&capability)).await;
+            revoked.expect("the dead are not waited for").expect("the fence holds");
+            owner.fill(NEW).await;
             assert!(owner.bytes(SIZE).await.iter().all(|byte| *byte == NEW));
         }
     });

@@ -259,22 +259,22 @@ impl Inner {
         Ok(Confirmation { fd: Arc::clone(&owned.fd), bytes: owned.bytes, rights: grant.rights })
     }
 
-    /// Steps 1 to 3 for grants of one region.
-    async fn fence(&self, region: RegionId, grants: &[GrantId]) -> Result<(), Error> {
+    /// Steps 1 to 3 for grants of one region, each with the generation that is revoked.
+    async fn fence(&self, region: RegionId, grants: &[(GrantId, u64)]) -> Result<(), Error> {
         let peers = {
             let state = self.state();
-            for grant in grants {
+            for (grant, generation) in grants {
                 let offset = generation_offset(region, *grant).expect("the host gave only such grants");
                 let word = self.generations.word(offset);
                 let current = word.load(std::sync::atomic::Ordering::Relaxed);
-                // Again, when nothing changes, for the fence within.
-                marks::raise(word, if is_in_force(current) { current + 1 } else { current });
+                // A later generation is another grant's. This one's again, when it was raised before, for the fence within.
+                marks::raise(word, if current == *generation { current + 1 } else { current });
             }
             state.peers.clone()
         };
         let mut awaited: Vec<(Arc<Peer>, usize, u64)> = Vec::new();
         for peer in peers {
-            let under = |mark: u64| grants.iter().any(|grant| marks::is_under(mark, region.0, grant.0));
+            let under = |mark: u64| grants.iter().any(|(grant, _)| marks::is_under(mark, region.0, grant.0));
             awaited.extend(
                 peer.area.marks().filter(|(_, mark)| under(*mark)).map(|(slot, mark)| (Arc::clone(&peer), slot, mark)),
             );
@@ -311,12 +311,14 @@ impl Inner {
     }
 
     /// Revokes grants and notes that the fence held.
-    async fn revoke_all(&self, region: RegionId, grants: &[GrantId]) -> Result<(), Error> {
+    async fn revoke_all(&self, region: RegionId, grants: &[(GrantId, u64)]) -> Result<(), Error> {
         self.fence(region, grants).await?;
         let mut state = self.state();
         if let Some(owned) = state.find_mut(region) {
-            for grant in grants {
-                owned.grants[grant.0 as usize].fenced = true;
+            for (grant, generation) in grants {
+                let place = &mut owned.grants[grant.0 as usize];
+                // Another call may have been quicker, and the place be given out again.
+                place.fenced |= place.generation == *generation;
             }
         }
         Ok(())
@@ -433,16 +435,16 @@ impl Host for ShmHost {
                 return Ok(());
             }
         }
-        self.inner.revoke_all(capability.region, &[capability.grant]).await
+        self.inner.revoke_all(capability.region, &[(capability.grant, capability.generation)]).await
     }
 
     async fn deregister(&self, region: RegionId) -> Result<(), Error> {
-        let grants: Vec<GrantId> = {
+        let grants: Vec<(GrantId, u64)> = {
             let mut state = self.inner.state();
             let owned = state.find_mut(region).ok_or(Error::Unknown)?;
             owned.closing = true;
             let open = owned.grants.iter().enumerate().filter(|(_, grant)| !grant.fenced);
-            open.map(|(at, _)| GrantId(at as u16)).collect()
+            open.map(|(at, grant)| (GrantId(at as u16), grant.generation)).collect()
         };
         self.inner.revoke_all(region, &grants).await?;
         let owned = {

@@ -31,6 +31,9 @@ const PIECE_BYTES_MAX: usize = 64 << 10;
 /// Room for less than this is not worth a piece of a longer message.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 
+/// Looks into the ring before a receiver goes to sleep: some microseconds.
+const LOOKS_MAX: usize = 200;
+
 /// A message in one record.
 const KIND_MESSAGE: u64 = 1;
 /// The size of a message that follows in pieces.
@@ -410,6 +413,9 @@ impl Side {
                 Ok(None) if closed => return Poll::Ready(Err(Error::Closed)),
                 Ok(None) => {}
             }
+            if self.spins(&mut receiver) {
+                continue;
+            }
             *lock(&self.waker) = Some(cx.waker().clone());
             match receiver.consumer.sleep() {
                 // An end between the reading of the flag and the leaving of the waker is seen in one more round.
@@ -422,6 +428,19 @@ impl Side {
                 }
             }
         }
+    }
+
+    /// Looks for a while whether something comes from another process; being woken costs more than that. Within one process
+    /// the sender may need this very thread.
+    fn spins(&self, receiver: &mut Receiver) -> bool {
+        if !matches!(self.bell.get(), Some(Bell::Remote(_))) {
+            return false;
+        }
+        (0..LOOKS_MAX).any(|_| {
+            std::hint::spin_loop();
+            // What is impossible is found, and dealt with, by the caller.
+            receiver.consumer.available() != Ok(0)
+        })
     }
 
     /// Ends this side: nothing is sent any more, what has arrived can still be received.

@@ -79,6 +79,26 @@ fn verbs_reach_the_region_until_the_grant_is_revoked() {
 }
 
 #[test]
+fn a_revocation_that_comes_late_leaves_the_next_grant_alone() {
+    both(|socket| async move {
+        let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
+        let region = host.register("test", 4096).await.expect("there is memory");
+        for _ in 0..300 {
+            let old = host.grant(region, Rights::ALL).expect("the place is free again");
+            let other = Arc::clone(&host);
+            let late = base::rt::spawn(async move { other.revoke(&old).await });
+            host.revoke(&old).await.expect("no verb is in flight");
+            let new = host.grant(region, Rights::ALL).expect("the place is free again");
+            late.await.expect("nothing aborts it").expect("no verb is in flight");
+            assert_eq!(new.grant, old.grant);
+            assert_eq!(caller.fetch_add(&old, 0, 1).await, Err(Error::Revoked));
+            caller.fetch_add(&new, 0, 1).await.expect("it is granted");
+            host.revoke(&new).await.expect("no verb is in flight");
+        }
+    });
+}
+
+#[test]
 fn a_wrong_secret_is_unknown() {
     both(|socket| async move {
         let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
