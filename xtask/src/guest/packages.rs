@@ -66,8 +66,9 @@ pub fn refresh() -> Result<(), String> {
     run(apt_get().arg("update"))
 }
 
+/// Waits for another one to be done with the packages.
 pub fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
-    command.arg("--quiet=2").env("DEBIAN_FRONTEND", "noninteractive");
+    command.args(["--quiet=2", "-o", "DPkg::Lock::Timeout=120"]).env("DEBIAN_FRONTEND", "noninteractive");
     command
 }

@@ -31,7 +31,7 @@ use super::wire::{self, Frame, PairAddress, Refusal, Transcript, VERSION};
 use crate::{Capability, Endpoint, Error, GrantId, Host, HostOptions, NodeId, RegionId, Rights, Secret, Token, Tokens};
 
 /// How long the holders of a revoked capability may take to let go before they lose their connections.
-const DRAIN_TIME: Duration = Duration::from_millis(500);
+const DRAIN_TIME: Duration = Duration::from_secs(2);
 /// How long each frame of the handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Handshakes at a time; whoever comes then is let in by the kernel and has to wait, or to come again.
