@@ -2,7 +2,8 @@
 //!
 //! A provider that finishes a verb while posting it gives a completion that is ready and costs nothing; any other keeps
 //! the [`Completer`] of a pending one until the verb's outcome is known. A completer that is dropped without an outcome
-//! completes its verb as ambiguous: no verb is left hanging, and none is taken for refused.
+//! completes its verb as ambiguous: no verb is left hanging, and none is taken for refused. A provider may have whoever
+//! waits do its work ([`Drive`]): that saves handing the outcome from thread to thread.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,6 +25,7 @@ enum State<T> {
     Ready(Result<T, Error>),
     Pending(Arc<Slot<T>>),
     Deferred(Box<Deferred<T>>),
+    Driven(Arc<Slot<T>>, Arc<dyn Drive>),
     /// The outcome was taken.
     Done,
 }
@@ -49,6 +51,46 @@ impl<T> Slot<T> {
         // Whole between any two statements, so that a poisoned lock is as good as another.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn is_finished(&self) -> bool {
+        matches!(*self.lock(), Progress::Finished(_))
+    }
+
+    /// The outcome, if it is there.
+    fn take(&self) -> Option<Result<T, Error>> {
+        let mut progress = self.lock();
+        match std::mem::replace(&mut *progress, Progress::Over) {
+            Progress::Finished(outcome) => Some(outcome),
+            waiting => {
+                *progress = waiting;
+                None
+            }
+        }
+    }
+
+    /// The outcome, if it is there; else `cx` is woken when it is.
+    fn poll(&self, cx: &Context<'_>) -> Poll<Result<T, Error>> {
+        let mut progress = self.lock();
+        match std::mem::replace(&mut *progress, Progress::Over) {
+            Progress::Finished(outcome) => return Poll::Ready(outcome),
+            Progress::Waiting(waker) => {
+                let waker = match waker {
+                    Some(waker) if waker.will_wake(cx.waker()) => waker,
+                    _ => cx.waker().clone(),
+                };
+                *progress = Progress::Waiting(Some(waker));
+            }
+            Progress::Over => {}
+        }
+        Poll::Pending
+    }
+}
+
+/// A provider's work that whoever waits for a completion can do.
+pub trait Drive: Send + Sync + 'static {
+    /// Starts what was held back for a batch, takes in what has arrived, and may go on so for a short while until `done`.
+    /// Whatever is not done by then the provider completes by itself.
+    fn drive(&self, done: &dyn Fn() -> bool);
 }
 
 /// The provider's end of a pending completion.
@@ -83,6 +125,12 @@ impl<T> Completion<T> {
         Completion(State::Deferred(Box::new(Deferred { inner: self, outcome: None, deadline })))
     }
 
+    /// One whose outcome is to come, by the waiter's own doing too.
+    pub fn driven(driver: Arc<dyn Drive>) -> (Completer<T>, Completion<T>) {
+        let slot = Arc::new(Slot(Mutex::new(Progress::Waiting(None))));
+        (Completer(Some(Arc::clone(&slot))), Completion(State::Driven(slot, driver)))
+    }
+
     /// The outcome, if it is there by now; else the completion again. Never waits.
     ///
     /// # Errors
@@ -91,16 +139,12 @@ impl<T> Completion<T> {
     pub fn now(self) -> Result<Result<T, Error>, Completion<T>> {
         match self.0 {
             State::Ready(outcome) => Ok(outcome),
-            State::Pending(slot) => {
-                let mut progress = slot.lock();
-                match std::mem::replace(&mut *progress, Progress::Over) {
-                    Progress::Finished(outcome) => Ok(outcome),
-                    waiting => {
-                        *progress = waiting;
-                        drop(progress);
-                        Err(Completion(State::Pending(slot)))
-                    }
+            State::Pending(slot) => slot.take().ok_or(Completion(State::Pending(slot))),
+            State::Driven(slot, driver) => {
+                if !slot.is_finished() {
+                    driver.drive(&|| true);
                 }
+                slot.take().ok_or(Completion(State::Driven(slot, driver)))
             }
             State::Deferred(mut deferred) => {
                 if deferred.outcome.is_none() {
@@ -157,22 +201,21 @@ impl<T: Unpin> Future for Completion<T> {
         match std::mem::replace(&mut self.0, State::Done) {
             State::Ready(outcome) => Poll::Ready(outcome),
             State::Pending(slot) => {
-                {
-                    let mut progress = slot.lock();
-                    match std::mem::replace(&mut *progress, Progress::Over) {
-                        Progress::Finished(outcome) => return Poll::Ready(outcome),
-                        Progress::Waiting(waker) => {
-                            let waker = match waker {
-                                Some(waker) if waker.will_wake(cx.waker()) => waker,
-                                _ => cx.waker().clone(),
-                            };
-                            *progress = Progress::Waiting(Some(waker));
-                        }
-                        Progress::Over => {}
-                    }
+                let polled = slot.poll(cx);
+                if polled.is_pending() {
+                    self.0 = State::Pending(slot);
                 }
-                self.0 = State::Pending(slot);
-                Poll::Pending
+                polled
+            }
+            State::Driven(slot, driver) => {
+                if !slot.is_finished() {
+                    driver.drive(&|| slot.is_finished());
+                }
+                let polled = slot.poll(cx);
+                if polled.is_pending() {
+                    self.0 = State::Driven(slot, driver);
+                }
+                polled
             }
             State::Deferred(mut deferred) => {
                 if deferred.outcome.is_none()

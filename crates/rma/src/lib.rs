@@ -36,11 +36,12 @@ mod profile;
 pub mod shaped;
 pub mod shm;
 pub mod sim;
+pub mod tcp;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
 pub use capability::{CAPABILITY_BYTES, Capability, GrantId, NodeId, RegionId, Rights, Secret};
-pub use completion::{Completer, Completion};
+pub use completion::{Completer, Completion, Drive};
 pub use endpoint::{Connection, Endpoint, Incoming};
 pub use error::Error;
 pub use host::{Credential, Fabric, Host, HostOptions, TOKEN_BYTES, Token, Tokens};

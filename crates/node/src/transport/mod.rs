@@ -34,8 +34,6 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// A silent connection is asked for a sign of life after this long, and as often again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Bytes that the other host does not acknowledge for so long break the link.
-const UNACKNOWLEDGED_MILLIS_MAX: u32 = 30_000;
 /// Signs of life that may be missing.
 const KEEP_ALIVE_PROBES: u32 = 3;
 
@@ -93,7 +91,6 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, KEEP_ALIVE)?;
     sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE)?;
     sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)?;
-    sockopt::set_tcp_user_timeout(socket, UNACKNOWLEDGED_MILLIS_MAX)?;
     Ok(())
 }
 

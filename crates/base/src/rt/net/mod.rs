@@ -49,8 +49,9 @@ enum ListenerInner {
 /// One end of a link. Dropping it ends the link.
 #[derive(Debug)]
 pub struct Link {
-    sender: LinkSender,
+    // Dropped first, so that the other side learns that nobody receives before it learns of the end.
     receiver: LinkReceiver,
+    sender: LinkSender,
     peer: Option<Arc<str>>,
 }
 

@@ -1,0 +1,240 @@
+//! How two ends prove to each other that they know the same token, before anything else is said.
+//!
+//! 1. The one that connects says its name, a version and a nonce.
+//! 2. The host answers with its number, a nonce of its own, and a proof: a keyed hash of all that was said so far.
+//! 3. The one that connects checks it and answers with a proof of its own.
+//! 4. The host says whether it is welcome.
+//!
+//! The token itself is never sent. Over TLS the proofs cover the session, so that they cannot be passed on. A host answers
+//! a name that it does not know as it answers any other, with a proof that nobody can check.
+
+use aws_lc_rs::hmac;
+
+use super::wire::{VERSION, u32_at};
+use crate::{Credential, Error, NodeId, Token};
+
+const MAGIC: [u8; 8] = *b"HDLRMATC";
+/// Bytes of a name.
+pub const NAME_BYTES_MAX: usize = 64;
+/// `magic:8 | version:u32 le | name_bytes:u32 le | nonce:32 | name:64`
+pub const HELLO_BYTES: usize = 8 + 4 + 4 + 32 + NAME_BYTES_MAX;
+/// `magic:8 | version:u32 le | node:u32 le | nonce:32 | proof:32`
+pub const CHALLENGE_BYTES: usize = 8 + 4 + 4 + 32 + 32;
+/// `proof:32`
+pub const PROOF_BYTES: usize = 32;
+/// `verdict:u32 le | 0:u32`
+pub const VERDICT_BYTES: usize = 8;
+
+pub const WELCOME: u32 = 0;
+pub const REFUSED: u32 = 1;
+pub const CROWDED: u32 = 2;
+
+const OF_HOST: &[u8] = b"heddle rma tcp host";
+const OF_CLIENT: &[u8] = b"heddle rma tcp client";
+
+/// What both sides have heard: what the proofs are about.
+struct Transcript<'a> {
+    hello: &'a [u8; HELLO_BYTES],
+    node: NodeId,
+    nonce: &'a [u8; 32],
+    binding: &'a [u8; 32],
+}
+
+impl Transcript<'_> {
+    fn bytes(&self, label: &[u8]) -> Vec<u8> {
+        let node = self.node.0.to_le_bytes();
+        [label, &[0], &self.hello[..], &node, &self.nonce[..], &self.binding[..]].concat()
+    }
+
+    fn prove(&self, token: &Token, label: &[u8]) -> [u8; PROOF_BYTES] {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, token.bytes());
+        let mut proof = [0; PROOF_BYTES];
+        proof.copy_from_slice(hmac::sign(&key, &self.bytes(label)).as_ref());
+        proof
+    }
+
+    fn check(&self, token: &Token, label: &[u8], proof: &[u8]) -> bool {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, token.bytes());
+        hmac::verify(&key, &self.bytes(label), proof).is_ok()
+    }
+}
+
+/// The first bytes of the one that connects.
+pub fn hello(name: &str, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES], Error> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Error::TooLarge(name.len()));
+    }
+    let mut bytes = [0; HELLO_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&(name.len() as u32).to_le_bytes());
+    bytes[16..48].copy_from_slice(nonce);
+    bytes[48..][..name.len()].copy_from_slice(name.as_bytes());
+    Ok(bytes)
+}
+
+/// The host's part.
+pub struct Challenged {
+    pub name: String,
+    token: Token,
+    hello: [u8; HELLO_BYTES],
+    node: NodeId,
+    nonce: [u8; 32],
+    binding: [u8; 32],
+}
+
+/// The host's answer to a hello.
+pub enum Answered {
+    /// A proof is to come.
+    Challenged(Box<Challenged>),
+    /// The other side speaks another version, and learns of ours from the answer.
+    OtherVersion,
+}
+
+/// The host's answer to a hello, to be sent.
+///
+/// # Errors
+/// [`Error::Malformed`]: nothing is to be sent.
+pub fn challenge(
+    hello: &[u8; HELLO_BYTES],
+    node: NodeId,
+    nonce: [u8; 32],
+    binding: [u8; 32],
+    token_of: impl Fn(&str) -> Option<Token>,
+) -> Result<(Answered, [u8; CHALLENGE_BYTES]), Error> {
+    if hello[..8] != MAGIC {
+        return Err(Error::Malformed("the other side does not speak this protocol"));
+    }
+    let mut answer = [0; CHALLENGE_BYTES];
+    answer[..8].copy_from_slice(&MAGIC);
+    answer[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    if u32_at(hello, 8) != VERSION {
+        return Ok((Answered::OtherVersion, answer));
+    }
+    let name_bytes = u32_at(hello, 12) as usize;
+    let name = hello[48..].get(..name_bytes).and_then(|name| std::str::from_utf8(name).ok());
+    let name = name.ok_or(Error::Malformed("a name that is too long or no text"))?;
+    if hello[48 + name_bytes..].iter().any(|byte| *byte != 0) {
+        return Err(Error::Malformed("a hello with reserved bytes set"));
+    }
+    let token = token_of(name).unwrap_or_else(Token::random);
+    let transcript = Transcript { hello, node, nonce: &nonce, binding: &binding };
+    answer[12..16].copy_from_slice(&node.0.to_le_bytes());
+    answer[16..48].copy_from_slice(&nonce);
+    answer[48..].copy_from_slice(&transcript.prove(&token, OF_HOST));
+    let challenged = Challenged { name: name.to_owned(), token, hello: *hello, node, nonce, binding };
+    Ok((Answered::Challenged(Box::new(challenged)), answer))
+}
+
+impl Challenged {
+    /// Whether the one that connected knows the token.
+    pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> bool {
+        let transcript = Transcript { hello: &self.hello, node: self.node, nonce: &self.nonce, binding: &self.binding };
+        transcript.check(&self.token, OF_CLIENT, proof)
+    }
+}
+
+/// The answer of the one that connects, and the host's number.
+pub fn answer(
+    hello: &[u8; HELLO_BYTES],
+    challenge: &[u8; CHALLENGE_BYTES],
+    binding: &[u8; 32],
+    credential: &Credential,
+) -> Result<(NodeId, [u8; PROOF_BYTES]), Error> {
+    if challenge[..8] != MAGIC {
+        return Err(Error::Malformed("the other side does not speak this protocol"));
+    }
+    let theirs = u32_at(challenge, 8);
+    if theirs != VERSION {
+        return Err(Error::Version { ours: VERSION, theirs });
+    }
+    let node = NodeId(u32_at(challenge, 12));
+    let mut nonce = [0; 32];
+    nonce.copy_from_slice(&challenge[16..48]);
+    let transcript = Transcript { hello, node, nonce: &nonce, binding };
+    if !transcript.check(&credential.token, OF_HOST, &challenge[48..]) {
+        let reason = format!("the host does not know our name {:?}, or knows it with another token", credential.name);
+        return Err(Error::Refused(reason));
+    }
+    Ok((node, transcript.prove(&credential.token, OF_CLIENT)))
+}
+
+/// What the host said last.
+pub fn verdict(bytes: &[u8; VERDICT_BYTES]) -> Result<(), Error> {
+    match u32_at(bytes, 0) {
+        WELCOME => Ok(()),
+        REFUSED => Err(Error::Refused("the host does not believe that we know the token".to_owned())),
+        CROWDED => Err(Error::Refused("the host has as many connections as it takes; try again later".to_owned())),
+        _ => Err(Error::Malformed("an unknown verdict")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credential(token: u8) -> Credential {
+        Credential { name: "compute0".to_owned(), token: Token::new([token; 32]) }
+    }
+
+    /// Both sides with these tokens and TLS sessions; whether each believes the other.
+    fn meet(client: u8, host: Option<u8>, bindings: [u8; 2]) -> (bool, bool) {
+        let hello = hello("compute0", &[1; 32]).expect("the name is short");
+        let token_of = |name: &str| host.filter(|_| name == "compute0").map(|token| Token::new([token; 32]));
+        let challenged = challenge(&hello, NodeId(7), [2; 32], [bindings[1]; 32], token_of);
+        let Ok((Answered::Challenged(challenged), bytes)) = challenged else { panic!("the hello is well-formed") };
+        match answer(&hello, &bytes, &[bindings[0]; 32], &credential(client)) {
+            Ok((node, proof)) => {
+                assert_eq!(node, NodeId(7));
+                (true, challenged.check(&proof))
+            }
+            Err(_) => (false, false),
+        }
+    }
+
+    #[test]
+    fn only_who_knows_the_token_is_believed() {
+        assert_eq!(meet(3, Some(3), [0, 0]), (true, true));
+        assert_eq!(meet(3, Some(4), [0, 0]), (false, false));
+        assert_eq!(meet(3, None, [0, 0]), (false, false));
+    }
+
+    #[test]
+    fn proofs_of_another_tls_session_are_not_believed() {
+        assert_eq!(meet(3, Some(3), [1, 2]), (false, false));
+    }
+
+    #[test]
+    fn the_token_is_not_sent() {
+        let hello = hello("compute0", &[1; 32]).expect("the name is short");
+        let Ok((_, bytes)) = challenge(&hello, NodeId(7), [2; 32], [0; 32], |_| Some(Token::new([3; 32]))) else {
+            panic!("the hello is well-formed")
+        };
+        let (_, proof) = answer(&hello, &bytes, &[0; 32], &credential(3)).expect("the token is the same");
+        let said = [&hello[..], &bytes, &proof].concat();
+        assert!(!said.windows(8).any(|window| window == [3; 8]));
+    }
+
+    #[test]
+    fn another_version_is_named_to_both() {
+        let mut other = hello("compute0", &[1; 32]).expect("the name is short");
+        other[8] = 9;
+        let Ok((Answered::OtherVersion, bytes)) = challenge(&other, NodeId(7), [2; 32], [0; 32], |_| None) else {
+            panic!("the version is another")
+        };
+        let mut theirs = bytes;
+        theirs[8] = 9;
+        let told = answer(&other, &theirs, &[0; 32], &credential(3)).expect_err("the version is another");
+        assert_eq!(told, Error::Version { ours: VERSION, theirs: 9 });
+    }
+
+    #[test]
+    fn the_hello_has_the_documented_layout() {
+        let bytes = hello("ab", &[5; 32]).expect("the name is short");
+        let mut golden = b"HDLRMATC\x01\0\0\0\x02\0\0\0".to_vec();
+        golden.extend([5; 32]);
+        golden.extend(b"ab");
+        golden.extend([0; 62]);
+        assert_eq!(bytes[..], golden);
+    }
+}

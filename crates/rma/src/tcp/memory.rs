@@ -1,0 +1,310 @@
+//! The regions of a `tcp` host. Every access holds the region's lock, from the check of the capability to the last byte it
+//! touches at that time: this is what makes a revocation exact, words whole and atomic verbs atomic.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use base::Map;
+
+use super::pipe::Pipe;
+use super::wire::{Status, u64_at};
+use crate::{Capability, Error, GrantId, NodeId, RegionId, Rights, Secret, WORD_BYTES};
+
+/// Regions of one host.
+const REGIONS_MAX: usize = 1 << 20;
+/// Grants of one region that are in force.
+const GRANTS_MAX: usize = 4096;
+/// Bytes that land while a region is locked; a revocation waits no longer than for these.
+const LOCKED_BYTES_MAX: usize = 256 << 10;
+/// Regions come in pages.
+const PAGE_BYTES: u64 = 4096;
+
+/// The regions of a host.
+pub struct Regions {
+    node: NodeId,
+    table: RwLock<Table>,
+}
+
+struct Table {
+    regions: Map<u32, Arc<Region>>,
+    next: u32,
+}
+
+/// One region.
+pub struct Region {
+    bytes: u64,
+    inner: Mutex<Inner>,
+}
+
+pub struct Inner {
+    /// Gone once the region is.
+    memory: Option<Memory>,
+    grants: Vec<Grant>,
+    /// Places in `grants` that were revoked and can be given again.
+    free: Vec<u16>,
+}
+
+struct Grant {
+    generation: u64,
+    rights: Rights,
+    secret: Secret,
+    revoked: bool,
+}
+
+impl Regions {
+    pub fn new(node: NodeId) -> Regions {
+        Regions { node, table: RwLock::new(Table { regions: Map::default(), next: 1 }) }
+    }
+
+    pub fn register(&self, bytes: u64) -> Result<RegionId, Error> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(Error::Misaligned(bytes));
+        }
+        let memory = Memory::new(bytes)?;
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if table.regions.len() >= REGIONS_MAX || table.next == u32::MAX {
+            return Err(Error::Exhausted("the host has as many regions as it may have".to_owned()));
+        }
+        let id = table.next;
+        table.next += 1;
+        let inner = Inner { memory: Some(memory), grants: Vec::new(), free: Vec::new() };
+        table.regions.insert(id, Arc::new(Region { bytes, inner: Mutex::new(inner) }));
+        Ok(RegionId(id))
+    }
+
+    pub fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+        let found = self.get(region).ok_or(Error::Unknown)?;
+        let mut inner = found.lock();
+        let secret = Secret::random();
+        let (at, generation) = match inner.free.pop() {
+            Some(at) => {
+                let grant = &mut inner.grants[usize::from(at)];
+                *grant = Grant { generation: grant.generation, rights, secret, revoked: false };
+                (at, grant.generation)
+            }
+            None if inner.grants.len() < GRANTS_MAX => {
+                inner.grants.push(Grant { generation: 1, rights, secret, revoked: false });
+                ((inner.grants.len() - 1) as u16, 1)
+            }
+            None => return Err(Error::Exhausted("the region has as many grants as it may have".to_owned())),
+        };
+        Ok(Capability { node: self.node, region, grant: GrantId(at), rights, generation, secret })
+    }
+
+    /// On return no verb under the capability takes effect: those before it have let go of the lock, those after it see
+    /// the generation.
+    pub fn revoke(&self, capability: &Capability) -> Result<(), Error> {
+        if capability.node != self.node {
+            return Err(Error::Unknown);
+        }
+        let Some(region) = self.get(capability.region) else {
+            return if self.is_gone(capability.region) { Ok(()) } else { Err(Error::Unknown) };
+        };
+        let mut inner = region.lock();
+        let at = capability.grant.0;
+        let grant = inner.grants.get_mut(usize::from(at)).ok_or(Error::Unknown)?;
+        if capability.generation < grant.generation {
+            return Ok(());
+        }
+        if capability.generation > grant.generation || !grant.secret.matches(&capability.secret) || grant.revoked {
+            return Err(Error::Unknown);
+        }
+        grant.generation += 1;
+        grant.revoked = true;
+        inner.free.push(at);
+        Ok(())
+    }
+
+    pub fn deregister(&self, region: RegionId) -> Result<(), Error> {
+        let removed = self.table.write().unwrap_or_else(PoisonError::into_inner).regions.remove(&region.0);
+        let Some(removed) = removed else {
+            return if self.is_gone(region) { Ok(()) } else { Err(Error::Unknown) };
+        };
+        let mut inner = removed.lock();
+        inner.memory = None;
+        Ok(())
+    }
+
+    /// Frees every region: the host has ended.
+    pub fn clear(&self) {
+        let regions = std::mem::take(&mut self.table.write().unwrap_or_else(PoisonError::into_inner).regions);
+        for region in regions.values() {
+            region.lock().memory = None;
+        }
+    }
+
+    fn get(&self, region: RegionId) -> Option<Arc<Region>> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).regions.get(&region.0).cloned()
+    }
+
+    /// Whether there was such a region once.
+    fn is_gone(&self, region: RegionId) -> bool {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        (1..table.next).contains(&region.0) && !table.regions.contains_key(&region.0)
+    }
+
+    /// The region of a capability, not checked otherwise.
+    ///
+    /// # Errors
+    /// What the verb fails with.
+    pub fn find(&self, capability: &Capability) -> Result<Arc<Region>, Refusal> {
+        if capability.node != self.node {
+            return Err(Refusal::of(Status::Unknown));
+        }
+        match self.get(capability.region) {
+            Some(region) => Ok(region),
+            None if self.is_gone(capability.region) => Err(Refusal::of(Status::Revoked)),
+            None => Err(Refusal::of(Status::Unknown)),
+        }
+    }
+}
+
+/// Why a verb did not take effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    pub status: Status,
+    /// For [`Status::OutOfBounds`].
+    pub region_bytes: u64,
+}
+
+impl Refusal {
+    pub fn of(status: Status) -> Refusal {
+        Refusal { status, region_bytes: 0 }
+    }
+}
+
+impl Region {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Whole between any two statements: a poisoned lock is as good as another.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks a verb and keeps the region locked: what the caller does to the bytes meanwhile is one with the check.
+    ///
+    /// # Errors
+    /// What the verb fails with.
+    pub fn open(
+        &self,
+        capability: &Capability,
+        rights: Rights,
+        offset: u64,
+        length: u64,
+    ) -> Result<Opened<'_>, Refusal> {
+        let inner = self.lock();
+        inner.check(capability, rights)?;
+        match offset.checked_add(length) {
+            Some(end) if end <= self.bytes => Ok(Opened(inner)),
+            _ => Err(Refusal { status: Status::OutOfBounds, region_bytes: self.bytes }),
+        }
+    }
+}
+
+impl Inner {
+    fn check(&self, capability: &Capability, rights: Rights) -> Result<(), Refusal> {
+        if self.memory.is_none() {
+            return Err(Refusal::of(Status::Revoked));
+        }
+        let grant = self.grants.get(usize::from(capability.grant.0)).ok_or(Refusal::of(Status::Unknown))?;
+        if capability.generation < grant.generation {
+            return Err(Refusal::of(Status::Revoked));
+        }
+        if capability.generation > grant.generation || grant.revoked || !grant.secret.matches(&capability.secret) {
+            return Err(Refusal::of(Status::Unknown));
+        }
+        if !grant.rights.include(rights) || !capability.rights.include(rights) {
+            return Err(Refusal::of(Status::Forbidden));
+        }
+        Ok(())
+    }
+}
+
+/// A region that is locked, after a check of a capability.
+pub struct Opened<'a>(MutexGuard<'a, Inner>);
+
+impl Opened<'_> {
+    fn memory(&mut self) -> &mut [u8] {
+        self.0.memory.as_mut().expect("it was there when the capability was checked, and is locked since").bytes()
+    }
+
+    /// The bytes from `offset`, which the check allowed.
+    pub fn bytes(&mut self, offset: u64, length: usize) -> &mut [u8] {
+        &mut self.memory()[offset as usize..][..length]
+    }
+
+    /// A word, which the check allowed.
+    pub fn word(&mut self, offset: u64) -> u64 {
+        u64_at(self.memory(), offset as usize)
+    }
+
+    pub fn set_word(&mut self, offset: u64, word: u64) {
+        self.bytes(offset, WORD_BYTES).copy_from_slice(&word.to_le_bytes());
+    }
+
+    /// Receives from a plain socket to `offset` on, at most `length` bytes: whole words only, unless it is all of them.
+    /// 0 when less than that has come: the caller then reads otherwise.
+    ///
+    /// # Errors
+    /// When the connection is lost.
+    pub fn receive(&mut self, pipe: &Pipe, offset: u64, length: usize) -> io::Result<usize> {
+        let here = usize::try_from(rustix::io::ioctl_fionread(pipe)?).unwrap_or(usize::MAX);
+        let mut take = length.min(here).min(LOCKED_BYTES_MAX);
+        if take < length {
+            take = take.saturating_sub((offset as usize + take) % WORD_BYTES);
+        }
+        let into = self.bytes(offset, take);
+        let mut done = 0;
+        while done < take {
+            let (read, _) = rustix::net::recv(pipe, &mut into[done..], rustix::net::RecvFlags::empty())?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            done += read;
+        }
+        Ok(take)
+    }
+}
+
+/// Zeroed pages of the kernel's, given when they are first touched.
+struct Memory {
+    address: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is this value's alone, and reached through `&mut self` only.
+#[allow(unsafe_code)]
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(bytes: u64) -> Result<Memory, Error> {
+        let exhausted = |reason: String| Error::Exhausted(format!("{bytes} bytes for a region: {reason}"));
+        let length = usize::try_from(bytes).map_err(|error| exhausted(error.to_string()))?;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choosing touches nothing that exists.
+        #[allow(unsafe_code)]
+        let address = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                rustix::mm::MapFlags::PRIVATE,
+            )
+        };
+        Ok(Memory { address: address.map_err(|error| exhausted(error.to_string()))?.cast(), bytes: length })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has so many readable and writable bytes until `drop`, and only this borrow reaches them.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::slice::from_raw_parts_mut(self.address, self.bytes)
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, which nothing else reaches, with the length it was made with.
+        #[allow(unsafe_code)]
+        let unmapped = unsafe { rustix::mm::munmap(self.address.cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "a whole mapping can be unmapped");
+    }
+}

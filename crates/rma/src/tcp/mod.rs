@@ -1,0 +1,134 @@
+//! The `tcp` provider: the same verbs between any two hosts.
+//!
+//! 1. A host listens on a port. Who connects proves to know the token of its name ([`handshake`]), over mutual TLS where
+//!    the link leaves the trusted network ([`TcpTls`]).
+//! 2. The one that connects posts verbs; many go out with one call ([`client`], [`peer`]).
+//! 3. The host's progress thread, one for all of its connections, checks each verb's capability and carries it out
+//!    ([`server`], [`memory`]); nothing above `rma` runs at the host. Long payloads land in the region, and leave it, without
+//!    a copy in between.
+//! 4. Whoever waits, on either side, looks at the socket for a short while ([`TcpOptions::spin`]) before it sleeps.
+//!
+//! Invariants:
+//! * A capability is checked, and what it allows is done, under the lock of the region; long transfers are checked again
+//!   for each piece. So after a revocation nothing lands, and a verb that was half done completes as ambiguous.
+//! * Words land and are read whole; the bytes of a verb land from low addresses to high ones; atomic verbs are the progress
+//!   thread's.
+//! * A lost connection completes every verb in flight as ambiguous, and later ones fail with [`Error::Closed`].
+//! * Everything that the other side sends is checked ([`wire`]); bytes that are no frame end the connection. Without TLS
+//!   the bytes, secrets of capabilities included, are as safe as the network is.
+//!
+//! The format is in `docs/formats/rma.md`. This module has its own thread, sockets and clock, as a production provider may.
+
+mod client;
+mod handshake;
+mod host;
+mod memory;
+mod peer;
+mod pipe;
+mod server;
+mod tls;
+mod wire;
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::{Atomicity, Credential, Endpoint, Error, Fabric, Host, HostOptions, Ordering, Profile};
+
+pub use tls::TcpTls;
+
+const PROFILE: Profile = Profile {
+    provider: "tcp",
+    atomicity: Atomicity::Adapter,
+    ordering: Ordering::Words,
+    immediate: true,
+    synchronous: false,
+    host_progress: true,
+};
+
+/// A connection on which both sides have not proved themselves by then is dropped.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a connection that was closed here waits for the other side to have received what was sent.
+const CLOSING_TIME_MAX: Duration = Duration::from_secs(5);
+/// A host that lives takes in what comes more often than this, however busy it is.
+const DEAD_AFTER_MIN: Duration = Duration::from_secs(4);
+/// Signs of life that may be missing.
+const KEEP_ALIVE_PROBES: u32 = 3;
+
+/// Settings of the provider.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// How long whoever waits looks at the socket before it sleeps. Zero sleeps at once: slower, and easy on processors.
+    pub spin: Duration,
+    /// A host that has not been heard of for about so long, at least four seconds, is lost: verbs in flight to it complete as ambiguous.
+    pub dead_after: Duration,
+    /// Mutual TLS. `None` on a network that both sides trust.
+    pub tls: Option<TcpTls>,
+}
+
+impl Default for TcpOptions {
+    fn default() -> TcpOptions {
+        TcpOptions { spin: Duration::from_micros(40), dead_after: Duration::from_secs(20), tls: None }
+    }
+}
+
+/// The provider. See the module's description.
+#[derive(Clone, Debug, Default)]
+pub struct Tcp {
+    options: TcpOptions,
+}
+
+impl Tcp {
+    /// With these settings.
+    pub fn new(options: TcpOptions) -> Tcp {
+        Tcp { options }
+    }
+}
+
+#[async_trait]
+impl Fabric for Tcp {
+    async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
+        let (address, credential, options) = (address.to_owned(), credential.clone(), self.options.clone());
+        let connected = base::rt::blocking(move || client::connect(&address, &credential, &options)).await?;
+        Ok(connected.endpoint(&self.options))
+    }
+
+    async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
+        let (address, tcp) = (address.to_owned(), self.options.clone());
+        let host = base::rt::blocking(move || host::TcpHost::start(&address, options, tcp)).await?;
+        Ok(Arc::new(host))
+    }
+
+    fn provider(&self) -> &'static str {
+        PROFILE.provider
+    }
+}
+
+/// No delay for small frames, and the loss of the other host is noticed.
+fn tune(socket: &TcpStream, options: &TcpOptions) -> io::Result<()> {
+    use rustix::net::sockopt;
+    let probe = (options.dead_after / (KEEP_ALIVE_PROBES + 1)).max(Duration::from_secs(1));
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, probe)?;
+    sockopt::set_tcp_keepintvl(socket, probe)?;
+    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)?;
+    let dead_after = options.dead_after.max(DEAD_AFTER_MIN).as_millis();
+    sockopt::set_tcp_user_timeout(socket, u32::try_from(dead_after).unwrap_or(u32::MAX))?;
+    Ok(())
+}
+
+/// Starts a thread of the provider's own.
+#[allow(clippy::disallowed_methods)] // A production provider: its progress must not wait for the tasks of others.
+fn start_thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)
+}
+
+/// The machine's clock, for time limits and spinning.
+#[allow(clippy::disallowed_methods)] // As above: there is no simulation of this provider.
+fn clock() -> std::time::Instant {
+    std::time::Instant::now()
+}

@@ -1,0 +1,537 @@
+//! What both ends of a connection have: the queue of what goes out, the messages that came in, and the window between
+//! them.
+//!
+//! 1. Small pieces are copied into one buffer, long ones stay where they are; one call writes many of both.
+//! 2. At most [`WINDOW_MESSAGES`] messages may be sent and not yet received, and none while [`WINDOW_BYTES`] or more are.
+//!    The receiver gives credit as it takes them. A message without credit waits here, and what was posted behind it waits
+//!    with it; replies and credit do not. So an end never needs to stop reading, and verbs complete while messages wait.
+//! 3. A write with immediate data counts as a message of no bytes.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use base::{Bytes, BytesMut};
+
+use super::memory::Region;
+use super::pipe::Pipe;
+use super::wire::{HEADER_BYTES, Header, Kind, Status, TRAILER_BYTES};
+use crate::{Capability, Completer, Completion, Error, Incoming, Rights, WORD_BYTES};
+
+/// Messages sent and not yet received.
+pub const WINDOW_MESSAGES: usize = 1024;
+/// Bytes of messages sent and not yet received, above which no further message is sent.
+pub const WINDOW_BYTES: usize = 64 << 20;
+/// The receiver gives credit for so many messages at once.
+const CREDIT_MESSAGES: usize = WINDOW_MESSAGES / 4;
+/// The receiver gives credit for so many bytes at once.
+const CREDIT_BYTES: usize = WINDOW_BYTES / 4;
+/// Frames that wait for credit; one more fails with [`Error::Busy`].
+const HELD_MAX: usize = 4096;
+/// Bytes that go out from a queue longer than this complete their message only when they are out.
+const TAKEN_BYTES_MAX: usize = 8 << 20;
+/// Parts up to this size are copied, which costs less than a buffer of their own in the call.
+const COPIED_BYTES_MAX: usize = 8 << 10;
+/// Bytes of replies that wait to go out, above which a connection is not read.
+const REPLY_BYTES_MAX: usize = 4 << 20;
+/// Bytes that leave a region while it is locked.
+const REGION_BYTES_MAX: usize = 256 << 10;
+/// Buffers in one call.
+const SLICES_MAX: usize = 64;
+
+/// What goes out.
+pub struct Outgoing {
+    segments: VecDeque<Segment>,
+    /// Behind the segments: small pieces, of which `tail_out` bytes are out.
+    tail: Vec<u8>,
+    tail_out: usize,
+    bytes: usize,
+    held: VecDeque<Held>,
+    messages_out: usize,
+    message_bytes_out: usize,
+    /// Nothing more is posted; what was posted goes out.
+    ended: bool,
+    closed: bool,
+}
+
+enum Segment {
+    Bytes(Bytes),
+    Region(RegionRead),
+    Taken(Completer<()>),
+}
+
+/// A frame that waits for credit, or behind one that does.
+struct Held {
+    head: Vec<u8>,
+    parts: Vec<Bytes>,
+    counts: Option<usize>,
+    completer: Option<Completer<()>>,
+}
+
+/// Bytes that go out of a region as the socket takes them, under a capability that is checked each time.
+pub struct RegionRead {
+    pub region: Arc<Region>,
+    pub capability: Capability,
+    pub offset: u64,
+    pub remaining: usize,
+    /// The rest of a word whose first bytes are out: it goes out as it was.
+    pub word: [u8; WORD_BYTES],
+    pub word_bytes: usize,
+    pub status: Status,
+}
+
+impl Outgoing {
+    fn new() -> Outgoing {
+        Outgoing {
+            segments: VecDeque::new(),
+            tail: Vec::new(),
+            tail_out: 0,
+            bytes: 0,
+            held: VecDeque::new(),
+            messages_out: 0,
+            message_bytes_out: 0,
+            ended: false,
+            closed: false,
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Whether more than [`REPLY_BYTES_MAX`] is to go out beside messages, which the window bounds.
+    pub fn is_crowded(&self) -> bool {
+        self.bytes > REPLY_BYTES_MAX + self.message_bytes_out
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether nothing waits, for credit either.
+    pub fn is_done(&self) -> bool {
+        self.bytes == 0 && self.held.is_empty()
+    }
+
+    #[inline]
+    pub fn push_copied(&mut self, bytes: &[u8]) {
+        self.tail.extend_from_slice(bytes);
+        self.bytes += bytes.len();
+    }
+
+    fn end_tail(&mut self) {
+        if self.tail_out < self.tail.len() {
+            let mut tail = Bytes::from(std::mem::take(&mut self.tail));
+            let _ = tail.split_to(self.tail_out);
+            self.segments.push_back(Segment::Bytes(tail));
+        }
+        self.tail.clear();
+        self.tail_out = 0;
+    }
+
+    fn push_part(&mut self, part: &Bytes) {
+        if part.len() <= COPIED_BYTES_MAX {
+            self.push_copied(part);
+        } else {
+            self.end_tail();
+            self.bytes += part.len();
+            self.segments.push_back(Segment::Bytes(part.clone()));
+        }
+    }
+
+    pub fn push_region(&mut self, read: RegionRead) {
+        self.end_tail();
+        self.bytes += read.remaining + TRAILER_BYTES;
+        self.segments.push_back(Segment::Region(read));
+    }
+
+    fn may_send(&self) -> bool {
+        self.messages_out < WINDOW_MESSAGES && self.message_bytes_out < WINDOW_BYTES
+    }
+
+    fn emit(&mut self, head: &[u8], parts: &[Bytes], counts: Option<usize>) {
+        if let Some(bytes) = counts {
+            self.messages_out += 1;
+            self.message_bytes_out += bytes;
+        }
+        self.push_copied(head);
+        for part in parts {
+            self.push_part(part);
+        }
+    }
+
+    /// Queues a frame. `counts` are the bytes of a message, for frames that need credit.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], [`Error::Closed`].
+    pub fn post(&mut self, head: &[u8], parts: &[Bytes], counts: Option<usize>) -> Result<(), Error> {
+        if self.closed || self.ended {
+            return Err(Error::Closed);
+        }
+        if self.held.is_empty() && (counts.is_none() || self.may_send()) {
+            self.emit(head, parts, counts);
+            return Ok(());
+        }
+        if self.held.len() >= HELD_MAX {
+            return Err(Error::Busy);
+        }
+        self.held.push_back(Held { head: head.to_vec(), parts: parts.to_vec(), counts, completer: None });
+        Ok(())
+    }
+
+    /// Queues a message; gives a completion that is ready if it is as good as out.
+    pub fn post_message(&mut self, parts: &[Bytes], length: usize) -> Completion<()> {
+        let head = Header::new(Kind::Message, 0, length as u64).encode();
+        if let Err(error) = self.post(&head, parts, Some(length)) {
+            return Completion::ready(Err(error));
+        }
+        if self.held.is_empty() && self.bytes <= TAKEN_BYTES_MAX {
+            return Completion::ready(Ok(()));
+        }
+        let (completer, completion) = Completion::pending();
+        match self.held.back_mut() {
+            Some(held) => held.completer = Some(completer),
+            None => {
+                self.end_tail();
+                self.segments.push_back(Segment::Taken(completer));
+            }
+        }
+        completion
+    }
+
+    /// The other side has received messages.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] when they were never sent.
+    pub fn credit(&mut self, messages: usize, bytes: u64) -> Result<(), Error> {
+        let too_much = Error::Malformed("credit for messages that were never sent");
+        let bytes = usize::try_from(bytes).map_err(|_| too_much.clone())?;
+        self.messages_out = self.messages_out.checked_sub(messages).ok_or(too_much.clone())?;
+        self.message_bytes_out = self.message_bytes_out.checked_sub(bytes).ok_or(too_much)?;
+        while self.held.front().is_some_and(|held| held.counts.is_none()) || self.may_send() {
+            let Some(held) = self.held.pop_front() else { break };
+            self.emit(&held.head, &held.parts, held.counts);
+            if let Some(completer) = held.completer {
+                if self.bytes <= TAKEN_BYTES_MAX {
+                    completer.complete(Ok(()));
+                } else {
+                    self.end_tail();
+                    self.segments.push_back(Segment::Taken(completer));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes until nothing is left or nothing goes out. True when something is left.
+    ///
+    /// # Errors
+    /// When the connection is lost.
+    pub fn pump(&mut self, pipe: &Pipe) -> io::Result<bool> {
+        loop {
+            while let Some(Segment::Taken(_)) = self.segments.front() {
+                if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
+                    completer.complete(Ok(()));
+                }
+            }
+            if self.bytes == 0 {
+                self.tail.clear();
+                self.tail_out = 0;
+                return if pipe.is_plain() { Ok(false) } else { pipe.push() };
+            }
+            let written = match self.write_once(pipe) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                written => written?,
+            };
+            self.bytes -= written;
+        }
+    }
+
+    fn write_once(&mut self, pipe: &Pipe) -> io::Result<usize> {
+        if let Some(Segment::Region(read)) = self.segments.front_mut() {
+            let written = read.write(pipe)?;
+            if read.remaining == 0 {
+                let trailer = u64::from(read.status.code()).to_le_bytes();
+                self.segments[0] = Segment::Bytes(Bytes::copy_from_slice(&trailer));
+            }
+            return Ok(written);
+        }
+        if self.segments.is_empty() {
+            let written = pipe.write(&[IoSlice::new(&self.tail[self.tail_out..])])?;
+            self.tail_out += written;
+            return Ok(written);
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let mut count = 0;
+        let mut all = true;
+        for segment in &self.segments {
+            match segment {
+                Segment::Bytes(bytes) if count < SLICES_MAX => {
+                    slices[count] = IoSlice::new(bytes);
+                    count += 1;
+                }
+                Segment::Taken(_) => {}
+                _ => {
+                    all = false;
+                    break;
+                }
+            }
+        }
+        if all && count < SLICES_MAX && self.tail_out < self.tail.len() {
+            slices[count] = IoSlice::new(&self.tail[self.tail_out..]);
+            count += 1;
+        }
+        let written = pipe.write(&slices[..count])?;
+        let mut rest = written;
+        while let Some(segment) = self.segments.front_mut() {
+            match segment {
+                Segment::Bytes(bytes) if rest < bytes.len() => {
+                    let _ = bytes.split_to(rest);
+                    return Ok(written);
+                }
+                Segment::Bytes(bytes) => rest -= bytes.len(),
+                Segment::Taken(_) => {}
+                Segment::Region(_) => return Ok(written),
+            }
+            if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
+                completer.complete(Ok(()));
+            }
+        }
+        self.tail_out += rest;
+        Ok(written)
+    }
+
+    /// Nothing more may be posted.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// The connection has ended: nothing goes out any more.
+    pub fn close(&mut self) {
+        self.closed = true;
+        self.segments.clear();
+        self.tail.clear();
+        self.tail_out = 0;
+        self.bytes = 0;
+        self.held.clear();
+    }
+}
+
+impl RegionRead {
+    fn write(&mut self, pipe: &Pipe) -> io::Result<usize> {
+        if self.word_bytes > 0 {
+            let written = pipe.write(&[IoSlice::new(&self.word[..self.word_bytes])])?;
+            self.word.copy_within(written.., 0);
+            self.word_bytes -= written;
+            self.remaining -= written;
+            return Ok(written);
+        }
+        let mut length = self.remaining;
+        if length > REGION_BYTES_MAX {
+            length = REGION_BYTES_MAX - (self.offset as usize + REGION_BYTES_MAX) % WORD_BYTES;
+        }
+        let opened = match self.status {
+            Status::Done => self.region.open(&self.capability, Rights::READ, self.offset, length as u64),
+            status => Err(super::memory::Refusal::of(status)),
+        };
+        let Ok(mut opened) = opened else {
+            // The fence came while the bytes were going out. The rest of them are zeroes, and the trailer says so.
+            self.status = Status::Revoked;
+            const ZEROES: [u8; 4096] = [0; 4096];
+            let written = pipe.write(&[IoSlice::new(&ZEROES[..length.min(ZEROES.len())])])?;
+            self.remaining -= written;
+            return Ok(written);
+        };
+        let bytes = opened.bytes(self.offset, length);
+        let written = pipe.write(&[IoSlice::new(bytes)])?;
+        // A word that has begun to go out goes out as it is now.
+        let rest = (WORD_BYTES - (self.offset as usize + written) % WORD_BYTES) % WORD_BYTES;
+        let rest = rest.min(length - written);
+        self.word[..rest].copy_from_slice(&bytes[written..written + rest]);
+        self.word_bytes = rest;
+        self.offset += (written + rest) as u64;
+        self.remaining -= written;
+        Ok(written)
+    }
+}
+
+/// The messages that came in.
+pub struct Inbox {
+    messages: VecDeque<Incoming>,
+    waker: Option<Waker>,
+    /// Received by us and not yet credited, and what of it our application has taken.
+    outstanding: usize,
+    outstanding_bytes: usize,
+    taken: usize,
+    taken_bytes: usize,
+    closed: bool,
+}
+
+/// What both ends share.
+pub struct Peer {
+    pub pipe: Pipe,
+    outgoing: Mutex<Outgoing>,
+    inbox: Mutex<Inbox>,
+}
+
+impl Peer {
+    pub fn new(pipe: Pipe) -> Peer {
+        let inbox = Inbox {
+            messages: VecDeque::new(),
+            waker: None,
+            outstanding: 0,
+            outstanding_bytes: 0,
+            taken: 0,
+            taken_bytes: 0,
+            closed: false,
+        };
+        Peer { pipe, outgoing: Mutex::new(Outgoing::new()), inbox: Mutex::new(inbox) }
+    }
+
+    #[inline]
+    pub fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether another message of `length` bytes is within the window that we gave.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub fn admit(&self, length: usize) -> Result<(), Error> {
+        let mut inbox = self.inbox();
+        if inbox.outstanding >= WINDOW_MESSAGES || inbox.outstanding_bytes >= WINDOW_BYTES {
+            return Err(Error::Malformed("a message beyond the window"));
+        }
+        inbox.outstanding += 1;
+        inbox.outstanding_bytes += length;
+        Ok(())
+    }
+
+    /// What was admitted, a message of no bytes, is not delivered: it counts as taken.
+    pub fn forgo(&self) {
+        let mut inbox = self.inbox();
+        inbox.outstanding -= 1;
+        drop(inbox);
+        self.outgoing().push_copied(&Header::new(Kind::Credit, 1, 0).encode());
+    }
+
+    /// Delivers what was admitted.
+    pub fn deliver(&self, incoming: Incoming) {
+        let waker = {
+            let mut inbox = self.inbox();
+            // Nobody receives any more once our side has ended.
+            if !inbox.closed {
+                inbox.messages.push_back(incoming);
+            }
+            inbox.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The next message. True beside it when credit was queued that is to go out.
+    pub fn poll_receive(&self, cx: &Context<'_>) -> Poll<Result<(Incoming, bool), Error>> {
+        let mut inbox = self.inbox();
+        let Some(incoming) = inbox.messages.pop_front() else {
+            if inbox.closed {
+                return Poll::Ready(Err(Error::Closed));
+            }
+            inbox.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        inbox.taken += 1;
+        if let Incoming::Message(message) = &incoming {
+            inbox.taken_bytes += message.len();
+        }
+        if inbox.taken < CREDIT_MESSAGES && inbox.taken_bytes < CREDIT_BYTES {
+            return Poll::Ready(Ok((incoming, false)));
+        }
+        let (messages, bytes) = (std::mem::take(&mut inbox.taken), std::mem::take(&mut inbox.taken_bytes));
+        inbox.outstanding -= messages;
+        inbox.outstanding_bytes -= bytes;
+        drop(inbox);
+        let mut outgoing = self.outgoing();
+        if !outgoing.is_closed() {
+            outgoing.push_copied(&Header::new(Kind::Credit, messages as u32, bytes as u64).encode());
+        }
+        Poll::Ready(Ok((incoming, true)))
+    }
+
+    /// Whether somebody waits for a message.
+    pub fn is_awaited(&self) -> bool {
+        self.inbox().waker.is_some()
+    }
+
+    /// Nothing more goes out; what came in can still be received.
+    pub fn close(&self) {
+        self.outgoing().close();
+        self.end_inbox();
+    }
+
+    /// Nothing more comes in.
+    pub fn end_inbox(&self) {
+        let waker = {
+            let mut inbox = self.inbox();
+            inbox.closed = true;
+            inbox.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A message of which some bytes have come.
+pub struct Assembly {
+    bytes: BytesMut,
+    length: usize,
+}
+
+/// Bytes reserved for a message before any of it has come; later as many as have come.
+const FIRST_RESERVE_BYTES: usize = 1 << 20;
+
+impl Assembly {
+    pub fn new(length: usize) -> Assembly {
+        Assembly { bytes: BytesMut::with_capacity(length.min(FIRST_RESERVE_BYTES)), length }
+    }
+
+    /// Takes bytes that are here already. True when the message is whole.
+    pub fn take(&mut self, buffer: &mut super::pipe::ReadBuffer) -> bool {
+        let missing = self.length - self.bytes.len();
+        buffer.move_into(&mut self.bytes, missing);
+        self.bytes.len() == self.length
+    }
+
+    /// Reads bytes that are not. 0 is the end.
+    ///
+    /// # Errors
+    /// As [`Pipe::read`].
+    pub fn read(&mut self, pipe: &Pipe) -> io::Result<usize> {
+        let missing = self.length - self.bytes.len();
+        if self.bytes.capacity() == self.bytes.len() {
+            self.bytes.reserve(missing.min(self.bytes.len().max(FIRST_RESERVE_BYTES)));
+        }
+        super::pipe::read_to_end_of(&mut self.bytes, pipe, missing)
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.bytes.len() == self.length
+    }
+
+    pub fn finish(self) -> Bytes {
+        self.bytes.freeze()
+    }
+}
+
+/// Bytes of a header at the start of a buffer.
+#[inline]
+pub fn header_of(filled: &[u8]) -> Option<Result<Header, Error>> {
+    filled.first_chunk::<HEADER_BYTES>().map(Header::decode)
+}

@@ -1,0 +1,232 @@
+//! A socket, with TLS or without, that never waits; and the buffer in front of it.
+
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+/// Bytes of plain text that TLS holds before it refuses more.
+const TLS_BUFFER_BYTES: usize = 256 << 10;
+
+/// A connected socket.
+pub struct Pipe {
+    socket: TcpStream,
+    tls: Option<Mutex<rustls::Connection>>,
+}
+
+impl Pipe {
+    pub fn new(socket: TcpStream, tls: Option<rustls::Connection>) -> Pipe {
+        let tls = tls.map(|mut tls| {
+            tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
+            Mutex::new(tls)
+        });
+        Pipe { socket, tls }
+    }
+
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    fn tls(&self) -> Option<MutexGuard<'_, rustls::Connection>> {
+        self.tls.as_ref().map(|tls| tls.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether bytes go to the socket as they are.
+    pub fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// What only the two ends of this TLS connection know; zeroes without TLS.
+    ///
+    /// # Errors
+    /// Before the handshake is complete.
+    pub fn binding(&self) -> io::Result<[u8; 32]> {
+        let mut binding = [0; 32];
+        if let Some(tls) = self.tls() {
+            tls.export_keying_material(&mut binding, b"EXPORTER-heddle-rma-tcp", None)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+        Ok(binding)
+    }
+
+    /// Reads what is there. 0 is the end.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is there.
+    pub fn read(&self, into: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+        let Some(mut tls) = self.tls() else {
+            let ((filled, _), _) = rustix::net::recv(&self.socket, into, RecvFlags::empty())?;
+            return Ok(filled.len());
+        };
+        for byte in &mut *into {
+            byte.write(0);
+        }
+        // SAFETY: every byte was written just now.
+        #[allow(unsafe_code)]
+        let into = unsafe { &mut *(std::ptr::from_mut(into) as *mut [u8]) };
+        loop {
+            match tls.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // An end without a notice is an end all the same: the protocol above counts its bytes.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            if tls.read_tls(&mut &self.socket)? == 0 {
+                return Ok(0);
+            }
+            let processed = tls.process_new_packets();
+            push_out(&mut tls, &self.socket)?;
+            processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+    }
+
+    /// Writes as much as goes out now.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing does.
+    pub fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Some(mut tls) = self.tls() else {
+            return match slices {
+                [one] => Ok(rustix::net::send(&self.socket, one, SendFlags::NOSIGNAL)?),
+                many => {
+                    let mut none = SendAncillaryBuffer::default();
+                    Ok(rustix::net::sendmsg(&self.socket, many, &mut none, SendFlags::NOSIGNAL)?)
+                }
+            };
+        };
+        push_out(&mut tls, &self.socket)?;
+        if tls.wants_write() || tls.is_handshaking() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let written = tls.writer().write_vectored(slices)?;
+        push_out(&mut tls, &self.socket)?;
+        Ok(written)
+    }
+
+    /// Whether written bytes are still on this side of the socket, after trying.
+    ///
+    /// # Errors
+    /// When the connection is lost.
+    pub fn push(&self) -> io::Result<bool> {
+        let Some(mut tls) = self.tls() else { return Ok(false) };
+        push_out(&mut tls, &self.socket)?;
+        Ok(tls.wants_write())
+    }
+
+    /// Whether written bytes are still on this side of the socket.
+    pub fn wants_write(&self) -> bool {
+        self.tls().is_some_and(|tls| tls.wants_write())
+    }
+
+    /// Says that nothing more will be written.
+    pub fn finish(&self) {
+        if let Some(mut tls) = self.tls() {
+            tls.send_close_notify();
+            let _ = push_out(&mut tls, &self.socket);
+        }
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Cuts the connection.
+    pub fn cut(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl AsFd for Pipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn push_out(tls: &mut rustls::Connection, mut socket: &TcpStream) -> io::Result<()> {
+    while tls.wants_write() {
+        match tls.write_tls(&mut socket) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    socket.flush()
+}
+
+/// Bytes that a connection reads ahead.
+const READ_BUFFER_BYTES: usize = 128 << 10;
+
+/// Bytes that were read and not yet understood.
+pub struct ReadBuffer {
+    bytes: Box<[MaybeUninit<u8>]>,
+    start: usize,
+    end: usize,
+}
+
+impl ReadBuffer {
+    pub fn new() -> ReadBuffer {
+        ReadBuffer { bytes: Box::new_uninit_slice(READ_BUFFER_BYTES), start: 0, end: 0 }
+    }
+
+    #[inline]
+    pub fn filled(&self) -> &[u8] {
+        let filled = &self.bytes[self.start..self.end];
+        // SAFETY: `start..end` were filled by `Pipe::read`; nothing un-initialises them.
+        #[allow(unsafe_code)]
+        unsafe {
+            &*(std::ptr::from_ref(filled) as *const [u8])
+        }
+    }
+
+    #[inline]
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.end - self.start, "only what is there can be taken");
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Reads once, at most `limit` bytes.
+    ///
+    /// # Errors
+    /// As [`Pipe::read`].
+    #[inline]
+    pub fn fill(&mut self, pipe: &Pipe, limit: usize) -> io::Result<usize> {
+        if self.bytes.len() - self.end < READ_BUFFER_BYTES / 4 && self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        assert!(self.end < self.bytes.len(), "whoever reads takes frames off a full buffer");
+        let until = self.bytes.len().min(self.end.saturating_add(limit));
+        let read = pipe.read(&mut self.bytes[self.end..until])?;
+        self.end += read;
+        Ok(read)
+    }
+
+    /// Moves at most `limit` bytes to the end of `into`.
+    pub fn move_into(&mut self, into: &mut base::BytesMut, limit: usize) {
+        let count = limit.min(self.end - self.start);
+        into.extend_from_slice(&self.filled()[..count]);
+        self.consume(count);
+    }
+}
+
+/// Reads once to the end of `into`, at most `limit` bytes, for which it has the room.
+///
+/// # Errors
+/// As [`Pipe::read`].
+pub fn read_to_end_of(into: &mut base::BytesMut, pipe: &Pipe, limit: usize) -> io::Result<usize> {
+    let spare = into.spare_capacity_mut();
+    let count = limit.min(spare.len());
+    let read = pipe.read(&mut spare[..count])?;
+    assert!(read <= count, "the kernel fills no more than it was given");
+    let length = into.len() + read;
+    // SAFETY: `Pipe::read` has initialised `read` bytes behind what was there, within the capacity.
+    #[allow(unsafe_code)]
+    unsafe {
+        into.set_len(length);
+    }
+    Ok(read)
+}
