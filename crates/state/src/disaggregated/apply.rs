@@ -116,6 +116,12 @@ impl Shared {
         }
         shared.put_down(writer, &mut items, number);
         shared.note_in_delta(&items);
+        if mutant(Mutant::PublishEarly) {
+            shared.height.store(number + 1, Ordering::Release);
+            Shared::publish(shared, number + 1);
+            rt::sleep(std::time::Duration::from_millis(1)).await;
+            shared.height.store(number, Ordering::Release);
+        }
         hold_up("state.apply.caches").await;
         shared.replace_in_caches(&items);
         shared.invalidate_others(&items).await;

@@ -27,6 +27,9 @@ pub struct Audit {
     pub dangling: u64,
     /// How many records the index leads to.
     pub entries: u64,
+    /// What the caches are charged with, in bytes.
+    pub metadata_cache: u64,
+    pub data_cache: u64,
 }
 
 impl Shared {
@@ -63,6 +66,8 @@ impl Shared {
         for extent in writer.space.quarantined() {
             audit.dangling += u64::from(!reached.insert(extent.address));
         }
+        let (metadata, data) = self.caches.bytes();
+        (audit.metadata_cache, audit.data_cache) = (metadata as u64, data as u64);
         let unreached = writer.space.buffers().filter(|extent| !reached.contains(&extent.address));
         audit.leaked = unreached.map(|extent| extent.bytes).sum();
         Ok(audit)

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use base::rt;
 
-/// How long a step that a simulation holds up waits. Longer than a lease.
-const HELD_UP: Duration = Duration::from_millis(60);
+/// How long a step that a simulation holds up waits at most: longer than a lease.
+const HELD_UP_MAX: Duration = Duration::from_millis(80);
 
 /// A named fault point: in a simulation a step may wait here. In production nothing happens.
 pub(super) async fn hold_up(name: &'static str) {
     if rt::fault_point(name) {
-        rt::sleep(HELD_UP).await;
+        rt::sleep(Duration::from_nanos(rt::random_below(HELD_UP_MAX.as_nanos() as u64))).await;
     }
 }
 
@@ -24,12 +24,14 @@ pub enum Mutant {
     None,
     /// Links and slots point to a record before it was written.
     LinkEarly,
-    /// Bytes are trusted whichever life of the buffer they are of.
+    /// Bytes are trusted whichever life of the buffer they are of, and buffers are used again at once.
     NoIncarnation,
     /// A fill goes on although the key was invalidated meanwhile.
     FillSurvives,
     /// A buffer is used again before the leases that may hold its address have ended.
     ReuseEarly,
+    /// The height is raised before the caches know of the block.
+    PublishEarly,
 }
 
 thread_local! {

@@ -65,13 +65,17 @@ pub trait Memory: Send + Sync + 'static {
 /// Waits for a verb.
 #[inline]
 pub(super) async fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> Result<T, rma::Error> {
-    match verb.now() {
+    let outcome = match verb.now() {
         Ok(outcome) => outcome,
         Err(verb) => {
             memory.flush();
             verb.await
         }
+    };
+    if base::rt::fault_point("state.verb.ambiguous") {
+        return Err(rma::Error::Ambiguous("the simulation says so"));
     }
+    outcome
 }
 
 /// Whether a failed verb certainly had no effect.

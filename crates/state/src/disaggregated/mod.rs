@@ -461,8 +461,8 @@ impl Writer {
     /// Puts a live buffer aside to which nothing leads any more.
     fn put_aside(&mut self, pointer: Pointer) {
         if self.space.extent(pointer.address()).is_some() {
-            let wait =
-                if fault::mutant(fault::Mutant::ReuseEarly) { std::time::Duration::ZERO } else { lease::REUSE_AFTER };
+            let early = [fault::Mutant::ReuseEarly, fault::Mutant::NoIncarnation].into_iter().any(fault::mutant);
+            let wait = if early { std::time::Duration::ZERO } else { lease::REUSE_AFTER };
             self.space.quarantine(pointer.address(), rt::now() + wait);
         }
     }

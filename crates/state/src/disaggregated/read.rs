@@ -169,9 +169,13 @@ impl View {
             Some(kept) => kept,
             None => {
                 hold_up("state.read.record").await;
-                let fetched = match self.shared.fetch(known.pointer, known.bytes as usize, lease).await {
-                    Ok(Some(fetched)) if fetched.record.is_of(name) => fetched,
-                    Ok(_) => {
+                let fetched = match self.fetch(known.pointer, known.bytes as usize, lease).await {
+                    Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == known.version => {
+                        fetched
+                    }
+                    Ok(fetched) => {
+                        // Bytes that are whole, and yet not what was known to be there.
+                        events::RecordsUntrusted.add(u64::from(fetched.is_some()));
                         // Whatever took the record away: what is known of it is not worth keeping.
                         caches.detach(hash, name, known.pointer);
                         return Looked::Nothing;
@@ -210,7 +214,7 @@ impl View {
         let count = candidates.iter_mut().zip(probe.candidates(hash)).map(|(place, found)| *place = found).count();
         hold_up("state.read.record").await;
         for pointer in &candidates[..count] {
-            match shared.fetch(*pointer, pointer.class().bytes(), lease).await {
+            match self.fetch(*pointer, pointer.class().bytes(), lease).await {
                 Ok(Some(fetched)) if fetched.record.is_of(name) => {
                     return self.see_newest(hash, name, fetched, token, lease).await;
                 }
@@ -241,7 +245,7 @@ impl View {
                 caches.learn(token, hash, name, fetched.known(), Some(kept.clone()));
                 return Looked::Seen(kept);
             }
-            match self.shared.fetch(next, next.class().bytes(), lease).await {
+            match self.fetch(next, next.class().bytes(), lease).await {
                 Ok(Some(newer)) if newer.record.is_of(name) && newer.record.version > fetched.record.version => {
                     if newer.record.version.block >= self.height {
                         return Looked::Seen(fetched.kept());
@@ -265,7 +269,7 @@ impl View {
             events::ChainSteps.add(1);
             let before = match self.shared.caches.kept(hash, kept.prev) {
                 Some(before) => before,
-                None => match self.shared.fetch(kept.prev, kept.prev.class().bytes(), lease).await {
+                None => match self.fetch(kept.prev, kept.prev.class().bytes(), lease).await {
                     Ok(Some(fetched)) if fetched.record.is_of(name) => {
                         self.shared.caches.keep(hash, kept.prev, fetched.kept());
                         fetched.kept()
@@ -311,8 +315,8 @@ impl View {
                     .map(|row| kept_of(row.version, row.value))
             }
         };
-        if is_newest {
-            let known = kept.as_ref().map_or(Known::ABSENT, |kept| known_of(kept, Pointer::NULL));
+        if is_newest && self.height > 0 {
+            let known = kept.as_ref().map_or(Known::absent(self.height), |kept| known_of(kept, Pointer::NULL));
             let value = kept.clone().filter(|kept| kept.value.is_some());
             shared.caches.learn(token, hash, name, known, value.clone());
             if let Some(value) = value {
@@ -324,14 +328,15 @@ impl View {
 
     /// The value of a version that the delta knows.
     pub(super) async fn written(&self, name: Name<'_>, written: &Written) -> Result<Kept, Error> {
-        let shared = &*self.shared;
         let version = written.version;
         match &written.place {
             Place::Deleted => Ok(Kept { version, value: None, prev: Pointer::NULL, bytes: 0 }),
-            Place::Here(value) => Ok(kept_of(version, Some(value.clone()))),
+            Place::Here(value) => {
+                Ok(Kept { version, bytes: value.len(), value: Some(value.clone()), prev: Pointer::NULL })
+            }
             Place::Remote(pointer, bytes) => {
                 for _ in 0..ATTEMPTS_MAX {
-                    match shared.fetch(*pointer, *bytes as usize, Lease::begin(rt::now())).await {
+                    match self.fetch(*pointer, *bytes as usize, Lease::begin(rt::now())).await {
                         Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == version => {
                             return Ok(fetched.kept());
                         }
@@ -358,10 +363,39 @@ impl View {
             _ => Err(Error::Lost { version }),
         }
     }
+
+    /// The record that a pointer means, if its bytes are to be trusted.
+    async fn fetch(&self, pointer: Pointer, bytes: usize, lease: Lease) -> Result<Option<Fetched>, Late> {
+        let shared = &*self.shared;
+        let address = pointer.address();
+        if shared.is_gone(address) {
+            return Ok(None);
+        }
+        // A class may reach beyond the end of the section.
+        let section_bytes = shared.memory.section_bytes();
+        let room = (section_bytes - address % section_bytes) as usize;
+        let length = bytes.min(room);
+        let read = shared.memory.read(address, length, BytesMut::with_capacity(length));
+        let read = match completed(&*shared.memory, read).await {
+            Ok(bytes) => Record::decode(bytes.freeze(), pointer),
+            Err(error) => {
+                shared.memory.note_failure(address, &error);
+                return Ok(None);
+            }
+        };
+        if !lease.is_live(rt::now()) {
+            return Err(Late);
+        }
+        // What a view that is kept no longer looks for may have been reclaimed.
+        if read.is_none() && !shared.is_gone(address) && self.height >= shared.admitted.load(Ordering::Acquire) {
+            events::RecordsUntrusted.add(1);
+        }
+        Ok(read.map(|record| Fetched { pointer, record, bytes: length }))
+    }
 }
 
 fn kept_of(version: Version, value: Option<Bytes>) -> Kept {
-    // What storage gives, and what blocks bring, may be a part of something longer.
+    // What storage gives may be a part of something longer.
     let value = value.map(|value| Bytes::copy_from_slice(&value));
     Kept { version, bytes: value.as_ref().map_or(0, Bytes::len), value, prev: Pointer::NULL }
 }
@@ -375,33 +409,6 @@ fn known_of(kept: &Kept, pointer: Pointer) -> Known {
 struct Late;
 
 impl Shared {
-    /// The record that a pointer means, if its bytes are to be trusted.
-    async fn fetch(&self, pointer: Pointer, bytes: usize, lease: Lease) -> Result<Option<Fetched>, Late> {
-        let address = pointer.address();
-        if self.is_gone(address) {
-            return Ok(None);
-        }
-        // A class may reach beyond the end of the section.
-        let section_bytes = self.memory.section_bytes();
-        let room = (section_bytes - address % section_bytes) as usize;
-        let length = bytes.min(room);
-        let read = self.memory.read(address, length, BytesMut::with_capacity(length));
-        let read = match completed(&*self.memory, read).await {
-            Ok(bytes) => Record::decode(bytes.freeze(), pointer),
-            Err(error) => {
-                self.memory.note_failure(address, &error);
-                return Ok(None);
-            }
-        };
-        if !lease.is_live(rt::now()) {
-            return Err(Late);
-        }
-        if read.is_none() && !self.is_gone(address) {
-            events::RecordsUntrusted.add(1);
-        }
-        Ok(read.map(|record| Fetched { pointer, record, bytes: length }))
-    }
-
     /// An error of storage as a reader at this height is told.
     pub(super) fn storage_error(&self, error: storage::Error, height: u64) -> Error {
         match error {

@@ -72,19 +72,22 @@ pub struct Known {
 pub enum Kind {
     Live,
     Deleted,
-    /// No version that anybody admitted may see; the version means nothing.
+    /// Nothing up to the version, which nobody wrote.
     Absent,
 }
 
 impl Known {
-    /// Neither remote memory, delta nor storage holds the key.
-    pub const ABSENT: Known =
-        Known { pointer: Pointer::NULL, version: Version { block: 0, tx: 0 }, kind: Kind::Absent, bytes: 0 };
+    /// Neither remote memory, delta nor storage had the key for a reader at `height`, which is not 0. Older readers may have
+    /// to see a version that was deleted, and of which storage has kept nothing.
+    pub const fn absent(height: u64) -> Known {
+        let version = Version { block: height - 1, tx: u32::MAX };
+        Known { pointer: Pointer::NULL, version, kind: Kind::Absent, bytes: 0 }
+    }
 
     /// Whether a reader at this height sees it.
     #[inline]
     pub fn is_seen(&self, height: u64) -> bool {
-        self.kind == Kind::Absent || self.version.block < height
+        self.version.block < height
     }
 }
 

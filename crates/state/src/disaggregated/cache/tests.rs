@@ -37,7 +37,7 @@ fn what_was_learnt_before_an_apply_is_not_remembered_after_it() {
     assert_eq!(value(caches.get(hash("a"), name("a"), 9)), Some(Bytes::from_static(b"new")));
     let token = caches.token(hash("b"));
     caches.detach(hash("b"), name("b"), Pointer::NULL);
-    caches.learn(token, hash("b"), name("b"), Known::ABSENT, None);
+    caches.learn(token, hash("b"), name("b"), Known::absent(9), None);
     assert!(matches!(caches.get(hash("b"), name("b"), 9), Found::Nothing(_)));
 }
 
@@ -48,8 +48,9 @@ fn a_height_below_the_newest_version_is_told_so() {
     assert!(matches!(caches.get(hash("a"), name("a"), 5), Found::TooNew(found) if found == known(0x2000, 5)));
     assert!(matches!(caches.version(hash("a"), name("a"), 5), Err(Found::TooNew(_))));
     assert_eq!(caches.version(hash("a"), name("a"), 6).expect("it is known"), Some(Version { block: 5, tx: 0 }));
-    caches.replace(hash("a"), name("a"), Known::ABSENT, None);
-    assert_eq!(value(caches.get(hash("a"), name("a"), 1)), None);
+    caches.replace(hash("a"), name("a"), Known::absent(8), None);
+    assert_eq!(value(caches.get(hash("a"), name("a"), 8)), None);
+    assert!(matches!(caches.get(hash("a"), name("a"), 7), Found::TooNew(_)));
 }
 
 #[test]

@@ -1,0 +1,527 @@
+//! The disaggregated state under faults: random blocks, readers at many heights, fills, splits, lost sections, primaries that
+//! are replaced while they work.
+//!
+//! What is checked, in every seed:
+//! 1. a read or a range at a height gives exactly what the blocks below it left, or an error that says why not;
+//! 2. whatever a pointer leads to under a live lease is to be trusted, and no slot is changed by anybody but the primary;
+//! 3. no verb lands after its fence (the fabric asserts that), and whoever was fenced is told so;
+//! 4. when the faults are over, the state answers for every key, every leased byte is accounted for, and no donor, cache or
+//!    delta is above its budget.
+//!
+//! `STATE_SEEDS=from..to` runs other seeds; a failure names the one that repeats it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::rt::channel::WatchReceiver;
+use base::rt::simulation::{Chance, Failure, Report, Sim, Simulation};
+use base::rt::{self, Stop};
+use base::{BlockNumber, Bytes, Epoch, ErrorKind, Version};
+use state::disaggregated::fault::{Mutant, plant};
+use state::{Disaggregated, DisaggregatedSettings, Error, Snapshot, UpdateBatch, WorldState};
+use storage::tables::{Row, Savepoint};
+use storage::{MemoryStateStore, StateStore};
+use support::{Donors, rows};
+
+/// Seeds of every run of the tests.
+const SEEDS: u64 = 400;
+/// Seeds among which one must catch a planted mistake.
+const MUTANT_SEEDS: u64 = 400;
+const NAMESPACE: &str = "cc";
+
+/// Fault points that some seed must have struck.
+const FAULT_POINTS: [&str; 20] = [
+    "rma.sim.lose_completion",
+    "rma.sim.lose_verb",
+    "rma.sim.tear",
+    "state.apply.caches",
+    "state.apply.link",
+    "state.apply.locate",
+    "state.apply.publish",
+    "state.apply.slot",
+    "state.apply.write",
+    "state.fill.begin",
+    "state.fill.slot",
+    "state.fill.write",
+    "state.grow",
+    "state.loss",
+    "state.range.page",
+    "state.read.bucket",
+    "state.read.record",
+    "state.read.storage",
+    "state.split.directory",
+    "state.verb.ambiguous",
+];
+
+/// What the blocks say, and who makes them.
+struct World {
+    donors: Donors,
+    store: MemoryStateStore,
+    keys: u64,
+    value_bytes: u64,
+    budget_bytes: u64,
+    settings: DisaggregatedSettings,
+    ledger: Mutex<Ledger>,
+    /// The primary whose blocks storage takes.
+    epoch: AtomicU64,
+    reads: AtomicU64,
+}
+
+#[derive(Default)]
+struct Ledger {
+    blocks: Vec<UpdateBatch>,
+    /// The live records after each block.
+    after: Vec<Arc<BTreeMap<String, (Bytes, Version)>>>,
+}
+
+impl World {
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
+        self.ledger.lock().expect("nobody panics with it")
+    }
+
+    fn key(&self, chance: &mut Chance) -> String {
+        // Half of all goes to a few.
+        let number = if chance.one_in(2) { chance.below(4) } else { chance.below(self.keys) };
+        format!("k{number:03}")
+    }
+
+    /// A block that is durable, if this primary may still make one.
+    fn make_block(&self, epoch: u64, chance: &mut Chance) -> bool {
+        if self.epoch.load(Ordering::Acquire) != epoch {
+            return false;
+        }
+        let mut ledger = self.ledger();
+        let number = ledger.blocks.len() as u64;
+        let mut batch = UpdateBatch::default();
+        let mut after = ledger.after.last().map(|live| BTreeMap::clone(live)).unwrap_or_default();
+        let namespace: Arc<str> = NAMESPACE.into();
+        let writes = if number == 0 && self.keys > 100 {
+            2 * self.keys
+        } else if chance.one_in(12) {
+            chance.below(self.keys)
+        } else {
+            chance.below(8)
+        };
+        for tx in 0..writes as u32 {
+            let key = self.key(chance);
+            let version = Version { block: number, tx };
+            let value = (!chance.one_in(5)).then(|| {
+                let mut value = format!("{key}@{version}").into_bytes();
+                value.resize(value.len() + chance.below(self.value_bytes) as usize, tx as u8);
+                Bytes::from(value)
+            });
+            batch.put(&namespace, key.as_str().into(), value.clone(), version);
+            match value {
+                Some(value) => after.insert(key, (value, version)),
+                None => after.remove(&key),
+            };
+        }
+        self.store.add_block(rows(&batch));
+        ledger.blocks.push(batch);
+        ledger.after.push(Arc::new(after));
+        true
+    }
+
+    fn expected(&self, height: u64) -> Arc<BTreeMap<String, (Bytes, Version)>> {
+        height.checked_sub(1).map_or_else(Arc::default, |last| self.ledger().after[last as usize].clone())
+    }
+
+    /// Check 1, of one read or range. False when the snapshot is of no more use.
+    async fn check_one(&self, snapshot: &dyn Snapshot, chance: &mut Chance) -> bool {
+        let height = snapshot.height();
+        let expected = self.expected(height);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let outcome = match chance.below(8) {
+            0 => {
+                let (start, end) = (self.key(chance), self.key(chance));
+                let limit = chance.below(12) as usize;
+                snapshot.range(NAMESPACE, &start, &end, limit).await.map(|page| {
+                    let found: Vec<_> = page
+                        .entries
+                        .into_iter()
+                        .map(|entry| (entry.key.to_string(), (entry.versioned.value, entry.versioned.version)))
+                        .collect();
+                    let within = expected.iter().filter(|(key, _)| **key >= start && **key < end);
+                    let wanted: Vec<_> =
+                        within.take(limit).map(|(key, record)| (key.clone(), record.clone())).collect();
+                    assert_eq!(found, wanted, "{start}..{end} limit {limit} at height {height}");
+                })
+            }
+            1 | 2 => {
+                let keys: Vec<String> = (0..chance.below(6)).map(|_| self.key(chance)).collect();
+                let names: Vec<(&str, &str)> = keys.iter().map(|key| (NAMESPACE, key.as_str())).collect();
+                snapshot.versions(&names).await.map(|versions| {
+                    for (key, version) in keys.iter().zip(versions) {
+                        assert_eq!(version, expected.get(key).map(|(_, version)| *version), "{key} at height {height}");
+                    }
+                })
+            }
+            _ => {
+                let key = self.key(chance);
+                snapshot.get(NAMESPACE, &key).await.map(|found| {
+                    let found = found.map(|found| (found.value, found.version));
+                    assert_eq!(found, expected.get(&key).cloned(), "{key} at height {height}");
+                })
+            }
+        };
+        match outcome {
+            Ok(()) => true,
+            Err(Error::Busy) => true,
+            Err(error) => {
+                let kinds = [ErrorKind::Retry, ErrorKind::Fenced];
+                assert!(kinds.contains(&error.kind()), "at height {height}: {error}");
+                false
+            }
+        }
+    }
+}
+
+/// Reads at heights that it holds for a while, until it is stopped.
+async fn read(world: Arc<World>, state: Arc<Disaggregated>, mut chance: Chance, stop: Stop) {
+    while !stop.is_stopped() {
+        let snapshot = state.snapshot();
+        for _ in 0..chance.below(12) {
+            if !world.check_one(&*snapshot, &mut chance).await {
+                break;
+            }
+            if chance.one_in(3) {
+                rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(20)))).await;
+            }
+        }
+        drop(snapshot);
+        rt::sleep(chance.duration(&(Duration::from_micros(10)..Duration::from_millis(2)))).await;
+    }
+}
+
+/// The store as one primary reaches it: what changes it is refused once there is a newer primary.
+struct Reached {
+    world: Arc<World>,
+    epoch: u64,
+}
+
+impl Reached {
+    fn check(&self) -> Result<(), storage::Error> {
+        let newest = self.world.epoch.load(Ordering::Acquire);
+        match newest == self.epoch {
+            true => Ok(()),
+            false => Err(storage::Error::Fenced { given: Epoch(self.epoch), newest: Epoch(newest) }),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl StateStore for Reached {
+    async fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, storage::Error> {
+        self.world.store.get(namespace, key, through).await
+    }
+
+    async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, storage::Error> {
+        self.world.store.get_many(keys, through).await
+    }
+
+    async fn versions(
+        &self,
+        keys: &[(&str, &[u8])],
+        through: BlockNumber,
+    ) -> Result<Vec<Option<(Version, bool)>>, storage::Error> {
+        self.world.store.versions(keys, through).await
+    }
+
+    async fn range(
+        &self,
+        namespace: &str,
+        start: &[u8],
+        end: &[u8],
+        through: BlockNumber,
+        limit: usize,
+    ) -> Result<storage::tables::RangePage, storage::Error> {
+        self.world.store.range(namespace, start, end, through, limit).await
+    }
+
+    async fn namespaces(&self) -> Result<Vec<String>, storage::Error> {
+        self.world.store.namespaces().await
+    }
+
+    fn savepoint(&self) -> Savepoint {
+        self.world.store.savepoint()
+    }
+
+    fn subscribe_savepoint(&self) -> WatchReceiver<u64> {
+        self.world.store.subscribe_savepoint()
+    }
+
+    async fn materialize(&self, height: u64) -> Result<Savepoint, storage::Error> {
+        self.check()?;
+        self.world.store.materialize(height).await
+    }
+
+    async fn prune(&self, oldest: BlockNumber) -> Result<(), storage::Error> {
+        self.check()?;
+        self.world.store.prune(oldest).await
+    }
+}
+
+/// A primary: opens the state, applies what is there again, makes blocks, until it is replaced.
+async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
+    let space = match world.donors.open(epoch, world.budget_bytes).await {
+        Ok(space) => space,
+        Err(error) => return assert!(world.epoch.load(Ordering::Acquire) > epoch, "epoch {epoch}: {error}"),
+    };
+    let store: Arc<dyn StateStore> = Arc::new(Reached { world: Arc::clone(&world), epoch });
+    let state = Disaggregated::open(Arc::new(space), store, world.settings.clone()).await;
+    let state = Arc::new(state.expect("the store answers"));
+    let mut readers = Vec::new();
+    for _ in 0..3 {
+        let reading = read(Arc::clone(&world), Arc::clone(&state), Chance::new(chance.number()), stop.clone());
+        readers.push(rt::spawn(reading));
+    }
+    let mut lingering = 3;
+    while !stop.is_stopped() {
+        let height = state.height();
+        let durable = world.ledger().blocks.len() as u64;
+        if height == durable && !world.make_block(epoch, &mut chance) {
+            // Replaced. It goes on for a while as if it did not know.
+            lingering -= 1;
+            if lingering == 0 {
+                break;
+            }
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(200)))).await;
+            continue;
+        }
+        let batch = world.ledger().blocks[height as usize].clone();
+        match state.apply(height, batch).await {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Fenced, "block {height}: {error}");
+                assert!(world.epoch.load(Ordering::Acquire) > epoch, "nobody has replaced epoch {epoch}");
+                break;
+            }
+        }
+        if state.wants_persist() || chance.one_in(12) {
+            if let Err(error) = state.persist().await {
+                assert_eq!(error.kind(), ErrorKind::Fenced, "the store works: {error}");
+                assert!(world.epoch.load(Ordering::Acquire) > epoch, "nobody has replaced epoch {epoch}");
+            }
+        }
+        if chance.one_in(3) {
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(30)))).await;
+        }
+    }
+    for reader in readers {
+        reader.await.expect("nobody ends a reader");
+    }
+    if world.epoch.load(Ordering::Acquire) == epoch {
+        settle(&world, &state).await;
+    }
+}
+
+/// Check 4, when all faults are over.
+async fn settle(world: &World, state: &Disaggregated) {
+    rt::sleep(Duration::from_secs(3)).await;
+    let mut rest = None;
+    for _ in 0..20 {
+        let audit = state.audit().await.expect("nothing disturbs it");
+        if audit.leaked == 0 {
+            rest = Some(audit);
+            break;
+        }
+        rt::sleep(Duration::from_secs(1)).await;
+    }
+    let audit = rest.unwrap_or_else(|| panic!("something is leaked"));
+    assert_eq!(audit.dangling, 0, "{audit:?}");
+    assert_eq!(audit.leased, audit.free + audit.live + audit.quarantined, "{audit:?}");
+    assert_eq!(audit.live, audit.index + audit.records + audit.superseded, "{audit:?}");
+    assert!(audit.leased <= world.budget_bytes, "{audit:?}");
+    assert!(audit.metadata_cache <= world.settings.metadata_cache_bytes as u64, "{audit:?}");
+    assert!(audit.data_cache <= world.settings.data_cache_bytes as u64, "{audit:?}");
+    let snapshot = state.snapshot();
+    let expected = world.expected(snapshot.height());
+    for number in 0..world.keys {
+        let key = format!("k{number:03}");
+        let found = snapshot.get(NAMESPACE, &key).await.expect("nothing disturbs it");
+        let found = found.map(|found| (found.value, found.version));
+        assert_eq!(found, expected.get(&key).cloned(), "{key} at the end");
+    }
+}
+
+/// What strikes while primaries reign.
+async fn disturb(sim: &Sim, world: &World, chance: &mut Chance) {
+    let donor = chance.pick(&world.donors.names).clone();
+    match chance.below(6) {
+        0 => {
+            sim.node(&donor).crash();
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(300)))).await;
+            sim.node(&donor).restart();
+        }
+        1 => {
+            let primary = format!("compute{}", world.epoch.load(Ordering::Acquire));
+            sim.cut(&primary, &donor);
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(400)))).await;
+            sim.heal(&primary, &donor);
+        }
+        2 => {
+            let primary = format!("compute{}", world.epoch.load(Ordering::Acquire));
+            sim.break_links(&primary, &donor);
+        }
+        3 => {
+            let primary = sim.node(&format!("compute{}", world.epoch.load(Ordering::Acquire)));
+            primary.pause();
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
+            primary.resume();
+        }
+        4 => {
+            let height = world.ledger().blocks.len() as u64;
+            drop(world.store.materialize(chance.below(height + 1)).await);
+        }
+        _ => world.store.set_delay(chance.duration(&(Duration::ZERO..Duration::from_millis(3)))),
+    }
+}
+
+async fn scenario(sim: Sim) {
+    let mut chance = sim.chance();
+    let section_bytes = 8192 << chance.below(3);
+    let donors = 1 + chance.below(3) as u32;
+    let donor_sections = 1 + chance.below(12);
+    let donors = Donors::start(&sim, donors, section_bytes, donor_sections * section_bytes).await;
+    let cache_bytes = |chance: &mut Chance| [0, 700, 4_000, 100_000][chance.index(4)];
+    let settings = DisaggregatedSettings {
+        metadata_cache_bytes: cache_bytes(&mut chance),
+        data_cache_bytes: cache_bytes(&mut chance),
+        delta_bytes_max: [4_000, 1 << 20][chance.index(2)],
+        view_lag_blocks_max: [5, 1_000][chance.index(2)],
+        savepoint_lag_blocks_max: 1 + chance.below(40),
+    };
+    let budget_bytes = section_bytes * (1 + chance.below(16));
+    let keys = [6, 40, 700][chance.index(3)];
+    let value_bytes = [20, 300, 9_000][chance.index(3)] + 1;
+    let world = Arc::new(World {
+        donors,
+        store: MemoryStateStore::new(),
+        keys,
+        value_bytes,
+        budget_bytes,
+        settings,
+        ledger: Mutex::default(),
+        epoch: AtomicU64::new(1),
+        reads: AtomicU64::new(0),
+    });
+    for name in FAULT_POINTS {
+        let rate = match name {
+            _ if name.starts_with("rma") => 0.000_5,
+            "state.verb.ambiguous" => 0.000_3,
+            "state.grow" | "state.loss" | "state.split.directory" => 0.3,
+            "state.read.record" => 0.05,
+            _ => 0.01,
+        };
+        if chance.one_in(2) {
+            sim.inject(name, rate);
+        }
+    }
+    let stop = Stop::new();
+    let mut reigns = Vec::new();
+    let mut begin = |epoch: u64, chance: &mut Chance| {
+        let node = sim.node(&format!("compute{epoch}"));
+        node.set_clock_drift_ppm(chance.below(20_000) as i64 - 10_000);
+        reigns.push(node.spawn(reign(Arc::clone(&world), epoch, Chance::new(chance.number()), stop.clone())));
+    };
+    begin(1, &mut chance);
+    for _ in 0..6 + chance.below(6) {
+        rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
+        if chance.one_in(5) {
+            let epoch = world.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+            begin(epoch, &mut chance);
+        } else {
+            disturb(&sim, &world, &mut chance).await;
+        }
+    }
+    for name in FAULT_POINTS {
+        sim.inject(name, 0.0);
+    }
+    sim.heal_all();
+    world.store.set_delay(Duration::ZERO);
+    stop.stop();
+    for reign in reigns {
+        reign.await.expect("nobody ends a primary");
+    }
+    sim.note(format!("{} blocks, {} reads", world.ledger().blocks.len(), world.reads.load(Ordering::Relaxed)));
+}
+
+fn run(seed: u64, mutant: Mutant) -> Result<Report<()>, Box<Failure>> {
+    plant(mutant);
+    let outcome = Simulation::new(seed).steps_max(20_000_000).run(|sim| async move {
+        scenario(sim).await;
+    });
+    plant(Mutant::None);
+    let report = outcome?;
+    Ok(report)
+}
+
+/// Check 2.
+fn suspicious(report: &Report<()>) -> Option<String> {
+    let names = ["heddle_state_records_untrusted_total", "heddle_state_slots_missed_total"];
+    let counted = names.into_iter().filter_map(|name| match report.events.get(name) {
+        Some(base::event::Value::Counter(count)) if *count > 0 => Some(format!("{name} is {count}")),
+        _ => None,
+    });
+    counted.reduce(|one, other| format!("{one}, {other}"))
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(asked) = std::env::var("STATE_SEEDS") else { return 0..SEEDS };
+    let (from, to) = asked.split_once("..").expect("STATE_SEEDS is FROM..TO");
+    from.parse().expect("FROM is a number")..to.parse().expect("TO is a number")
+}
+
+#[test]
+fn every_height_reads_as_its_blocks_left_it_whatever_fails() {
+    let mut struck: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let all = seeds();
+    for seed in all.clone() {
+        let report =
+            run(seed, Mutant::None).unwrap_or_else(|failure| panic!("STATE_SEEDS={seed}..{}: {failure}", seed + 1));
+        if let Some(what) = suspicious(&report) {
+            panic!("STATE_SEEDS={seed}..{}: {what}", seed + 1);
+        }
+        for (name, point) in &report.fault_points {
+            *struck.entry(name).or_default() += point.injected;
+        }
+    }
+    if all.end - all.start >= SEEDS {
+        let missed: Vec<_> =
+            FAULT_POINTS.into_iter().filter(|name| struck.get(name).is_none_or(|times| *times == 0)).collect();
+        assert!(missed.is_empty(), "never struck: {missed:?}; {struck:?}");
+    }
+}
+
+#[test]
+fn a_seed_leaves_the_same_trace_twice() {
+    for seed in 0..8 {
+        let digests: Vec<_> = (0..2).map(|_| run(seed, Mutant::None).expect("the run is whole").digest).collect();
+        assert_eq!(digests[0], digests[1], "seed {seed}");
+    }
+}
+
+#[test]
+fn planted_mistakes_are_caught() {
+    let mutants =
+        [Mutant::LinkEarly, Mutant::NoIncarnation, Mutant::FillSurvives, Mutant::ReuseEarly, Mutant::PublishEarly];
+    let mut missed = Vec::new();
+    for mutant in mutants {
+        let caught = (0..MUTANT_SEEDS).find_map(|seed| match run(seed, mutant) {
+            Err(failure) => Some((seed, failure.to_string())),
+            Ok(report) => suspicious(&report).map(|what| (seed, what)),
+        });
+        match caught {
+            Some((seed, how)) => {
+                let how = how.lines().next().unwrap_or_default();
+                println!("{mutant:?} is caught by seed {seed}: {how}");
+            }
+            None => missed.push(mutant),
+        }
+    }
+    assert!(missed.is_empty(), "no seed below {MUTANT_SEEDS} catches {missed:?}");
+}
