@@ -45,6 +45,14 @@ pub enum Error {
         /// What the gateway said last.
         reason: String,
     },
+    /// A part of the world state's measurement could not be set up or went wrong.
+    #[error("{what}: {reason}")]
+    State {
+        /// Which part.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
     /// Somebody stopped the run.
     #[error("interrupted")]
     Interrupted,
@@ -62,7 +70,7 @@ impl Error {
     /// What the caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Load { .. } | Error::Write { .. } => ErrorKind::Rejected,
+            Error::Load { .. } | Error::Write { .. } | Error::State { .. } => ErrorKind::Rejected,
             Error::ServerGone(_) | Error::Interrupted => ErrorKind::Closed,
             Error::Proc(source) => ErrorKind::of_io(source),
             Error::Stalled { .. } | Error::Connect { .. } | Error::NotEndorsed { .. } => ErrorKind::Retry,

@@ -42,16 +42,51 @@ Example:
 
 {AFTER}"))]
     Kmeans(KMeans),
+    /// The world state alone: reads, blocks and YCSB on pooled memory, beside what else could hold it
+    #[command(after_help = "\
+Examples:
+  heddle bench state
+  heddle bench state --data-mib 64 --pairs 3 --seconds 1     a quick look
+  heddle bench state --json state.json --plot state.svg
+
+No network is started. Each row stands beside an in-process hash map, the storage engine alone,
+the monolithic state, and a baseline that asks the memory node's processor for addresses and
+buffers, all in the same run. The ratios at the end are held against their bounds.
+docs/formats/bench.md explains the JSON.")]
+    State(State),
 }
 
-impl Bench {
-    pub fn run(&self) -> &Run {
-        match self {
-            Bench::Smallbank(bench) => &bench.run,
-            Bench::Ycsb(bench) => &bench.run,
-            Bench::Kmeans(bench) => &bench.run,
-        }
-    }
+/// A measurement that needs no network.
+#[derive(Args, Debug, Clone)]
+pub struct State {
+    /// Remote memory that reads go over, in MiB of values
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
+    pub data_mib: u64,
+    /// Bytes of each value of reads and blocks
+    #[arg(long, value_name = "BYTES", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(8..=1_048_576))]
+    pub value_bytes: u64,
+    /// How long each run of YCSB takes, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Pairs of runs of YCSB, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: u64,
+    /// Fixes which keys are chosen
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// Where a figure goes besides the terminal.
+#[derive(Args, Debug, Clone)]
+pub struct FigureOutput {
+    /// Write the result as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub json: Option<PathBuf>,
+    /// Draw the rows as SVG
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Args, Debug, Clone)]

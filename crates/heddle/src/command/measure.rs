@@ -1,4 +1,4 @@
-//! `heddle bench`.
+//! `heddle bench`, as far as it measures networks; the figures that need none are in [`super::figure`].
 //!
 //! 1. Start a network of its own in a temporary directory: this program again, as a child, so that the servers' processor
 //!    time is told from the clients'. Or take the running one that `--connect` names.
@@ -27,7 +27,9 @@ use bench::workload::smallbank::SmallBank;
 use bench::workload::ycsb::Ycsb;
 use node::Endpoints;
 
-use crate::cli::bench::{Bench, Run, WaitFor};
+use crate::cli::bench::{
+    Bench, KMeans as KMeansArguments, Run, SmallBank as SmallBankArguments, WaitFor, Ycsb as YcsbArguments,
+};
 use crate::cli::exit;
 use crate::failure::Failure;
 use crate::signals::StopSignals;
@@ -39,8 +41,6 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 
 pub async fn run(bench: &Bench) -> Result<(), Failure> {
-    let workload = workload(bench)?;
-    let run = bench.run();
     let stop = Stop::new();
     let interrupted = stop.clone();
     let mut signals = StopSignals::listen()?;
@@ -48,14 +48,26 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         signals.received().await;
         interrupted.stop();
     });
+    match bench {
+        Bench::Smallbank(SmallBankArguments { run, .. })
+        | Bench::Ycsb(YcsbArguments { run, .. })
+        | Bench::Kmeans(KMeansArguments { run, .. }) => {
+            let workload = workload(bench)?.expect("these three have a workload");
+            measure_network(run, workload, &stop).await
+        }
+        Bench::State(arguments) => super::figure::state(arguments, &stop).await,
+    }
+}
+
+async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<(), Failure> {
     match &run.connect {
         Some(dir) => {
             let endpoints = instance::expect_running(dir)?;
-            measure(run, workload, dir, &endpoints, &stop).await
+            measure(run, workload, dir, &endpoints, stop).await
         }
         None => {
-            let own = OwnNetwork::start(run, &stop).await?;
-            let result = measure(run, workload, &own.dir(), own.endpoints(), &stop).await;
+            let own = OwnNetwork::start(run, stop).await?;
+            let result = measure(run, workload, &own.dir(), own.endpoints(), stop).await;
             if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
                 eprintln!("the network's log ends with:\n{}", own.log());
             }
@@ -68,8 +80,9 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
     }
 }
 
-fn workload(bench: &Bench) -> Result<Arc<dyn Workload>, Failure> {
-    Ok(match bench {
+/// The workload of a measurement that has one.
+fn workload(bench: &Bench) -> Result<Option<Arc<dyn Workload>>, Failure> {
+    Ok(Some(match bench {
         Bench::Smallbank(bench) => Arc::new(SmallBank {
             accounts: bench.accounts,
             writes_percent: bench.writes,
@@ -99,7 +112,8 @@ fn workload(bench: &Bench) -> Result<Arc<dyn Workload>, Failure> {
                 seed: bench.run.seed,
             })
         }
-    })
+        Bench::State(_) => return Ok(None),
+    }))
 }
 
 async fn measure(

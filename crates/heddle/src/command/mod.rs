@@ -3,6 +3,7 @@
 //! `genesis.block` is written last when a network is made, so that its presence says that there is one.
 
 pub mod down;
+pub mod figure;
 pub mod measure;
 pub mod show;
 pub mod status;

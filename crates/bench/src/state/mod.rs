@@ -1,0 +1,103 @@
+//! `heddle bench state`: the world state alone, without a network.
+//!
+//! 1. [`reads`]: warm and cold reads, ranges, and what a record costs in remote memory, beside an in-process hash map,
+//!    the storage engine alone, and FlexChain's division of labour, in which look-up and allocation are asked of the memory
+//!    node ([`two_sided`]).
+//! 2. [`blocks`]: applying blocks, beside the same.
+//! 3. [`load`]: YCSB-A and -B on blocks, disaggregated and monolithic in turn, each with blocks and tables on disk.
+//!
+//! Both sides of a ratio are measured in one run, in turns, and the medians of the turns are compared.
+
+mod blocks;
+mod load;
+mod reads;
+mod setup;
+mod two_sided;
+
+use std::time::Duration;
+
+use base::rt::Stop;
+
+use crate::error::Error;
+use crate::figure::{Bound, Figure};
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of values in remote memory for reads.
+    pub data_bytes: u64,
+    /// Bytes of one value for reads.
+    pub value_bytes: usize,
+    /// How long each pair of runs of the load takes, for each form.
+    pub seconds: f64,
+    /// Pairs of runs of the load.
+    pub pairs: usize,
+    /// Fixes the choice of keys.
+    pub seed: u64,
+    /// Latencies of the shaped interconnect.
+    pub shapes: Vec<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            data_bytes: 256 << 20,
+            value_bytes: 1024,
+            seconds: 3.0,
+            pairs: 5,
+            seed: 1,
+            shapes: vec![Duration::from_micros(2), Duration::from_micros(8)],
+        }
+    }
+}
+
+/// Measures. `tell` is told what is done next.
+///
+/// # Errors
+/// A part cannot be set up, or `stop` was stopped.
+pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+    let mut figure = Figure::new("state", "The world state alone");
+    figure.setting("data_bytes", options.data_bytes);
+    figure.setting("value_bytes", options.value_bytes);
+    figure.setting("seconds", options.seconds);
+    figure.setting("pairs", options.pairs);
+    figure.setting("seed", options.seed);
+    let check = |stop: &Stop| if stop.is_stopped() { Err(Error::Interrupted) } else { Ok(()) };
+
+    tell("reads through shm");
+    let through_shm = reads::measure(options, None, &mut figure).await?;
+    check(stop)?;
+    figure.ratio("warm_over_hashmap", through_shm.warm_over_hashmap, Some(Bound::AtMost(3.0)));
+    figure.ratio("cold_1k_us", through_shm.cold_us, Some(Bound::AtMost(1.5)));
+    figure.ratio("record_overhead_bytes", through_shm.record_overhead_bytes, Some(Bound::AtMost(96.0)));
+    for latency in &options.shapes {
+        let micros = latency.as_micros();
+        tell(&format!("reads under a latency of {micros} µs"));
+        let shaped = reads::measure(options, Some(*latency), &mut figure).await?;
+        check(stop)?;
+        let verbs = shaped.cold_us / (latency.as_nanos() as f64 / 1e3);
+        match micros {
+            2 => figure.ratio("cold_verbs_at_2us", verbs, Some(Bound::AtMost(2.2))),
+            8 => figure.ratio("cold_verbs_at_8us", verbs, None),
+            _ => {}
+        }
+    }
+    tell("blocks");
+    for shape in std::iter::once(None).chain(options.shapes.iter().copied().map(Some)) {
+        blocks::measure(options, shape, &mut figure).await?;
+        check(stop)?;
+    }
+    let mut least = f64::INFINITY;
+    for (name, updates_percent) in [("ycsb-a", 50), ("ycsb-b", 5)] {
+        tell(&format!("{name} at 10 KB, both forms in turn"));
+        least = least.min(load::compare(options, name, updates_percent, None, stop, &mut figure).await?);
+    }
+    figure.ratio("state_over_monolithic_min", least, Some(Bound::AtLeast(0.9)));
+    if let Some(latency) = options.shapes.first() {
+        tell("ycsb-a at 10 KB under latency");
+        load::compare(options, "ycsb-a", 50, Some(*latency), stop, &mut figure).await?;
+    }
+    figure
+        .note("Reads and blocks are made by one task; medians of batches, in turns with what they are compared with.");
+    Ok(figure)
+}

@@ -1,0 +1,187 @@
+//! Reads: warm, cold and of ranges.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use base::{BlockNumber, Bytes, Epoch, Map, Version};
+use state::disaggregated::DisaggregatedSettings;
+use state::{Snapshot as _, Versioned};
+use storage::tables::{FjallEngine, FjallOptions, RowBatch, Savepoint, TablesEngine as _};
+
+use super::Options;
+use super::setup::{NAMESPACE, Remote, each_ns, failed, keys, median, provider, value};
+use super::two_sided::TwoSided;
+use crate::error::Error;
+use crate::figure::Figure;
+use crate::random::Random;
+
+/// Records that warm reads go to.
+const WARM_RECORDS: usize = 10_000;
+/// Reads of one batch.
+const BATCH: usize = 2_000;
+/// Batches of each kind of read.
+const BATCHES: usize = 41;
+/// Batches of those that cost many microseconds each.
+const SLOW_BATCHES: usize = 7;
+const SLOW_BATCH: usize = 400;
+/// Records of one range.
+const RANGE: usize = 100;
+/// Blocks that the data set is loaded in have so many writes.
+const BLOCK_WRITES: usize = 500;
+
+/// What the ratios are made of.
+pub struct Reads {
+    pub warm_over_hashmap: f64,
+    pub cold_us: f64,
+    pub record_overhead_bytes: f64,
+}
+
+/// Batches of reads of random keys by each of the ways, in turns; the median nanoseconds of a read, for each way. A read
+/// gives the length of the value that it found, which is checked.
+macro_rules! in_turns {
+    ($random:expr, $records:expr, $batches:expr, $batch:expr, $value_bytes:expr, $($read:expr),+ $(,)?) => {{
+        let mut times = Vec::new();
+        for _ in 0..$batches {
+            let places: Vec<usize> = (0..$batch).map(|_| $random.below($records as u64) as usize).collect();
+            let round = [$({
+                let begin = Instant::now();
+                let mut bytes = 0;
+                for place in &places {
+                    bytes += black_box($read(*place).await);
+                }
+                let took = each_ns(begin, places.len());
+                if bytes != places.len() * $value_bytes {
+                    return Err(failed("a read", "a record was not found, or has another length"));
+                }
+                took
+            }),+];
+            times.push(round);
+        }
+        std::array::from_fn(|way| median(times.iter().map(|round| round[way]).collect()))
+    }};
+}
+
+/// The length of a value that was found.
+fn length(found: Option<Versioned>) -> usize {
+    found.map_or(0, |found| found.value.len())
+}
+
+pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut Figure) -> Result<Reads, Error> {
+    let mut random = Random::new(options.seed);
+    let records = (options.data_bytes / options.value_bytes as u64).max(WARM_RECORDS as u64) as usize;
+    let keys = keys(records);
+    let budget = options.data_bytes + options.data_bytes / 4 + (64 << 20);
+    let provider = provider(latency);
+
+    // Warm: everything fits into the caches of the compute node.
+    let warm = Remote::start(latency, budget, DisaggregatedSettings::default()).await?;
+    let mut map: Map<Box<str>, Versioned> = Map::default();
+    for chunk in keys[..WARM_RECORDS].chunks(BLOCK_WRITES) {
+        let writes: Vec<_> = chunk.iter().map(|key| (key.clone(), value(&mut random, options.value_bytes))).collect();
+        for (key, value) in &writes {
+            let value = Bytes::copy_from_slice(value);
+            map.insert(key.as_ref().into(), Versioned { value, version: Version::new(1, 0) });
+        }
+        warm.apply(&writes).await?;
+    }
+    let view = warm.state.view();
+    for key in &keys[..WARM_RECORDS] {
+        view.read(NAMESPACE, key).await.map_err(|error| failed("a warm read", error))?;
+    }
+    let by_map = |place: usize| std::future::ready(length(map.get(keys[place].as_ref()).cloned()));
+    let by_state = async |place: usize| length(view.read(NAMESPACE, &keys[place]).await.ok().flatten());
+    let by_trait = async |place: usize| length(view.get(NAMESPACE, &keys[place]).await.ok().flatten());
+    let [map_ns, warm_ns, trait_ns]: [f64; 3] =
+        in_turns!(random, WARM_RECORDS, BATCHES, BATCH, options.value_bytes, by_map, by_state, by_trait);
+    let read_row = |figure: &mut Figure, read: &str, way: &str, ns: f64| {
+        figure.row(&[("read", read), ("way", way), ("provider", &provider)], &[("median_ns", ns)]);
+    };
+    read_row(figure, "warm", "in-process hash map", map_ns);
+    read_row(figure, "warm", "state", warm_ns);
+    read_row(figure, "warm", "state, through its trait", trait_ns);
+    drop(view);
+    drop(warm);
+
+    // Cold: hardly anything fits, so that each read goes to the index and to the record.
+    let settings =
+        DisaggregatedSettings { metadata_cache_bytes: 64 << 10, data_cache_bytes: 64 << 10, ..Default::default() };
+    let cold = Remote::start(latency, budget, settings).await?;
+    let mut two_sided = TwoSided::start(latency, budget).await?;
+    let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", error))?;
+    let engine = FjallEngine::open(folder.path(), FjallOptions::default()).await;
+    let engine = engine.map_err(|error| failed("the storage engine", error))?;
+    let tables = engine.tables("bench").await.map_err(|error| failed("the storage engine", error))?;
+    let (mut key_bytes, mut loaded) = (0usize, 0usize);
+    for (number, chunk) in (0u64..).zip(keys.chunks(BLOCK_WRITES)) {
+        let writes: Vec<_> = chunk.iter().map(|key| (key.clone(), value(&mut random, options.value_bytes))).collect();
+        let mut batch = RowBatch::new(Savepoint { height: number + 1, epoch: Epoch(0), block_hash: [0; 32] });
+        for (transaction, (key, value)) in (0u32..).zip(&writes) {
+            let put = batch.put(NAMESPACE, key.as_bytes(), Version::new(number, transaction), Some(value.clone()));
+            put.map_err(|error| failed("a row", error))?;
+            key_bytes += key.len() + NAMESPACE.len();
+            loaded += 1;
+        }
+        tables.write(batch).map_err(|error| failed("rows", error))?;
+        cold.apply(&writes).await?;
+        two_sided.put(&writes).await?;
+    }
+    tables.persist().await.map_err(|error| failed("rows", error))?;
+    let audit = cold.state.audit().await.map_err(|error| failed("the audit", error))?;
+    if audit.entries != loaded as u64 {
+        let found = format!("{} of {loaded} records are in remote memory", audit.entries);
+        return Err(failed("the cold data set", found));
+    }
+    let own = options.value_bytes as f64 + key_bytes as f64 / loaded as f64;
+    let overhead = (audit.index + audit.records) as f64 / audit.entries as f64 - own;
+    let view = cold.state.view();
+    let before = cold.pool.space.verbs();
+    let by_state = async |place: usize| length(view.read(NAMESPACE, &keys[place]).await.ok().flatten());
+    let (batches, batch) = if latency.is_none() { (BATCHES, BATCH) } else { (SLOW_BATCHES, SLOW_BATCH) };
+    let [cold_ns]: [f64; 1] = in_turns!(random, records, batches, batch, options.value_bytes, by_state);
+    let verbs = (cold.pool.space.verbs().total() - before.total()) as f64 / (batches * batch) as f64;
+    let through = BlockNumber(u64::MAX);
+    let by_engine = |place: usize| {
+        let row = tables.get(NAMESPACE, keys[place].as_bytes(), through).ok().flatten();
+        std::future::ready(row.and_then(|row| row.value).map_or(0, |value| value.len()))
+    };
+    let [engine_ns]: [f64; 1] = in_turns!(random, records, SLOW_BATCHES, SLOW_BATCH, options.value_bytes, by_engine);
+    let mut two_sided_times = Vec::new();
+    for _ in 0..SLOW_BATCHES {
+        let places: Vec<usize> = (0..SLOW_BATCH).map(|_| random.below(records as u64) as usize).collect();
+        let begin = Instant::now();
+        for place in &places {
+            if two_sided.get(&keys[*place]).await?.map(|value| value.len()) != Some(options.value_bytes) {
+                return Err(failed("the two-sided baseline", "a record was not found"));
+            }
+        }
+        two_sided_times.push(each_ns(begin, places.len()));
+    }
+    read_row(figure, "cold", "state", cold_ns);
+    read_row(figure, "cold", "look-up asked of the memory node", median(two_sided_times));
+    read_row(figure, "cold", "storage engine alone", engine_ns);
+    figure.row(
+        &[("cold reads", "state"), ("provider", &provider)],
+        &[("verbs_each", verbs), ("remote_bytes_each", own + overhead), ("overhead_bytes_each", overhead)],
+    );
+
+    // Ranges come from storage, merged with what was written since the savepoint.
+    let mut ranges = Vec::new();
+    let mut engine_ranges = Vec::new();
+    for _ in 0..SLOW_BATCHES {
+        let start = random.below((records - RANGE) as u64) as usize;
+        let (from, to) = (&keys[start], &keys[start + RANGE]);
+        let begin = Instant::now();
+        let page = view.range(NAMESPACE, from, to, RANGE).await.map_err(|error| failed("a range", error))?;
+        ranges.push(each_ns(begin, page.entries.len()));
+        if page.entries.len() != RANGE {
+            return Err(failed("a range", format!("{} of {RANGE} entries", page.entries.len())));
+        }
+        let begin = Instant::now();
+        let page = tables.range(NAMESPACE, from.as_bytes(), to.as_bytes(), through, RANGE);
+        let page = page.map_err(|error| failed("a range", error))?;
+        engine_ranges.push(each_ns(begin, page.entries.len()));
+    }
+    read_row(figure, "range, an entry", "state over tables in memory", median(ranges));
+    read_row(figure, "range, an entry", "storage engine alone", median(engine_ranges));
+    Ok(Reads { warm_over_hashmap: warm_ns / map_ns, cold_us: cold_ns / 1e3, record_overhead_bytes: overhead })
+}

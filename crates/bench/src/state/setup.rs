@@ -1,0 +1,156 @@
+//! What the parts measure on: a memory node, an address space, a state.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::rt::Stop;
+use base::{Bytes, Epoch, Version};
+use pool::{AddressSpace, Donor, MemoryNode, MemoryNodeOptions, SpaceOptions};
+use rma::shaped::{Shape, Shaped};
+use rma::shm::Shm;
+use rma::{Fabric, HostOptions, NodeId, Token};
+use state::disaggregated::DisaggregatedSettings;
+use state::{Disaggregated, UpdateBatch, WorldState};
+use storage::{MemoryStateStore, StateStore};
+
+use crate::error::Error;
+use crate::random::Random;
+
+/// The namespace of all keys.
+pub const NAMESPACE: &str = "ycsb";
+/// Bytes a second of a shaped link: 25 Gbit/s.
+const SHAPED_BYTES_PER_SECOND: u64 = 25_000_000_000 / 8;
+
+/// Names of hosts are those of the process.
+static HOSTS: AtomicU64 = AtomicU64::new(0);
+
+pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
+    Error::State { what, reason: error.to_string() }
+}
+
+/// A memory node within this process, and its owner's side.
+pub struct Pool {
+    pub space: AddressSpace,
+    /// Ends with the pool.
+    _node: Arc<MemoryNode>,
+}
+
+/// The interconnect: `shm`, as it is or with a latency.
+pub fn fabric(latency: Option<Duration>) -> Arc<dyn Fabric> {
+    let shm: Arc<dyn Fabric> = Arc::new(Shm::default());
+    match latency {
+        None => shm,
+        Some(latency) => Arc::new(Shaped::new(shm, Shape { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND })),
+    }
+}
+
+/// The name of the interconnect in tables.
+pub fn provider(latency: Option<Duration>) -> String {
+    match latency {
+        None => "shm".to_owned(),
+        Some(latency) => format!("shm + {} µs", latency.as_micros()),
+    }
+}
+
+impl Pool {
+    pub async fn start(latency: Option<Duration>, budget_bytes: u64) -> Result<Pool, Error> {
+        let token = Token::random();
+        let expected = token.clone();
+        let number = HOSTS.fetch_add(1, Ordering::Relaxed);
+        let address = format!("local:bench-{}-{number}", std::process::id());
+        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
+        // The host's own side is never shaped: what a network costs is paid by whoever posts.
+        let host = fabric(None).host(&address, options).await.map_err(|error| failed("a memory node", error))?;
+        let section_bytes = pool::SECTION_BYTES_DEFAULT;
+        let budget_bytes = budget_bytes.next_multiple_of(section_bytes);
+        let node = MemoryNode::start(MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() });
+        let node = node.await.map_err(|error| failed("a memory node", error))?;
+        let space = AddressSpace::open(SpaceOptions {
+            owner: "bench".to_owned(),
+            epoch: Epoch(1),
+            fabric: fabric(latency),
+            donors: vec![Donor { address: node.address(), token }],
+            section_bytes,
+            budget_bytes,
+        });
+        let space = space.await.map_err(|error| failed("an address space", error))?;
+        Ok(Pool { space, _node: node })
+    }
+}
+
+/// A state on a pool, with its storage in memory.
+pub struct Remote {
+    pub state: Disaggregated,
+    pub store: MemoryStateStore,
+    pub pool: Pool,
+}
+
+impl Remote {
+    pub async fn start(
+        latency: Option<Duration>,
+        budget_bytes: u64,
+        settings: DisaggregatedSettings,
+    ) -> Result<Remote, Error> {
+        let pool = Pool::start(latency, budget_bytes).await?;
+        let store = MemoryStateStore::new();
+        let backing: Arc<dyn StateStore> = Arc::new(store.clone());
+        let state = Disaggregated::open(Arc::new(pool.space.clone()), backing, settings).await;
+        Ok(Remote { state: state.map_err(|error| failed("the state", error))?, store, pool })
+    }
+
+    /// Applies these writes as the next block; storage has it first, as the order of durability asks.
+    pub async fn apply(&self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
+        let number = self.state.height();
+        let (batch, rows) = block(number, writes);
+        let rows = rows
+            .into_iter()
+            .map(|(key, version, value)| (NAMESPACE.to_owned(), key.as_bytes().to_vec(), version, Some(value)));
+        self.store.add_block(rows.collect());
+        if self.state.wants_persist() {
+            self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
+        }
+        self.state.apply(number, batch).await.map_err(|error| failed("a block", error))
+    }
+}
+
+/// The rows of a block.
+pub type Rows = Vec<(Arc<str>, Version, Bytes)>;
+
+/// A block of these writes, one transaction each.
+pub fn block(number: u64, writes: &[(Arc<str>, Bytes)]) -> (UpdateBatch, Rows) {
+    let namespace: Arc<str> = NAMESPACE.into();
+    let mut batch = UpdateBatch::default();
+    let mut rows = Vec::with_capacity(writes.len());
+    for (transaction, (key, value)) in writes.iter().enumerate() {
+        let version = Version::new(number, u32::try_from(transaction).expect("blocks are small"));
+        batch.put(&namespace, key.clone(), Some(value.clone()), version);
+        rows.push((key.clone(), version, value.clone()));
+    }
+    (batch, rows)
+}
+
+/// The keys of a data set.
+pub fn keys(count: usize) -> Vec<Arc<str>> {
+    (0..count).map(|number| format!("user{number:012}").into()).collect()
+}
+
+/// A value that does not compress.
+pub fn value(random: &mut Random, bytes: usize) -> Bytes {
+    let mut value = vec![0; bytes];
+    for chunk in value.chunks_mut(8) {
+        chunk.copy_from_slice(&random.draw().to_le_bytes()[..chunk.len()]);
+    }
+    value.into()
+}
+
+/// Median of a list that is not empty.
+pub fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// Nanoseconds of one of `count` operations that began at `since`.
+pub fn each_ns(since: Instant, count: usize) -> f64 {
+    since.elapsed().as_nanos() as f64 / count.max(1) as f64
+}

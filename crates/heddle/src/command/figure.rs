@@ -1,0 +1,63 @@
+//! `heddle bench` without a network: figures.
+
+use std::time::Duration;
+
+use base::rt::Stop;
+use bench::figure::Figure;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::bench::{FigureOutput, State};
+use crate::failure::Failure;
+use crate::output;
+
+/// How often the line in the terminal turns.
+const TURN: Duration = Duration::from_millis(120);
+
+pub async fn state(arguments: &State, stop: &Stop) -> Result<(), Failure> {
+    let options = bench::state::Options {
+        data_bytes: arguments.data_mib << 20,
+        value_bytes: usize::try_from(arguments.value_bytes).expect("at most 1 MiB, says the command line"),
+        seconds: arguments.seconds,
+        pairs: usize::try_from(arguments.pairs).expect("at most 99, says the command line"),
+        seed: arguments.seed,
+        ..bench::state::Options::default()
+    };
+    let progress = Progress::new();
+    let figure = bench::state::run(&options, stop, |part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.output)
+}
+
+fn show(figure: &Figure, wanted: &FigureOutput) -> Result<(), Failure> {
+    output::print(&figure.to_table())?;
+    if let Some(path) = &wanted.json {
+        figure.write_json(path)?;
+    }
+    if let Some(path) = &wanted.plot {
+        figure.write_svg(path)?;
+    }
+    Ok(())
+}
+
+/// What is being measured, in the terminal; nothing when standard error is none.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn new() -> Progress {
+        let bar = ProgressBar::new_spinner();
+        let style = ProgressStyle::with_template("{spinner} {elapsed:>4}  {msg}");
+        bar.set_style(style.expect("the template is well formed"));
+        bar.enable_steady_tick(TURN);
+        Progress(bar)
+    }
+
+    fn tell(&self, part: &str) {
+        self.0.set_message(part.to_owned());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
