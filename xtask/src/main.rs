@@ -86,6 +86,9 @@ fn root() -> PathBuf {
 /// Number of fixed simulation seeds that every change must pass.
 const SEEDS_FIXED: u64 = 1000;
 
+/// Number of fixed seeds of the disaggregated state alone, which are much shorter.
+const STATE_SEEDS_FIXED: u64 = 3000;
+
 /// Every step, cheapest verdict first. All cargo steps share the release profile, so dependencies build once.
 fn steps() -> Vec<Step> {
     vec![
@@ -99,6 +102,12 @@ fn steps() -> Vec<Step> {
         Step::command("tests", "cargo", &["test", "--release", "--workspace"]),
         Step::new("simulation", || {
             step::run(&mut simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"]))
+        }),
+        Step::new("state", || {
+            let seeds = format!("0..{STATE_SEEDS_FIXED}");
+            // The whole workspace, as in the step before: with other features everything would be built again.
+            let arguments = ["test", "--release", "--workspace", "--test", "simulation", "--", "every_height"];
+            step::run(Command::new("cargo").args(arguments).env("STATE_SEEDS", seeds))
         }),
         Step::new("rdma-guest", || guest::check(None, &[])),
         Step::new("clients", clients::check),
