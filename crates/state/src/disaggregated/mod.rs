@@ -57,6 +57,8 @@ mod space;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
@@ -278,12 +280,37 @@ impl Snapshot for View {
         self.height
     }
 
-    async fn get(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
-        self.read(namespace, key).await
+    // Written out what the attribute makes of an `async fn`, so that what the caches answer needs no room for the rest.
+    fn get<'view, 'namespace, 'key, 'read>(
+        &'view self,
+        namespace: &'namespace str,
+        key: &'key str,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<Versioned>, Error>> + Send + 'read>>
+    where
+        'view: 'read,
+        'namespace: 'read,
+        'key: 'read,
+    {
+        match self.cached(namespace, key) {
+            Some(answer) => Box::pin(ready(answer)),
+            None => Box::pin(self.read_elsewhere(namespace, key)),
+        }
     }
 
-    async fn version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
-        self.read_version(namespace, key).await
+    fn version<'view, 'namespace, 'key, 'read>(
+        &'view self,
+        namespace: &'namespace str,
+        key: &'key str,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<Version>, Error>> + Send + 'read>>
+    where
+        'view: 'read,
+        'namespace: 'read,
+        'key: 'read,
+    {
+        match self.cached_version(namespace, key) {
+            Some(answer) => Box::pin(ready(answer)),
+            None => Box::pin(async move { Ok(self.read_elsewhere(namespace, key).await?.map(|found| found.version)) }),
+        }
     }
 
     async fn versions(&self, keys: &[(&str, &str)]) -> Result<Vec<Option<Version>>, Error> {

@@ -81,27 +81,50 @@ impl View {
     pub fn cached(&self, namespace: &str, key: &str) -> Option<Result<Option<Versioned>, Error>> {
         let name = Name { namespace, key };
         match self.shared.caches.get(self.hash(name), name, self.height) {
-            Found::Answer(answer) => {
-                events::DataCacheHits.add(1);
-                Some(self.shared.admitted(self.height).map(|()| answer))
-            }
+            Found::Answer(answer) => Some(self.shared.admitted(self.height).map(|()| answer)),
             _ => None,
         }
+    }
+
+    /// As [`View::cached`], of the version alone.
+    #[inline]
+    pub fn cached_version(&self, namespace: &str, key: &str) -> Option<Result<Option<Version>, Error>> {
+        let name = Name { namespace, key };
+        let answer = self.shared.caches.version(self.hash(name), name, self.height)?;
+        Some(self.shared.admitted(self.height).map(|()| answer))
     }
 
     /// The live value of a key; see [the module](super::read). Dropping the future does no harm.
     ///
     /// # Errors
     /// [`Error::TooOld`] for a view that is no longer kept; [`Error::Fenced`]; [`Error::Busy`]; storage errors.
+    #[inline]
     pub async fn read(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
+        match self.cached(namespace, key) {
+            Some(answer) => answer,
+            None => self.read_elsewhere(namespace, key).await,
+        }
+    }
+
+    /// The version of a key; its value stays where it is if the caches know the version.
+    ///
+    /// # Errors
+    /// As [`View::read`].
+    #[inline]
+    pub async fn read_version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
+        match self.cached_version(namespace, key) {
+            Some(answer) => answer,
+            None => Ok(self.read_elsewhere(namespace, key).await?.map(|versioned| versioned.version)),
+        }
+    }
+
+    /// [`View::read`] of what the caches do not answer.
+    pub(super) async fn read_elsewhere(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
         let name = Name { namespace, key };
         let hash = self.hash(name);
         for _ in 0..ATTEMPTS_MAX {
             let answer = match self.shared.caches.get(hash, name, self.height) {
-                Found::Answer(answer) => {
-                    events::DataCacheHits.add(1);
-                    return self.shared.admitted(self.height).map(|()| answer);
-                }
+                Found::Answer(answer) => return self.shared.admitted(self.height).map(|()| answer),
                 found => self.look(hash, name, found).await?,
             };
             if let Some(answer) = answer {
@@ -110,26 +133,6 @@ impl View {
             events::ReadsLate.add(1);
         }
         Err(Error::Busy)
-    }
-
-    /// The version of a key; its value stays where it is if the caches know the version.
-    ///
-    /// # Errors
-    /// As [`View::read`].
-    pub async fn read_version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
-        match self.cached_version(namespace, key) {
-            Some(answer) => answer,
-            None => Ok(self.read(namespace, key).await?.map(|versioned| versioned.version)),
-        }
-    }
-
-    /// As [`View::cached`], of the version alone.
-    #[inline]
-    pub fn cached_version(&self, namespace: &str, key: &str) -> Option<Result<Option<Version>, Error>> {
-        let name = Name { namespace, key };
-        let answer = self.shared.caches.version(self.hash(name), name, self.height).ok()?;
-        events::MetadataCacheHits.add(1);
-        Some(self.shared.admitted(self.height).map(|()| answer))
     }
 
     /// Steps 1 to 7 once; `None` when the lease ended.

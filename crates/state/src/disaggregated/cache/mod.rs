@@ -132,6 +132,36 @@ pub enum Found {
 struct Shard {
     metadata: Metadata,
     data: Data,
+    /// Hits that the events do not know of yet.
+    metadata_hits: u64,
+    data_hits: u64,
+}
+
+/// Hits are told to the events so many at a time: an event costs a good part of what a hit does.
+const HITS_TOLD: u64 = 64;
+
+impl Shard {
+    #[inline]
+    fn count_metadata_hit(&mut self) {
+        self.metadata_hits += 1;
+        if self.metadata_hits >= HITS_TOLD {
+            self.tell_hits();
+        }
+    }
+
+    #[inline]
+    fn count_data_hit(&mut self) {
+        self.data_hits += 1;
+        if self.data_hits >= HITS_TOLD {
+            self.tell_hits();
+        }
+    }
+
+    #[cold]
+    fn tell_hits(&mut self) {
+        events::MetadataCacheHits.add(std::mem::take(&mut self.metadata_hits));
+        events::DataCacheHits.add(std::mem::take(&mut self.data_hits));
+    }
 }
 
 /// See [the module](self).
@@ -148,7 +178,7 @@ impl Caches {
         let shards = 1 << shards.ilog2();
         let shard = || {
             let (metadata, data) = (Metadata::new(metadata_bytes / shards), Data::new(data_bytes / shards));
-            Mutex::new(Shard { metadata, data })
+            Mutex::new(Shard { metadata, data, ..Shard::default() })
         };
         Caches {
             shards: (0..shards).map(|_| shard()).collect(),
@@ -183,32 +213,34 @@ impl Caches {
     #[inline]
     pub fn get(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Found {
         let mut shard = self.shard(hash);
-        let Shard { metadata, data } = &mut *shard;
+        let Shard { metadata, data, .. } = &mut *shard;
         let Some(entry) = metadata.find(hash, name) else { return Found::Nothing(self.token(hash)) };
         let known = entry.known;
         if !known.is_seen(height) {
             return Found::TooNew(known);
         }
-        if known.kind != Kind::Live {
-            return Found::Answer(None);
-        }
-        match data.get(entry.tag, &mut entry.hint) {
-            Some(kept) => Found::Answer(kept.versioned()),
-            None => Found::Newest(known),
-        }
+        let answer = match known.kind {
+            Kind::Live => match data.get(entry.tag, &mut entry.hint) {
+                Some(kept) => kept.versioned(),
+                None => return Found::Newest(known),
+            },
+            Kind::Deleted | Kind::Absent => None,
+        };
+        shard.count_data_hit();
+        Found::Answer(answer)
     }
 
-    /// As [`Caches::get`] where only the version matters: never gives [`Found::Newest`].
+    /// The version that is seen at a height, if the caches know.
     #[inline]
-    pub fn version(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Result<Option<Version>, Found> {
+    pub fn version(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Option<Option<Version>> {
         let mut shard = self.shard(hash);
-        match shard.metadata.find(hash, name) {
-            None => Err(Found::Nothing(self.token(hash))),
-            Some(entry) if entry.known.is_seen(height) => {
-                Ok((entry.known.kind == Kind::Live).then_some(entry.known.version))
-            }
-            Some(entry) => Err(Found::TooNew(entry.known)),
+        let entry = shard.metadata.find(hash, name)?;
+        let known = entry.known;
+        if !known.is_seen(height) {
+            return None;
         }
+        shard.count_metadata_hit();
+        Some((known.kind == Kind::Live).then_some(known.version))
     }
 
     /// What is known of a key's newest version.
@@ -289,6 +321,9 @@ impl Caches {
 
 impl Drop for Caches {
     fn drop(&mut self) {
+        for shard in &mut self.shards {
+            shard.get_mut().unwrap_or_else(PoisonError::into_inner).tell_hits();
+        }
         let (metadata, data) = self.bytes();
         events::MetadataCacheBytes.add(-(metadata as i64));
         events::DataCacheBytes.add(-(data as i64));
