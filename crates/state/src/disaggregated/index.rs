@@ -252,12 +252,29 @@ impl Group {
 #[derive(Debug)]
 pub struct Directory {
     depth: u32,
-    entries: Vec<Option<Subtable>>,
+    entries: Vec<Entry>,
+}
+
+/// An address, 0 where there is no subtable, and the header of its buckets: four to a cache line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Entry {
+    address: u64,
+    header: u64,
+}
+
+impl Entry {
+    #[inline]
+    fn subtable(self) -> Option<Subtable> {
+        let Entry { address, header } = self;
+        let incarnation = Incarnation::new(header >> 32);
+        let suffix = (header >> 6) & ((1 << DEPTH_MAX) - 1);
+        (address != 0).then_some(Subtable { address, depth: (header & 63) as u32, suffix, incarnation })
+    }
 }
 
 impl Default for Directory {
     fn default() -> Self {
-        Directory { depth: 0, entries: vec![None] }
+        Directory { depth: 0, entries: vec![Entry::default()] }
     }
 }
 
@@ -265,7 +282,7 @@ impl Directory {
     /// The subtable that serves a hash, if there is one.
     #[inline]
     pub fn find(&self, hash: KeyHash) -> Option<Subtable> {
-        self.entries[hash.suffix(self.depth) as usize]
+        self.entries[hash.suffix(self.depth) as usize].subtable()
     }
 
     /// Makes a subtable serve the hashes of its suffix, in place of all that did so.
@@ -279,7 +296,7 @@ impl Directory {
             self.depth += 1;
         }
         for entry in self.entries.iter_mut().skip(subtable.suffix as usize).step_by(1 << subtable.depth) {
-            *entry = Some(subtable);
+            *entry = Entry { address: subtable.address, header: subtable.header() };
         }
     }
 
@@ -287,10 +304,10 @@ impl Directory {
     pub fn forget(&mut self, gone: impl Fn(&Subtable) -> bool) -> Vec<Subtable> {
         let mut forgotten = Vec::new();
         for (at, entry) in self.entries.iter_mut().enumerate() {
-            if let Some(subtable) = *entry
+            if let Some(subtable) = entry.subtable()
                 && gone(&subtable)
             {
-                *entry = None;
+                *entry = Entry::default();
                 // Several entries may lead to it; the first has its suffix.
                 if at as u64 == subtable.suffix {
                     forgotten.push(subtable);
@@ -306,7 +323,8 @@ impl Directory {
         let mut depth = self.depth;
         while depth > 0 {
             let suffix = hash.suffix(depth - 1);
-            let empty = self.entries.iter().skip(suffix as usize).step_by(1 << (depth - 1)).all(Option::is_none);
+            let empty =
+                self.entries.iter().skip(suffix as usize).step_by(1 << (depth - 1)).all(|entry| entry.address == 0);
             if !empty {
                 break;
             }
@@ -316,7 +334,8 @@ impl Directory {
     }
 
     /// Every subtable once.
-    pub fn subtables(&self) -> impl Iterator<Item = &Subtable> {
-        self.entries.iter().enumerate().filter_map(|(at, entry)| entry.as_ref().filter(|one| one.suffix == at as u64))
+    pub fn subtables(&self) -> impl Iterator<Item = Subtable> + '_ {
+        let entries = self.entries.iter().enumerate();
+        entries.filter_map(|(at, entry)| entry.subtable().filter(|one| one.suffix == at as u64))
     }
 }

@@ -293,7 +293,7 @@ impl Snapshot for View {
     {
         match self.cached(namespace, key) {
             Some(answer) => Box::pin(ready(answer)),
-            None => Box::pin(self.read_elsewhere(namespace, key)),
+            None => Box::pin(self.read(namespace, key)),
         }
     }
 
@@ -309,7 +309,7 @@ impl Snapshot for View {
     {
         match self.cached_version(namespace, key) {
             Some(answer) => Box::pin(ready(answer)),
-            None => Box::pin(async move { Ok(self.read_elsewhere(namespace, key).await?.map(|found| found.version)) }),
+            None => Box::pin(async move { Ok(self.read(namespace, key).await?.map(|found| found.version)) }),
         }
     }
 

@@ -19,6 +19,7 @@
 //! Why step 1 and 2 give the newest version below `h`: every block below `h` had replaced its keys in index and caches
 //! before the height became `h`, and this read began after that.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,6 +42,10 @@ const ATTEMPTS_MAX: u32 = 16;
 const WALK_MAX: usize = 64;
 /// Records that may have one fingerprint in two buckets.
 const CANDIDATES_MAX: usize = 14;
+
+thread_local! {
+    static PROBE: Cell<BytesMut> = Cell::default();
+}
 
 /// A record, and the bytes that its buffer takes here.
 struct Fetched {
@@ -100,9 +105,11 @@ impl View {
     /// [`Error::TooOld`] for a view that is no longer kept; [`Error::Fenced`]; [`Error::Busy`]; storage errors.
     #[inline]
     pub async fn read(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
-        match self.cached(namespace, key) {
-            Some(answer) => answer,
-            None => self.read_elsewhere(namespace, key).await,
+        let name = Name { namespace, key };
+        let hash = self.hash(name);
+        match self.shared.caches.get(hash, name, self.height) {
+            Found::Answer(answer) => self.shared.admitted(self.height).map(|()| answer),
+            found => self.read_elsewhere(name, hash, found).await,
         }
     }
 
@@ -114,23 +121,22 @@ impl View {
     pub async fn read_version(&self, namespace: &str, key: &str) -> Result<Option<Version>, Error> {
         match self.cached_version(namespace, key) {
             Some(answer) => answer,
-            None => Ok(self.read_elsewhere(namespace, key).await?.map(|versioned| versioned.version)),
+            None => Ok(self.read(namespace, key).await?.map(|versioned| versioned.version)),
         }
     }
 
-    /// [`View::read`] of what the caches do not answer.
-    pub(super) async fn read_elsewhere(&self, namespace: &str, key: &str) -> Result<Option<Versioned>, Error> {
-        let name = Name { namespace, key };
-        let hash = self.hash(name);
+    /// [`View::read`] of what the caches have just not answered.
+    async fn read_elsewhere(&self, name: Name<'_>, hash: KeyHash, found: Found) -> Result<Option<Versioned>, Error> {
+        let mut found = found;
         for _ in 0..ATTEMPTS_MAX {
-            let answer = match self.shared.caches.get(hash, name, self.height) {
-                Found::Answer(answer) => return self.shared.admitted(self.height).map(|()| answer),
-                found => self.look(hash, name, found).await?,
-            };
-            if let Some(answer) = answer {
+            if let Found::Answer(answer) = found {
+                return self.shared.admitted(self.height).map(|()| answer);
+            }
+            if let Some(answer) = self.look(hash, name, found).await? {
                 return self.shared.admitted(self.height).map(|()| answer.and_then(|kept| kept.versioned()));
             }
             events::ReadsLate.add(1);
+            found = self.shared.caches.get(hash, name, self.height);
         }
         Err(Error::Busy)
     }
@@ -200,7 +206,10 @@ impl View {
         let shared = &*self.shared;
         let Some(subtable) = shared.find_subtable(hash) else { return Looked::Nothing };
         hold_up("state.read.bucket").await;
-        let into = BytesMut::with_capacity(PROBE_BYTES);
+        // The buffer of this thread's last probe is used again, unless another read has it.
+        let mut into = PROBE.take();
+        into.clear();
+        into.reserve(PROBE_BYTES);
         let read = shared.memory.read(subtable.address + hash.probe_offset(), PROBE_BYTES, into);
         let bytes = match completed(&*shared.memory, read).await {
             Ok(bytes) => bytes,
@@ -215,6 +224,7 @@ impl View {
         };
         let mut candidates = [Pointer::NULL; CANDIDATES_MAX];
         let count = candidates.iter_mut().zip(probe.candidates(hash)).map(|(place, found)| *place = found).count();
+        PROBE.set(bytes);
         hold_up("state.read.record").await;
         for pointer in &candidates[..count] {
             match self.fetch(*pointer, pointer.class().bytes(), lease).await {

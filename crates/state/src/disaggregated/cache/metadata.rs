@@ -3,34 +3,44 @@
 //! Entries lie in a slab over which the hand of a clock goes round: an entry that was used since it last came by stays for
 //! another round.
 
-use hashbrown::HashTable;
+use base::Version;
 
-use super::{Known, Tag};
+use super::places::{CELL_BYTES, Places};
+use super::{Kind, Known, Tag};
 use crate::disaggregated::index::KeyHash;
+use crate::disaggregated::pointer::Pointer;
 use crate::disaggregated::record::Name;
 use crate::events;
 
+/// What is known of a key. One cache line.
+#[repr(align(64))]
 pub struct Entry {
     hash: KeyHash,
     /// Namespace and key.
     names: Box<[u8]>,
-    namespace_bytes: u16,
-    used: bool,
-    pub known: Known,
-    /// Of the newest version in the data cache, if it is there.
-    pub tag: Tag,
+    /// Of the newest version in the data cache, if it is there; unless it is a local one, made from the version's pointer.
+    tag: Tag,
+    pointer: Pointer,
+    block: u64,
+    tx: u32,
+    bytes: u32,
     /// Where the data cache had it last.
     pub hint: u32,
+    namespace_bytes: u16,
+    kind: Kind,
+    used: bool,
 }
 
-/// What an entry costs besides its names: its place in the slab with the slab's spare room, its place in a table that may
-/// be half empty, and the allocation of the names.
-pub const ENTRY_BYTES: usize = size_of::<Entry>() * 9 / 8 + 2 * (size_of::<u32>() + 1) + 16;
+const _: () = assert!(size_of::<Option<Entry>>() == 64);
+
+/// What an entry costs besides its names: its place in the slab with the slab's spare room, its cell, and the allocation of
+/// the names.
+pub const ENTRY_BYTES: usize = size_of::<Entry>() * 9 / 8 + CELL_BYTES + 16;
 
 /// See [the module](self).
 #[derive(Default)]
 pub struct Metadata {
-    table: HashTable<u32>,
+    table: Places,
     slab: Vec<Option<Entry>>,
     vacant: Vec<u32>,
     hand: usize,
@@ -41,6 +51,23 @@ pub struct Metadata {
 impl Entry {
     fn bytes(&self) -> usize {
         ENTRY_BYTES + self.names.len()
+    }
+
+    #[inline]
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    #[inline]
+    pub fn known(&self) -> Known {
+        let version = Version { block: self.block, tx: self.tx };
+        Known { pointer: self.pointer, version, kind: self.kind, bytes: self.bytes }
+    }
+
+    fn set(&mut self, known: Known, tag: Tag, hint: u32) {
+        let Known { pointer, version, kind, bytes } = known;
+        (self.pointer, self.block, self.tx, self.kind, self.bytes) = (pointer, version.block, version.tx, kind, bytes);
+        (self.tag, self.hint) = (tag, hint);
     }
 
     #[inline]
@@ -66,8 +93,8 @@ impl Metadata {
     #[inline]
     fn place(&self, hash: KeyHash, name: Name<'_>) -> Option<u32> {
         let slab = &self.slab;
-        let is_it = |at: &u32| slab[*at as usize].as_ref().is_some_and(|entry| entry.is_of(hash, name));
-        self.table.find(hash.0, is_it).copied()
+        let is_it = |at: u32| slab[at as usize].as_ref().is_some_and(|entry| entry.is_of(hash, name));
+        self.table.find(hash.0, is_it)
     }
 
     /// The entry of a key, which counts as used.
@@ -82,7 +109,7 @@ impl Metadata {
     /// Sets the entry of a key; others leave until there is room.
     pub fn put(&mut self, hash: KeyHash, name: Name<'_>, known: Known, tag: Tag, hint: u32) {
         if let Some(entry) = self.place(hash, name).and_then(|at| self.slab[at as usize].as_mut()) {
-            (entry.known, entry.tag, entry.hint) = (known, tag, hint);
+            entry.set(known, tag, hint);
             return;
         }
         let bytes = ENTRY_BYTES + name.namespace.len() + name.key.len();
@@ -94,7 +121,20 @@ impl Metadata {
             self.evict_one();
         }
         let names = [name.namespace.as_bytes(), name.key.as_bytes()].concat().into();
-        let entry = Some(Entry { hash, names, namespace_bytes, used: false, known, tag, hint });
+        let Known { pointer, version: Version { block, tx }, kind, bytes: record_bytes } = known;
+        let entry = Some(Entry {
+            hash,
+            names,
+            tag,
+            pointer,
+            block,
+            tx,
+            bytes: record_bytes,
+            hint,
+            namespace_bytes,
+            kind,
+            used: false,
+        });
         let at = match self.vacant.pop() {
             Some(at) => {
                 self.slab[at as usize] = entry;
@@ -110,8 +150,7 @@ impl Metadata {
         };
         self.bytes += bytes;
         events::MetadataCacheBytes.add(bytes as i64);
-        let slab = &self.slab;
-        self.table.insert_unique(hash.0, at, |at| slab[*at as usize].as_ref().map_or(0, |entry| entry.hash.0));
+        self.table.insert(hash.0, at);
     }
 
     pub fn remove(&mut self, hash: KeyHash, name: Name<'_>) {
@@ -123,7 +162,7 @@ impl Metadata {
     /// Removes every entry for which `keep` does not hold.
     pub fn retain(&mut self, keep: impl Fn(&Known) -> bool) {
         for at in 0..self.slab.len() {
-            if self.slab[at].as_ref().is_some_and(|entry| !keep(&entry.known)) {
+            if self.slab[at].as_ref().is_some_and(|entry| !keep(&entry.known())) {
                 self.remove_at(at as u32);
             }
         }
@@ -144,8 +183,7 @@ impl Metadata {
         let entry = self.slab[at as usize].take().expect("only entries are removed");
         self.bytes -= entry.bytes();
         events::MetadataCacheBytes.add(-(entry.bytes() as i64));
-        let found = self.table.find_entry(entry.hash.0, |other| *other == at);
-        found.expect("every entry is in the table").remove();
+        self.table.remove(entry.hash.0, at);
         self.vacant.push(at);
     }
 }

@@ -18,6 +18,7 @@
 
 mod data;
 mod metadata;
+mod places;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -215,13 +216,13 @@ impl Caches {
         let mut shard = self.shard(hash);
         let Shard { metadata, data, .. } = &mut *shard;
         let Some(entry) = metadata.find(hash, name) else { return Found::Nothing(self.token(hash)) };
-        let known = entry.known;
+        let known = entry.known();
         if !known.is_seen(height) {
             return Found::TooNew(known);
         }
         let answer = match known.kind {
-            Kind::Live => match data.get(entry.tag, &mut entry.hint) {
-                Some(kept) => kept.versioned(),
+            Kind::Live => match data.get(entry.tag(), &mut entry.hint) {
+                Some(slot) => slot.versioned(),
                 None => return Found::Newest(known),
             },
             Kind::Deleted | Kind::Absent => None,
@@ -235,7 +236,7 @@ impl Caches {
     pub fn version(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Option<Option<Version>> {
         let mut shard = self.shard(hash);
         let entry = shard.metadata.find(hash, name)?;
-        let known = entry.known;
+        let known = entry.known();
         if !known.is_seen(height) {
             return None;
         }
@@ -245,12 +246,12 @@ impl Caches {
 
     /// What is known of a key's newest version.
     pub fn newest(&self, hash: KeyHash, name: Name<'_>) -> Option<Known> {
-        self.shard(hash).metadata.find(hash, name).map(|entry| entry.known)
+        self.shard(hash).metadata.find(hash, name).map(|entry| entry.known())
     }
 
     /// The bytes of a version of a key with this hash.
     pub fn kept(&self, hash: KeyHash, pointer: Pointer) -> Option<Kept> {
-        self.shard(hash).data.find(Tag::of(pointer)).cloned()
+        self.shard(hash).data.find(Tag::of(pointer)).map(|slot| slot.kept())
     }
 
     /// Keeps the bytes of a version, whether it is the newest or not.
@@ -277,7 +278,7 @@ impl Caches {
     pub fn detach(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
         let mut shard = self.shard(hash);
         self.counter(hash).fetch_add(1, Ordering::AcqRel);
-        if shard.metadata.find(hash, name).is_some_and(|entry| entry.known.pointer == pointer) {
+        if shard.metadata.find(hash, name).is_some_and(|entry| entry.known().pointer == pointer) {
             shard.metadata.remove(hash, name);
         }
     }
@@ -306,7 +307,7 @@ impl Caches {
             false => Tag::of(known.pointer),
         };
         // What was kept of the version before under a number of its own cannot be found any more.
-        if let Some(before) = shard.metadata.find(hash, name).map(|entry| entry.tag)
+        if let Some(before) = shard.metadata.find(hash, name).map(|entry| entry.tag())
             && before.0 & Tag::LOCAL != 0
         {
             shard.data.remove(before);
