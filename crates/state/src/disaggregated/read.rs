@@ -191,7 +191,7 @@ impl View {
                     }
                     Err(Late) => return Looked::Late,
                 };
-                caches.keep(hash, known.pointer, fetched.kept());
+                caches.keep(hash, name, known.pointer, fetched.kept());
                 fetched.kept()
             }
         };
@@ -284,7 +284,7 @@ impl View {
                 Some(before) => before,
                 None => match self.fetch(kept.prev, kept.prev.class().bytes(), lease).await {
                     Ok(Some(fetched)) if fetched.record.is_of(name) => {
-                        self.shared.caches.keep(hash, kept.prev, fetched.kept());
+                        self.shared.caches.keep(hash, name, kept.prev, fetched.kept());
                         fetched.kept()
                     }
                     Ok(_) => return Looked::Nothing,

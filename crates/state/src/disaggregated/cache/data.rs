@@ -1,15 +1,17 @@
 //! The data cache: versions with their values, by tag. Evicted by a clock, as the metadata cache.
+//!
+//! The metadata entry of a key has the value of its newest version at hand, for as long as that is here: the version knows
+//! its owner's place, and takes the value back when it leaves. So a warm read has no need to look here.
 
 use base::{Bytes, Version};
 
+use super::metadata::{Entry, Metadata};
 use super::places::{CELL_BYTES, Places};
 use super::{Kept, Tag};
-use crate::Versioned;
 use crate::disaggregated::pointer::Pointer;
 use crate::events;
 
-/// A version with its value. One cache line.
-#[repr(align(64))]
+/// A version with its value.
 pub struct Slot {
     tag: Tag,
     /// Empty for a deletion.
@@ -17,6 +19,8 @@ pub struct Slot {
     prev: Pointer,
     block: u64,
     tx: u32,
+    /// The entry in the metadata cache that has the value at hand.
+    owner: u32,
     /// Bytes that keeping it costs, and flags.
     bytes: u32,
 }
@@ -25,8 +29,6 @@ const USED: u32 = 1 << 31;
 const DELETED: u32 = 1 << 30;
 /// What a version may cost.
 const BYTES_MAX: usize = DELETED as usize - 1;
-
-const _: () = assert!(size_of::<Option<Slot>>() == 64);
 
 /// What a version costs besides its buffer: its place in the slab with the slab's spare room, its cell, and what shared
 /// bytes and their allocation add.
@@ -44,11 +46,6 @@ impl Slot {
     pub fn kept(&self) -> Kept {
         let value = (self.bytes & DELETED == 0).then(|| self.value.clone());
         Kept { version: self.version(), value, prev: self.prev, bytes: (self.bytes & !(USED | DELETED)) as usize }
-    }
-
-    #[inline]
-    pub fn versioned(&self) -> Option<Versioned> {
-        (self.bytes & DELETED == 0).then(|| Versioned { value: self.value.clone(), version: self.version() })
     }
 }
 
@@ -76,51 +73,58 @@ impl Data {
         self.bytes
     }
 
-    /// The version with this tag, expected at `hint`, which is corrected; counts as used.
-    #[inline]
-    pub fn get(&mut self, tag: Tag, hint: &mut u32) -> Option<&Slot> {
-        if !matches!(self.slab.get(*hint as usize), Some(Some(slot)) if slot.tag == tag) {
-            *hint = self.place(tag)?;
-        }
-        let slot = self.slab[*hint as usize].as_mut()?;
+    /// The version with this tag; counts as used.
+    pub fn find(&mut self, tag: Tag) -> Option<&Slot> {
+        let at = self.place(tag)?;
+        let slot = self.slab[at as usize].as_mut()?;
         slot.bytes |= USED;
         Some(slot)
     }
 
-    /// The version with this tag; counts as used.
-    pub fn find(&mut self, tag: Tag) -> Option<&Slot> {
-        let mut hint = u32::MAX;
-        self.get(tag, &mut hint)
-    }
-
-    pub fn remove(&mut self, tag: Tag) {
-        if let Some(at) = self.place(tag) {
-            self.remove_at(at);
+    /// Gives the entry at `owner` the value of its version, if that is here.
+    pub fn hand_to(&mut self, owner: u32, tag: Tag, metadata: &mut Metadata) {
+        let at = self.place(tag);
+        if let Some(slot) = at.and_then(|at| self.slab[at as usize].as_mut())
+            && let Some(entry) = metadata.of_version(owner, tag)
+        {
+            slot.owner = owner;
+            entry.set_value((slot.bytes & DELETED == 0).then(|| slot.value.clone()));
         }
     }
 
-    /// Where the version with this tag is.
-    pub fn place(&self, tag: Tag) -> Option<u32> {
+    pub fn remove(&mut self, tag: Tag, metadata: &mut Metadata) {
+        if let Some(at) = self.place(tag) {
+            self.remove_at(at, metadata);
+        }
+    }
+
+    fn place(&self, tag: Tag) -> Option<u32> {
         let slab = &self.slab;
         let is_it = |at: u32| slab[at as usize].as_ref().is_some_and(|slot| slot.tag == tag);
         self.table.find(hash(tag), is_it)
     }
 
-    /// Keeps a version; others leave until there is room. Says where, unless it is longer than the whole cache.
-    pub fn put(&mut self, tag: Tag, kept: Kept) -> Option<u32> {
-        if let Some(at) = self.place(tag) {
-            self.remove_at(at);
-        }
+    /// Keeps a version, if it is no longer than the whole cache; others leave until there is room.
+    pub fn put(&mut self, tag: Tag, kept: Kept, metadata: &mut Metadata) {
+        self.remove(tag, metadata);
         let bytes = SLOT_BYTES + kept.bytes;
         if bytes > self.budget_bytes || kept.bytes > BYTES_MAX {
-            return None;
+            return;
         }
         while self.bytes + bytes > self.budget_bytes {
-            self.evict_one();
+            self.evict_one(metadata);
         }
         let Kept { version: Version { block, tx }, value, prev, bytes: kept_bytes } = kept;
         let flags = if value.is_none() { DELETED } else { 0 };
-        let slot = Slot { tag, value: value.unwrap_or_default(), prev, block, tx, bytes: kept_bytes as u32 | flags };
+        let slot = Slot {
+            tag,
+            value: value.unwrap_or_default(),
+            prev,
+            block,
+            tx,
+            owner: u32::MAX,
+            bytes: kept_bytes as u32 | flags,
+        };
         let slot = Some(slot);
         let at = match self.vacant.pop() {
             Some(at) => {
@@ -138,22 +142,26 @@ impl Data {
         self.bytes += bytes;
         events::DataCacheBytes.add(bytes as i64);
         self.table.insert(hash(tag), at);
-        Some(at)
     }
 
-    fn evict_one(&mut self) {
+    fn evict_one(&mut self, metadata: &mut Metadata) {
         loop {
             self.hand = if self.hand + 1 >= self.slab.len() { 0 } else { self.hand + 1 };
-            match &mut self.slab[self.hand] {
-                Some(slot) if slot.bytes & USED != 0 => slot.bytes &= !USED,
-                Some(_) => return self.remove_at(self.hand as u32),
-                None => {}
+            let Some(slot) = &mut self.slab[self.hand] else { continue };
+            let owner = metadata.of_version(slot.owner, slot.tag);
+            let used = slot.bytes & USED != 0 || owner.is_some_and(Entry::take_value_used);
+            slot.bytes &= !USED;
+            if !used {
+                return self.remove_at(self.hand as u32, metadata);
             }
         }
     }
 
-    fn remove_at(&mut self, at: u32) {
+    fn remove_at(&mut self, at: u32, metadata: &mut Metadata) {
         let slot = self.slab[at as usize].take().expect("only versions are removed");
+        if let Some(entry) = metadata.of_version(slot.owner, slot.tag) {
+            entry.set_value(None);
+        }
         let bytes = slot.bytes();
         self.bytes -= bytes;
         events::DataCacheBytes.add(-(bytes as i64));

@@ -3,7 +3,7 @@
 //! Entries lie in a slab over which the hand of a clock goes round: an entry that was used since it last came by stays for
 //! another round.
 
-use base::Version;
+use base::{Bytes, Version};
 
 use super::places::{CELL_BYTES, Places};
 use super::{Kind, Known, Tag};
@@ -12,30 +12,40 @@ use crate::disaggregated::pointer::Pointer;
 use crate::disaggregated::record::Name;
 use crate::events;
 
-/// What is known of a key. One cache line.
-#[repr(align(64))]
+/// Namespace and key, in the entry where they are short.
+enum Names {
+    Short([u8; SHORT_BYTES]),
+    Long(Box<[u8]>),
+}
+
+const SHORT_BYTES: usize = 31;
+
+/// What is known of a key. Two cache lines side by side, so that a warm read touches these, a cell of the table and the
+/// count of the value's holders.
+#[repr(align(128))]
 pub struct Entry {
     hash: KeyHash,
-    /// Namespace and key.
-    names: Box<[u8]>,
-    /// Of the newest version in the data cache, if it is there; unless it is a local one, made from the version's pointer.
-    tag: Tag,
-    pointer: Pointer,
-    block: u64,
-    tx: u32,
-    bytes: u32,
-    /// Where the data cache had it last.
-    pub hint: u32,
+    names: Names,
+    names_bytes: u16,
     namespace_bytes: u16,
     kind: Kind,
     used: bool,
+    /// The value was asked for since the data cache's clock last came by.
+    value_used: bool,
+    tx: u32,
+    block: u64,
+    pointer: Pointer,
+    /// Of the newest version in the data cache, if it is there.
+    tag: Tag,
+    /// The value, while the data cache has it.
+    value: Option<Bytes>,
+    bytes: u32,
 }
 
-const _: () = assert!(size_of::<Option<Entry>>() == 64);
+const _: () = assert!(size_of::<Option<Entry>>() == 128);
 
-/// What an entry costs besides its names: its place in the slab with the slab's spare room, its cell, and the allocation of
-/// the names.
-pub const ENTRY_BYTES: usize = size_of::<Entry>() * 9 / 8 + CELL_BYTES + 16;
+/// What an entry costs besides long names: its place in the slab with the slab's spare room, and its cell.
+pub const ENTRY_BYTES: usize = size_of::<Entry>() * 9 / 8 + CELL_BYTES;
 
 /// See [the module](self).
 #[derive(Default)]
@@ -48,9 +58,28 @@ pub struct Metadata {
     budget_bytes: usize,
 }
 
+impl Names {
+    fn new(name: Name<'_>) -> Names {
+        let (namespace, key) = (name.namespace.as_bytes(), name.key.as_bytes());
+        let bytes = namespace.len() + key.len();
+        if bytes > SHORT_BYTES {
+            return Names::Long([namespace, key].concat().into());
+        }
+        let mut short = [0; SHORT_BYTES];
+        short[..namespace.len()].copy_from_slice(namespace);
+        short[namespace.len()..bytes].copy_from_slice(key);
+        Names::Short(short)
+    }
+
+    /// What they cost besides the entry.
+    fn cost(bytes: usize) -> usize {
+        if bytes > SHORT_BYTES { bytes + 16 } else { 0 }
+    }
+}
+
 impl Entry {
     fn bytes(&self) -> usize {
-        ENTRY_BYTES + self.names.len()
+        ENTRY_BYTES + Names::cost(usize::from(self.names_bytes))
     }
 
     #[inline]
@@ -64,20 +93,42 @@ impl Entry {
         Known { pointer: self.pointer, version, kind: self.kind, bytes: self.bytes }
     }
 
-    fn set(&mut self, known: Known, tag: Tag, hint: u32) {
+    /// The value, if the data cache has it; counts as used.
+    #[inline]
+    pub fn value(&mut self) -> Option<Bytes> {
+        self.value_used = true;
+        self.value.clone()
+    }
+
+    fn set(&mut self, known: Known, tag: Tag) {
         let Known { pointer, version, kind, bytes } = known;
         (self.pointer, self.block, self.tx, self.kind, self.bytes) = (pointer, version.block, version.tx, kind, bytes);
-        (self.tag, self.hint) = (tag, hint);
+        (self.tag, self.value, self.value_used) = (tag, None, false);
     }
 
     #[inline]
     fn is_of(&self, hash: KeyHash, name: Name<'_>) -> bool {
-        let namespace = usize::from(self.namespace_bytes);
-        self.hash == hash
-            && self.names.len() == name.namespace.len() + name.key.len()
-            && namespace == name.namespace.len()
-            && &self.names[namespace..] == name.key.as_bytes()
-            && &self.names[..namespace] == name.namespace.as_bytes()
+        let (namespace, all) = (usize::from(self.namespace_bytes), usize::from(self.names_bytes));
+        if self.hash != hash || namespace != name.namespace.len() || all != namespace + name.key.len() {
+            return false;
+        }
+        let names = match &self.names {
+            Names::Short(names) => &names[..all],
+            Names::Long(names) => names,
+        };
+        &names[namespace..] == name.key.as_bytes() && &names[..namespace] == name.namespace.as_bytes()
+    }
+}
+
+impl Entry {
+    /// The data cache has the value.
+    pub fn set_value(&mut self, value: Option<Bytes>) {
+        self.value = value;
+    }
+
+    /// Whether the value was asked for since this was last asked.
+    pub fn take_value_used(&mut self) -> bool {
+        std::mem::take(&mut self.value_used)
     }
 }
 
@@ -91,7 +142,7 @@ impl Metadata {
     }
 
     #[inline]
-    fn place(&self, hash: KeyHash, name: Name<'_>) -> Option<u32> {
+    pub fn place(&self, hash: KeyHash, name: Name<'_>) -> Option<u32> {
         let slab = &self.slab;
         let is_it = |at: u32| slab[at as usize].as_ref().is_some_and(|entry| entry.is_of(hash, name));
         self.table.find(hash.0, is_it)
@@ -106,34 +157,43 @@ impl Metadata {
         Some(entry)
     }
 
-    /// Sets the entry of a key; others leave until there is room.
-    pub fn put(&mut self, hash: KeyHash, name: Name<'_>, known: Known, tag: Tag, hint: u32) {
-        if let Some(entry) = self.place(hash, name).and_then(|at| self.slab[at as usize].as_mut()) {
-            entry.set(known, tag, hint);
-            return;
+    /// The entry at a place, if it is that of this version.
+    pub fn of_version(&mut self, at: u32, tag: Tag) -> Option<&mut Entry> {
+        self.slab.get_mut(at as usize)?.as_mut().filter(|entry| entry.tag == tag)
+    }
+
+    /// Sets the entry of a key, without its value; others leave until there is room. Says where it is, if it had room.
+    pub fn put(&mut self, hash: KeyHash, name: Name<'_>, known: Known, tag: Tag) -> Option<u32> {
+        if let Some(at) = self.place(hash, name) {
+            self.slab[at as usize].as_mut()?.set(known, tag);
+            return Some(at);
         }
-        let bytes = ENTRY_BYTES + name.namespace.len() + name.key.len();
-        let Ok(namespace_bytes) = u16::try_from(name.namespace.len()) else { return };
+        let all = name.namespace.len() + name.key.len();
+        let (Ok(namespace_bytes), Ok(names_bytes)) = (u16::try_from(name.namespace.len()), u16::try_from(all)) else {
+            return None;
+        };
+        let bytes = ENTRY_BYTES + Names::cost(all);
         if bytes > self.budget_bytes {
-            return;
+            return None;
         }
         while self.bytes + bytes > self.budget_bytes {
             self.evict_one();
         }
-        let names = [name.namespace.as_bytes(), name.key.as_bytes()].concat().into();
         let Known { pointer, version: Version { block, tx }, kind, bytes: record_bytes } = known;
         let entry = Some(Entry {
             hash,
-            names,
-            tag,
-            pointer,
-            block,
-            tx,
-            bytes: record_bytes,
-            hint,
+            names: Names::new(name),
+            names_bytes,
             namespace_bytes,
             kind,
             used: false,
+            value_used: false,
+            tx,
+            block,
+            pointer,
+            tag,
+            value: None,
+            bytes: record_bytes,
         });
         let at = match self.vacant.pop() {
             Some(at) => {
@@ -151,6 +211,7 @@ impl Metadata {
         self.bytes += bytes;
         events::MetadataCacheBytes.add(bytes as i64);
         self.table.insert(hash.0, at);
+        Some(at)
     }
 
     pub fn remove(&mut self, hash: KeyHash, name: Name<'_>) {

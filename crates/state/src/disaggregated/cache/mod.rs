@@ -214,15 +214,14 @@ impl Caches {
     #[inline]
     pub fn get(&self, hash: KeyHash, name: Name<'_>, height: u64) -> Found {
         let mut shard = self.shard(hash);
-        let Shard { metadata, data, .. } = &mut *shard;
-        let Some(entry) = metadata.find(hash, name) else { return Found::Nothing(self.token(hash)) };
+        let Some(entry) = shard.metadata.find(hash, name) else { return Found::Nothing(self.token(hash)) };
         let known = entry.known();
         if !known.is_seen(height) {
             return Found::TooNew(known);
         }
         let answer = match known.kind {
-            Kind::Live => match data.get(entry.tag(), &mut entry.hint) {
-                Some(slot) => slot.versioned(),
+            Kind::Live => match entry.value() {
+                Some(value) => Some(Versioned { value, version: known.version }),
                 None => return Found::Newest(known),
             },
             Kind::Deleted | Kind::Absent => None,
@@ -255,8 +254,14 @@ impl Caches {
     }
 
     /// Keeps the bytes of a version, whether it is the newest or not.
-    pub fn keep(&self, hash: KeyHash, pointer: Pointer, kept: Kept) {
-        self.shard(hash).data.put(Tag::of(pointer), kept);
+    pub fn keep(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer, kept: Kept) {
+        let mut shard = self.shard(hash);
+        let Shard { metadata, data, .. } = &mut *shard;
+        let tag = Tag::of(pointer);
+        data.put(tag, kept, metadata);
+        if let Some(owner) = metadata.place(hash, name) {
+            data.hand_to(owner, tag, metadata);
+        }
     }
 
     /// Step 3 of learning: what was found is the newest version of the key, unless the token died.
@@ -306,17 +311,19 @@ impl Caches {
             true => Tag(Tag::LOCAL | self.local.fetch_add(1, Ordering::Relaxed)),
             false => Tag::of(known.pointer),
         };
+        let Shard { metadata, data, .. } = shard;
         // What was kept of the version before under a number of its own cannot be found any more.
-        if let Some(before) = shard.metadata.find(hash, name).map(|entry| entry.tag())
+        if let Some(before) = metadata.find(hash, name).map(|entry| entry.tag())
             && before.0 & Tag::LOCAL != 0
         {
-            shard.data.remove(before);
+            data.remove(before, metadata);
         }
-        let hint = match kept {
-            Some(kept) => shard.data.put(tag, kept),
-            None => shard.data.place(tag),
-        };
-        shard.metadata.put(hash, name, known, tag, hint.unwrap_or(u32::MAX));
+        if let Some(kept) = kept {
+            data.put(tag, kept, metadata);
+        }
+        if let Some(owner) = metadata.put(hash, name, known, tag) {
+            data.hand_to(owner, tag, metadata);
+        }
     }
 }
 

@@ -57,7 +57,7 @@ fn a_height_below_the_newest_version_is_told_so() {
 fn bytes_of_another_life_of_a_buffer_are_not_taken() {
     let caches = Caches::new(10_000, 10_000);
     let (one, other) = (Pointer::new(0x1000, 100, Incarnation::new(1)), Pointer::new(0x1000, 100, Incarnation::new(2)));
-    caches.keep(hash("a"), one, kept(1, "one"));
+    caches.keep(hash("a"), name("a"), one, kept(1, "one"));
     assert!(caches.kept(hash("a"), one).is_some() && caches.kept(hash("a"), other).is_none());
 }
 
@@ -76,7 +76,7 @@ fn both_parts_keep_to_their_budgets_through_random_operations() {
         match random >> 61 {
             0 => caches.detach(hash, name, known.pointer),
             1 => caches.replace(hash, name, known, None),
-            2 => caches.keep(hash, known.pointer, kept),
+            2 => caches.keep(hash, name, known.pointer, kept),
             3 => caches.replace(hash, name, known, Some(kept)),
             4 => caches.forget(|pointer| pointer.address() % 4096 == 0),
             _ => hits += usize::from(matches!(caches.get(hash, name, u64::MAX), Found::Answer(_))),
