@@ -68,6 +68,8 @@ impl Shared {
         let Some(place) = group.vacancy(hash, |address| writer.space.holds(address)) else { return };
         let bytes = record::record_bytes(name.namespace.len(), name.key.len(), kept.bytes);
         let Some(extent) = writer.space.allocate(bytes, UNIT_BYTES) else {
+            // The keeper asks for another section, if there is one to be had; later fills find it.
+            writer.short = true;
             self.wanted.notify_one();
             return;
         };

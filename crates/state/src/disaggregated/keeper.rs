@@ -88,6 +88,9 @@ impl Shared {
             }
             let mut writer = self.writer.lock().await;
             self.reclaim(&mut writer);
+            if std::mem::take(&mut writer.short) {
+                self.grow_space(&mut writer).await;
+            }
             let orphans = std::mem::take(&mut writer.orphans);
             drop(writer);
             if orphans {

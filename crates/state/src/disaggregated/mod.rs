@@ -65,6 +65,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use base::rt::sync::{Notify, Semaphore};
 use base::rt::{self, AbortOnDrop, Instant};
 use base::{Set, Version};
+use futures_util::future::join_all;
 use storage::StateStore;
 
 pub use audit::Audit;
@@ -77,6 +78,9 @@ use record::Name;
 use space::Space;
 
 use crate::{Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
+
+/// Reads of one caller that are under way at once.
+const READS_AT_ONCE: usize = 64;
 
 /// Limits of one peer's state in one channel. The budget of remote memory is the address space's.
 #[derive(Clone, Debug)]
@@ -153,6 +157,8 @@ struct Writer {
     tombstones: VecDeque<Tombstone>,
     /// Subtables were lost: records may be live to which nothing leads.
     orphans: bool,
+    /// A fill found no room.
+    short: bool,
     /// The pool had nothing to give; not asked again before that time.
     exhausted_until: Option<Instant>,
 }
@@ -315,8 +321,20 @@ impl Snapshot for View {
 
     async fn versions(&self, keys: &[(&str, &str)]) -> Result<Vec<Option<Version>>, Error> {
         let mut versions = Vec::with_capacity(keys.len());
-        for (namespace, key) in keys {
-            versions.push(self.read_version(namespace, key).await?);
+        let mut unknown = Vec::new();
+        for (at, (namespace, key)) in keys.iter().enumerate() {
+            let known = self.cached_version(namespace, key).transpose()?;
+            if known.is_none() {
+                unknown.push(at);
+            }
+            versions.push(known.flatten());
+        }
+        // Many at once, so that what they wait for is waited for together.
+        for some in unknown.chunks(READS_AT_ONCE) {
+            let reads = some.iter().map(|at| self.read_version(keys[*at].0, keys[*at].1));
+            for (at, version) in some.iter().zip(join_all(reads).await) {
+                versions[*at] = version?;
+            }
         }
         Ok(versions)
     }

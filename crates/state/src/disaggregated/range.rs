@@ -11,12 +11,13 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use base::BlockNumber;
+use futures_util::future::join_all;
 use storage::tables::RangeEntry;
 
-use super::View;
 use super::delta::{Place, Written};
 use super::fault::hold_up;
-use super::record::Name;
+use super::record::{HEADER_BYTES, Name};
+use super::{READS_AT_ONCE, View};
 use crate::{Entry, Error, RANGE_BYTES_SOFT_MAX, RangePage, VersionPage, Versioned, events};
 
 /// Rows of one page at most.
@@ -129,24 +130,52 @@ impl View {
     /// See [`crate::Snapshot::range`].
     pub(super) async fn page(&self, namespace: &str, start: &str, end: &str, limit: usize) -> Result<RangePage, Error> {
         let mut merged = self.merged(namespace, start, end, limit)?;
-        let mut page = RangePage::default();
+        let mut more = false;
         let mut bytes = 0;
+        let mut found = Vec::new();
         while let Some(live) = merged.next().await? {
-            if page.entries.len() >= limit || bytes >= RANGE_BYTES_SOFT_MAX {
-                page.more = !page.entries.is_empty();
+            if found.len() >= limit || bytes >= RANGE_BYTES_SOFT_MAX {
+                more = !found.is_empty();
                 break;
             }
-            let entry = match live {
-                Live::Row(entry) => entry,
-                Live::Write(key, written) => {
-                    let versioned = self.written_or_cached(Name { namespace, key: &key }, &written).await?;
-                    Entry { key, versioned: versioned.ok_or(Error::Lost { version: written.version })? }
+            // How long a value is that is elsewhere follows from its record's length: the page ends where it always does.
+            let live = match live {
+                Live::Write(key, Written { version, place: Place::Storage }) => {
+                    let written = Written { version, place: Place::Storage };
+                    Live::Row(self.entry(namespace, key, written).await?)
                 }
+                live => live,
             };
-            bytes += entry.key.len() + entry.versioned.value.len();
-            page.entries.push(entry);
+            bytes += match &live {
+                Live::Row(entry) => entry.key.len() + entry.versioned.value.len(),
+                Live::Write(key, written) => match &written.place {
+                    Place::Here(value) => key.len() + value.len(),
+                    Place::Remote(_, record) => (*record as usize).saturating_sub(HEADER_BYTES + namespace.len()),
+                    Place::Storage | Place::Deleted => key.len(),
+                },
+            };
+            found.push(live);
         }
-        self.shared.admitted(self.height).map(|()| page)
+        let mut entries = Vec::with_capacity(found.len());
+        let mut found = found.into_iter().peekable();
+        while found.peek().is_some() {
+            let some = found.by_ref().take(READS_AT_ONCE).map(|live| async {
+                match live {
+                    Live::Row(entry) => Ok(entry),
+                    Live::Write(key, written) => self.entry(namespace, key, written).await,
+                }
+            });
+            for entry in join_all(some).await {
+                entries.push(entry?);
+            }
+        }
+        self.shared.admitted(self.height).map(|()| RangePage { entries, more })
+    }
+
+    /// Step 4.
+    async fn entry(&self, namespace: &str, key: Arc<str>, written: Written) -> Result<Entry, Error> {
+        let found = self.written_or_cached(Name { namespace, key: &key }, &written).await?;
+        Ok(Entry { key, versioned: found.ok_or(Error::Lost { version: written.version })? })
     }
 
     /// See [`crate::Snapshot::range_versions`].

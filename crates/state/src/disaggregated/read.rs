@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 
 use base::{BlockNumber, Bytes, BytesMut, Version, rt};
 
-use super::cache::{Found, Kept, Kind, Known, Token};
+use super::cache::{Found, Kept, Kind, Known, Token, spare};
 use super::delta::{Place, Written};
 use super::fault::hold_up;
 use super::index::{KeyHash, PROBE_BYTES, Probe};
@@ -388,9 +388,12 @@ impl View {
         let section_bytes = shared.memory.section_bytes();
         let room = (section_bytes - address % section_bytes) as usize;
         let length = bytes.min(room);
-        let read = shared.memory.read(address, length, BytesMut::with_capacity(length));
-        let read = match completed(&*shared.memory, read).await {
-            Ok(bytes) => Record::decode(bytes.freeze(), pointer),
+        let read = shared.memory.read(address, length, spare::take(length));
+        let (read, bytes) = match completed(&*shared.memory, read).await {
+            Ok(bytes) => {
+                let capacity = bytes.capacity();
+                (Record::decode(bytes.freeze(), pointer), capacity)
+            }
             Err(error) => {
                 shared.memory.note_failure(address, &error);
                 return Ok(None);
@@ -403,7 +406,7 @@ impl View {
         if read.is_none() && !shared.is_gone(address) && self.height >= shared.admitted.load(Ordering::Acquire) {
             events::RecordsUntrusted.add(1);
         }
-        Ok(read.map(|record| Fetched { pointer, record, bytes: length }))
+        Ok(read.map(|record| Fetched { pointer, record, bytes }))
     }
 }
 

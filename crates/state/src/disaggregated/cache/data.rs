@@ -7,7 +7,7 @@ use base::{Bytes, Version};
 
 use super::metadata::{Entry, Metadata};
 use super::places::{CELL_BYTES, Places};
-use super::{Kept, Tag};
+use super::{Kept, Tag, spare};
 use crate::disaggregated::pointer::Pointer;
 use crate::events;
 
@@ -94,7 +94,7 @@ impl Data {
 
     pub fn remove(&mut self, tag: Tag, metadata: &mut Metadata) {
         if let Some(at) = self.place(tag) {
-            self.remove_at(at, metadata);
+            drop(self.remove_at(at, metadata));
         }
     }
 
@@ -152,12 +152,14 @@ impl Data {
             let used = slot.bytes & USED != 0 || owner.is_some_and(Entry::take_value_used);
             slot.bytes &= !USED;
             if !used {
-                return self.remove_at(self.hand as u32, metadata);
+                let value = self.remove_at(self.hand as u32, metadata);
+                return spare::put(value);
             }
         }
     }
 
-    fn remove_at(&mut self, at: u32, metadata: &mut Metadata) {
+    /// Removes a version; gives its value.
+    fn remove_at(&mut self, at: u32, metadata: &mut Metadata) -> Bytes {
         let slot = self.slab[at as usize].take().expect("only versions are removed");
         if let Some(entry) = metadata.of_version(slot.owner, slot.tag) {
             entry.set_value(None);
@@ -167,5 +169,6 @@ impl Data {
         events::DataCacheBytes.add(-(bytes as i64));
         self.table.remove(hash(slot.tag), at);
         self.vacant.push(at);
+        slot.value
     }
 }

@@ -19,6 +19,7 @@
 mod data;
 mod metadata;
 mod places;
+pub mod spare;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
