@@ -6,6 +6,7 @@
 mod clients;
 mod deny;
 mod guest;
+mod hosts;
 mod step;
 
 use std::path::PathBuf;
@@ -99,7 +100,10 @@ fn steps() -> Vec<Step> {
             "cargo",
             &["clippy", "--release", "--workspace", "--all-targets", "--", "--deny", "warnings"],
         ),
-        Step::command("tests", "cargo", &["test", "--release", "--workspace"]),
+        Step::new("tests", || {
+            hosts::tools()?;
+            step::run(Command::new("cargo").args(["test", "--release", "--workspace"]))
+        }),
         Step::new("simulation", || {
             step::run(&mut simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"]))
         }),

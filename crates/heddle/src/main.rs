@@ -49,6 +49,8 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Up(up) => command::up::run(up).await,
             Command::Down(down) => command::down::run(&down).await,
             Command::Status(status) => command::status::run(&status).await,
+            Command::Node(node) => command::process::run(&node).await,
+            Command::Plan(plan) => command::process::plan(&plan).await,
             Command::Config => output::print(node::Config::default_text()),
             Command::Ledger(cli::ledger::Ledger::Verify(verify)) => command::verify::run(&verify).await,
             Command::Ledger(cli::ledger::Ledger::Show(show)) => command::show::run(&show).await,

@@ -26,11 +26,17 @@ pub fn get(address: SocketAddr, path: &str) -> Result<String> {
     }
 }
 
-/// The value of a metric without labels in Prometheus' text.
+/// The value of a metric in Prometheus' text, over all processes; it has no label but theirs.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
-    text.lines()
-        .filter(|line| !line.starts_with('#'))
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+    let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let rest = match rest.strip_prefix("{process=\"") {
+            Some(labelled) => labelled.split_once('"')?.1.strip_prefix('}')?,
+            None => rest,
+        };
+        rest.strip_prefix(' ')?.trim().parse::<f64>().ok()
+    });
+    samples.reduce(|sum, value| sum + value)
 }
 
 #[cfg(test)]
@@ -43,5 +49,7 @@ mod tests {
         assert_eq!(metric(text, "a_total"), Some(42.0));
         assert_eq!(metric(text, "b"), Some(0.5));
         assert_eq!(metric(text, "a"), None);
+        let text = "a_total{process=\"x\"} 1\na_total{process=\"y\"} 2\na_total{process=\"y\",le=\"3\"} 4\n";
+        assert_eq!(metric(text, "a_total"), Some(3.0));
     }
 }

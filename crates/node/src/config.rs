@@ -3,6 +3,8 @@
 //! Every key has a default; `default.toml`, which is what a new file holds, states each of them with its meaning. Keys
 //! that do not exist are refused. Errors name the key or the line and say what to do.
 
+pub(crate) mod pool;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
@@ -13,6 +15,8 @@ use base::ErrorKind;
 use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
+
+pub use pool::{Form, Pool, Provider};
 
 /// Organisations that one process holds at most.
 pub const ORGANIZATIONS_MAX: usize = 16;
@@ -40,6 +44,8 @@ pub struct Config {
     pub contracts: Contracts,
     /// Memory for the world state.
     pub storage: Storage,
+    /// The form of peers, and the memory that they share.
+    pub pool: Pool,
     /// Bounds on what clients can start.
     pub limits: Limits,
 }
@@ -66,6 +72,8 @@ pub struct Ports {
     pub gateway: u16,
     /// The orderer's port, or 0.
     pub orderer: u16,
+    /// The first of the ports by which processes of different organisations reach each other, or 0.
+    pub links: u16,
     /// The port of the metrics, or 0.
     pub metrics: u16,
     /// The address of the metrics.
@@ -140,6 +148,7 @@ impl Default for Config {
             batch: Batch::default(),
             contracts: Contracts::default(),
             storage: Storage::default(),
+            pool: Pool::default(),
             limits: Limits::default(),
         }
     }
@@ -158,7 +167,7 @@ impl Default for NetworkConfig {
 impl Default for Ports {
     fn default() -> Ports {
         let loopback = IpAddr::from([127, 0, 0, 1]);
-        Ports { host: loopback, gateway: 7051, orderer: 7050, metrics: 9443, metrics_host: loopback }
+        Ports { host: loopback, gateway: 7051, orderer: 7050, links: 7100, metrics: 9443, metrics_host: loopback }
     }
 }
 
@@ -358,6 +367,7 @@ impl Config {
                 return Err(wrong(key, format!("is {value}; it must be from {least} to {most}")));
             }
         }
+        self.pool.check().map_err(|(key, problem)| wrong(key, problem))?;
         if self.batch.preferred_bytes > self.batch.absolute_bytes {
             return Err(wrong("batch.preferred_bytes", "must not be above batch.absolute_bytes".to_owned()));
         }
@@ -515,6 +525,11 @@ mod tests {
             ("[ports]\ngateway = 64000", "ports.gateway"),
             ("[contracts]\nbasic = { policy = \"AND(\" }", "contracts gives basic a policy"),
             ("[batch]\npreferred_bytes = 100000000", "batch.preferred_bytes"),
+            ("[pool]\nmemory_bytes = 1048576", "pool.memory_bytes is 1048576, less than one section of 16777216 bytes"),
+            ("[pool]\npeer_bytes = 65536", "pool.peer_bytes is 65536, less than one section"),
+            ("[pool]\nsection_bytes = 3000000", "a power of two"),
+            ("[pool]\nform = \"pooled\"", "line 2"),
+            ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
         ] {
             let error = Config::parse(text, "heddle.toml").expect_err(text).to_string();
             assert!(error.contains("heddle.toml") && error.contains(expected), "{text}: {error}");

@@ -25,14 +25,18 @@ pub(crate) fn registry(config: &Config) -> Result<Registry, NodeError> {
     Ok(registry)
 }
 
-/// The definitions of those contracts that have a policy of their own.
+/// The definitions of all contracts: those without a policy of their own have the channel's.
 ///
 /// # Errors
 /// [`ConfigError::Value`].
 pub(crate) fn definitions(config: &Config, registry: &Registry) -> Result<Definitions, ConfigError> {
     let mut definitions = Definitions::new();
     for (name, contract) in &config.contracts.0 {
-        let Some(text) = &contract.policy else { continue };
+        let version = registry.get(name).map(|contract| contract.version().to_owned()).unwrap_or_default();
+        let Some(text) = &contract.policy else {
+            definitions.insert(name.clone(), Definition { version, ..Definition::default() });
+            continue;
+        };
         let wrong = |problem: String| ConfigError::Value {
             origin: "the configuration".to_owned(),
             key: "contracts",
@@ -43,7 +47,6 @@ pub(crate) fn definitions(config: &Config, registry: &Registry) -> Result<Defini
             word => out_of(&word, &config.network.organizations),
         };
         let envelope = policy::parse(&text).map_err(|error| wrong(error.to_string()))?;
-        let version = registry.get(name).map(|contract| contract.version().to_owned()).unwrap_or_default();
         let definition = Definition { version, endorsement: policy::of_signature(envelope), ..Definition::default() };
         definitions.insert(name.clone(), definition);
     }
@@ -78,12 +81,15 @@ mod tests {
     }
 
     #[test]
-    fn only_contracts_with_a_policy_of_their_own_are_defined_here() {
+    fn contracts_have_their_own_policy_or_the_channels() {
         let mut config = Config::default();
         config.contracts.0.insert("basic".into(), ContractConfig { policy: Some("all".into()) });
         let registry = registry(&config).expect("native contracts");
         let definitions = definitions(&config, &registry).expect("a policy");
-        assert_eq!(definitions.keys().collect::<Vec<_>>(), ["basic"]);
+        assert_eq!(definitions.len(), registry.names().count());
+        let channel = Definition::default().endorsement;
+        assert_ne!(definitions["basic"].endorsement, channel);
+        assert_eq!(definitions["ycsb"].endorsement, channel);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use identity::issue::MspDirectory;
 use serde::{Deserialize, Serialize};
 
 use crate::network::{Endpoint, Network, NodeError, Role, write};
+use crate::process::Ready;
 
 const FILE: &str = "endpoints.json";
 
@@ -32,6 +33,12 @@ pub struct Endpoints {
     pub orderer: SocketAddr,
     /// The port of metrics and health.
     pub metrics: SocketAddr,
+    /// The processes of the roles, where these are processes of their own; `process` then supervises them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Ready>,
+    /// The folder of their sockets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<PathBuf>,
 }
 
 /// One organisation's gateway.
@@ -77,6 +84,8 @@ impl Endpoints {
                 .collect(),
             orderer: address(Role::Orderer),
             metrics: address(Role::Metrics),
+            processes: Vec::new(),
+            sockets: None,
         }
     }
 

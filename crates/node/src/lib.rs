@@ -1,9 +1,11 @@
-//! A whole network in one process: composition, and nothing else.
+//! A whole network, in one process or in a process for each role: composition, and nothing else.
 //!
 //! * [`config`]: the configuration file.
 //! * [`network`]: certificates, genesis block, orderer, peers and gateways; created, opened, run, stopped.
+//! * [`process`]: one role as a process of its own. [`plan`]: which processes a network has, and their files.
 //! * [`Endpoints`]: what of a network listens where, for clients on the same machine.
 //! * [`transport`]: links that leave the process, over TCP and mutual TLS.
+//! * [`Overview`]: metrics and health of all processes of a network on one page.
 //! * [`logging`]: log lines. Metrics are served by the running network.
 #![warn(missing_docs)]
 
@@ -14,9 +16,17 @@ mod endpoints;
 pub mod logging;
 mod metrics;
 pub mod network;
+mod overview;
+pub mod plan;
+mod ports;
+pub mod process;
 mod profile;
+mod roles;
 pub mod transport;
 
 pub use config::{Config, ConfigError};
 pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, Network, NodeError, Role, Running};
+pub use overview::Overview;
+pub use plan::{Placement, Plan, Planned};
+pub use process::{Process, ProcessRole, Ready};

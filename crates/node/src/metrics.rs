@@ -6,11 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use base::event;
 use base::rt::Stop;
 use base::rt::sync::Semaphore;
 use chain::Channel;
 use chain::order::chain::Chain;
+use chain::remote::RemotePeer;
 use gateway::service::Intake;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,6 +31,7 @@ pub(crate) fn register() {
     event::register(identity::EVENTS);
     event::register(pool::events::EVENTS);
     event::register(storage::events::EVENTS);
+    event::register(pool::events::EVENTS);
     event::register(state::events::EVENTS);
     event::register(chain::events::EVENTS);
     event::register(gateway::events::EVENTS);
@@ -53,6 +56,16 @@ impl Part for Channel {
     }
 }
 
+impl Part for RemotePeer {
+    fn failure(&self) -> Option<Arc<chain::Error>> {
+        None
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.problem().map(|problem| problem.to_string())
+    }
+}
+
 impl Part for Chain {
     fn failure(&self) -> Option<Arc<chain::Error>> {
         self.failure()
@@ -63,17 +76,53 @@ impl Part for Chain {
     }
 }
 
-/// What is looked at to say whether the network is well.
+/// What the page is made from.
+#[async_trait]
+pub(crate) trait Source: Send + Sync + 'static {
+    /// Prometheus' text.
+    async fn metrics(&self) -> String;
+    /// What is wrong, a line each, if something is.
+    async fn problem(&self) -> Option<String>;
+    /// What is worth knowing and hinders nothing, a line each.
+    async fn notes(&self) -> String {
+        String::new()
+    }
+}
+
+#[async_trait]
+impl Source for Health {
+    async fn metrics(&self) -> String {
+        event::render_prometheus()
+    }
+
+    async fn problem(&self) -> Option<String> {
+        Health::problem(self)
+    }
+
+    async fn notes(&self) -> String {
+        self.notes.iter().flat_map(|notes| notes()).map(|note| note + "\n").collect()
+    }
+}
+
+/// Says what is worth knowing.
+type Notes = Arc<dyn Fn() -> Vec<String> + Send + Sync>;
+
+/// What is looked at to say whether this process is well.
 #[derive(Clone)]
 pub(crate) struct Health {
     /// With their hosts' names.
     parts: Arc<[(String, Arc<dyn Part>)]>,
     intake: Intake,
+    notes: Option<Notes>,
 }
 
 impl Health {
     pub(crate) fn new(parts: Vec<(String, Arc<dyn Part>)>, intake: Intake) -> Health {
-        Health { parts: parts.into(), intake }
+        Health { parts: parts.into(), intake, notes: None }
+    }
+
+    pub(crate) fn with_notes(self, notes: impl Fn() -> Vec<String> + Send + Sync + 'static) -> Health {
+        Health { notes: Some(Arc::new(notes)), ..self }
     }
 
     /// What is wrong, a line each, if something is.
@@ -94,7 +143,8 @@ impl Health {
 }
 
 /// Answers until `stop`.
-pub(crate) async fn serve(listener: TcpListener, health: Health, stop: Stop) {
+pub(crate) async fn serve(listener: TcpListener, source: impl Source, stop: Stop) {
+    let source = Arc::new(source);
     let connections = Semaphore::new(CONNECTIONS_MAX);
     while let Some(accepted) = stop.or_stopped(listener.accept()).await {
         let Ok((socket, _)) = accepted else {
@@ -102,16 +152,16 @@ pub(crate) async fn serve(listener: TcpListener, health: Health, stop: Stop) {
             continue;
         };
         let Some(permit) = connections.try_acquire() else { continue };
-        let health = health.clone();
+        let source = source.clone();
         tokio::spawn(async move {
             let _permit = permit;
             // A client that is too slow or has gone gets no answer.
-            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, &health)).await;
+            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, source.as_ref())).await;
         });
     }
 }
 
-async fn answer(mut socket: TcpStream, health: &Health) -> std::io::Result<()> {
+async fn answer(mut socket: TcpStream, source: &dyn Source) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         let mut chunk = [0; 1024];
@@ -121,7 +171,7 @@ async fn answer(mut socket: TcpStream, health: &Health) -> std::io::Result<()> {
         }
         head.extend_from_slice(&chunk[..read]);
     }
-    let (status, kind, body) = respond(&head, health);
+    let (status, kind, body) = respond(&head, source).await;
     let is_head_only = head.starts_with(b"HEAD ");
     let length = body.len();
     let start =
@@ -133,7 +183,7 @@ async fn answer(mut socket: TcpStream, health: &Health) -> std::io::Result<()> {
     socket.shutdown().await
 }
 
-fn respond(head: &[u8], health: &Health) -> (&'static str, &'static str, String) {
+async fn respond(head: &[u8], source: &dyn Source) -> (&'static str, &'static str, String) {
     const TEXT: &str = "text/plain; charset=utf-8";
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|byte| *byte == b' ');
@@ -143,9 +193,9 @@ fn respond(head: &[u8], health: &Health) -> (&'static str, &'static str, String)
         return ("405 Method Not Allowed", TEXT, "GET /metrics or /healthz\n".to_owned());
     }
     match path {
-        b"/metrics" => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", event::render_prometheus()),
-        b"/healthz" => match health.problem() {
-            None => ("200 OK", TEXT, "ok\n".to_owned()),
+        b"/metrics" => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", source.metrics().await),
+        b"/healthz" => match source.problem().await {
+            None => ("200 OK", TEXT, "ok\n".to_owned() + &source.notes().await),
             Some(problem) => ("503 Service Unavailable", TEXT, problem),
         },
         _ => ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned()),
@@ -193,8 +243,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn health_names_every_part_that_has_stopped_or_waits() {
+    #[tokio::test]
+    async fn health_names_every_part_that_has_stopped_or_waits() {
         let part = |host: &str, fake: Fake| (host.to_owned(), Arc::new(fake) as Arc<dyn Part>);
         let intake = Intake::default();
         let parts = vec![
@@ -203,7 +253,7 @@ mod tests {
             part("orderer", Fake(Some(chain::Error::Stopped), Some("the disk is full"))),
         ];
         let health = Health::new(parts, intake.clone());
-        let (status, _, body) = respond(b"GET /healthz HTTP/1.1\r\n\r\n", &health);
+        let (status, _, body) = respond(b"GET /healthz HTTP/1.1\r\n\r\n", &health).await;
         assert!(status.starts_with("503"), "{status}");
         let lines: Vec<&str> = body.lines().collect();
         assert_eq!(lines[0], "peer1 waits: the disk is full");

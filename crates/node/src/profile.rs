@@ -7,7 +7,6 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::endpoints::Endpoints;
 use crate::network::{Endpoint, Network, NodeError, Role, write};
 
 const APP: &str = include_str!("client/app.js");
@@ -19,7 +18,7 @@ pub(crate) fn write_client(path: &Path) -> Result<(), NodeError> {
     write(&path.join("client/package.json"), PACKAGE.as_bytes())
 }
 
-/// Writes all that names ports.
+/// Writes what clients read that names ports.
 pub(crate) fn write_profiles(network: &Network, endpoints: &[Endpoint]) -> Result<(), NodeError> {
     let folder = network.path().join("profiles");
     for organization in network.organizations() {
@@ -31,8 +30,7 @@ pub(crate) fn write_profiles(network: &Network, endpoints: &[Endpoint]) -> Resul
         put_yaml(&mut yaml, &profile, 0);
         write(&folder.join(format!("{name}.yaml")), yaml.as_bytes())?;
     }
-    write_connection(network, endpoints)?;
-    Endpoints::new(network, endpoints).store(network.path())
+    write_connection(network, endpoints)
 }
 
 /// What the client in `client/` reads: the first organisation's gateway and user.

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 
-use base::{BlockNumber, Bytes, Epoch, Version};
+use base::{BlockNumber, Bytes, Version};
 use storage::tables::{RangeEntry, RowBatch, Savepoint, Tables};
 
 use crate::cache::Cache;
@@ -214,7 +214,8 @@ impl Inner {
             let seen = if floor < target { delta.newest_below(floor) } else { Vec::new() };
             (delta.newest_below(target), seen)
         };
-        let savepoint = Savepoint { height: target, epoch: Epoch(0), block_hash };
+        // There are no reigns here: it goes on under the last that wrote these tables.
+        let savepoint = Savepoint { height: target, epoch: self.tables.savepoint().epoch, block_hash };
         let mut batch = RowBatch::new(savepoint);
         for Newest { namespace, key, value, version } in newest.iter().chain(&seen) {
             batch.put(namespace, key.as_bytes(), *version, value.clone())?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
-use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId};
+use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use ledger::{Block, Hash};
 use state::{UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
@@ -362,7 +362,8 @@ pub(crate) async fn append_block(store: &dyn Blocks, block: &Block, transactions
         number: BlockNumber(block.number().get()),
         header_hash: block.hash(),
         previous_hash: block.header().previous_hash.unwrap_or(NO_PREVIOUS),
-        epoch: Epoch(0),
+        // A store of this process has no reigns: it goes on under the last that wrote it. One elsewhere puts its own in.
+        epoch: store.tip().epoch,
         parts: &parts,
         transactions,
     };

@@ -212,6 +212,12 @@ pub struct Run {
     /// Settings of the network, as for `heddle up`
     #[arg(long, value_name = "FILE", help_heading = "Network", conflicts_with = "connect")]
     pub config: Option<PathBuf>,
+    /// Run every role of the network as a process of its own; their processor times are added up
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub isolate: bool,
+    /// Keep each peer's state and blocks in its own process
+    #[arg(long, help_heading = "Network", conflicts_with = "connect")]
+    pub monolithic: bool,
     /// Run the network without TLS
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub no_tls: bool,

@@ -5,6 +5,7 @@
 pub mod bench;
 pub mod ledger;
 pub mod network;
+pub mod node;
 
 use std::path::PathBuf;
 
@@ -29,6 +30,7 @@ const EXAMPLES: &str = "\
 Examples:
   heddle up                          a network of three organisations, until Ctrl-C
   heddle up --detach                 the same in the background; `heddle down` ends it
+  heddle up --isolate                the same with every role as a process of its own
   heddle status                      what runs, how high the ledgers are, how busy they are
   heddle bench smallbank             measure this machine with a network of its own
   heddle ledger verify               check every hash and signature of a stopped network
@@ -54,6 +56,10 @@ pub enum Command {
     Up(network::Up),
     Down(network::Down),
     Status(network::Status),
+    /// Run one role of a network as a process of its own
+    #[command(subcommand)]
+    Node(node::Node),
+    Plan(node::Plan),
     /// Print the configuration file that says the same as none: every key, its default and what it means
     #[command(after_help = "\
 Example:

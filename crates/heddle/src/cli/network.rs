@@ -10,7 +10,11 @@ use super::Directory;
 /// Start a network on this machine: organisations, their peers and gateways, and an orderer
 ///
 /// The first start makes the network: certificates, keys, the channel and a connection profile for clients. Later starts
-/// open what is there. All organisations run in this one process and share nothing but the blocks.
+/// open what is there. Organisations share nothing but the blocks.
+///
+/// Each peer is made of a compute node, memory that memory nodes give it, and a storage node. They run in this one process,
+/// or with --isolate in a process each, which this one supervises: one that ends is started again. With --monolithic a peer
+/// keeps everything itself. The data is the same in all forms; each start may choose.
 #[derive(Args, Debug, Clone, Default)]
 #[command(
     verbatim_doc_comment,
@@ -21,6 +25,8 @@ Examples:
   heddle up --policy majority        most organisations must endorse each transaction
   heddle up --dir ./other --any-ports   a second network beside the first
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
+  heddle up --isolate                a process for each role; kill any of them, it comes back
+  heddle up --isolate --memory-nodes 4
 
 A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger
 and cannot change; everything else can, at each start."
@@ -37,6 +43,15 @@ pub struct Up {
     /// The channel's name [default: mychannel]
     #[arg(long, value_name = "NAME")]
     pub channel: Option<String>,
+    /// Run every role as a process of its own, with log and configuration in DIR/nodes/NAME
+    #[arg(long)]
+    pub isolate: bool,
+    /// Keep each peer's state and blocks in its own process, without memory and storage nodes
+    #[arg(long)]
+    pub monolithic: bool,
+    /// Number of memory nodes, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "monolithic")]
+    pub memory_nodes: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -83,11 +98,14 @@ pub struct Ports {
     /// Port of the orderer [default: 7050]
     #[arg(long, value_name = "PORT")]
     pub orderer_port: Option<u16>,
+    /// First of the ports by which isolated processes of different organisations reach each other [default: 7100]
+    #[arg(long, value_name = "PORT")]
+    pub links_port: Option<u16>,
     /// Port of metrics and health [default: 9443]
     #[arg(long, value_name = "PORT")]
     pub metrics_port: Option<u16>,
     /// Take any free ports; what they are is printed and stands in the connection profile
-    #[arg(long, conflicts_with_all = ["gateway_port", "orderer_port", "metrics_port"])]
+    #[arg(long, conflicts_with_all = ["gateway_port", "orderer_port", "links_port", "metrics_port"])]
     pub any_ports: bool,
 }
 

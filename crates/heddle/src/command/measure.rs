@@ -154,7 +154,11 @@ async fn measure(
         warm_up_seconds: run.warm_up,
         workload: workload.parameters(),
     };
-    let servers = Process { id: endpoints.process, metrics: endpoints.metrics, dir: dir.to_path_buf() };
+    let servers = Processes {
+        ids: endpoints.processes.iter().map(|process| process.process).chain([endpoints.process]).collect(),
+        metrics: endpoints.metrics,
+        dir: dir.to_path_buf(),
+    };
     let mut terminal = Terminal::new();
     let before = Prices::measure();
     let measured = driver::run(&plan, workload.clone(), network.clone(), &servers, &mut terminal, stop).await;
@@ -172,16 +176,22 @@ async fn measure(
     Ok(())
 }
 
-/// The one process that runs all servers.
-struct Process {
-    id: u32,
+/// The processes that run all servers: one, or one for each role and the one that supervises them.
+struct Processes {
+    ids: Vec<u32>,
     metrics: SocketAddr,
     dir: PathBuf,
 }
 
-impl Servers for Process {
+impl Servers for Processes {
     fn usage(&self) -> std::io::Result<Usage> {
-        process::usage(Some(self.id))
+        let mut sum = Usage::default();
+        for id in &self.ids {
+            let usage = process::usage(Some(*id))?;
+            sum.cpu_us += usage.cpu_us;
+            sum.resident_bytes += usage.resident_bytes;
+        }
+        Ok(sum)
     }
 
     fn signatures_verified(&self) -> Option<u64> {
@@ -217,6 +227,12 @@ impl OwnNetwork {
         command.args(["--orgs", &run.orgs.to_string(), "--policy", run.policy.name()]);
         if let Some(config) = &run.config {
             command.arg("--config").arg(config);
+        }
+        if run.isolate {
+            command.arg("--isolate");
+        }
+        if run.monolithic {
+            command.arg("--monolithic");
         }
         if run.no_tls {
             command.arg("--no-tls");

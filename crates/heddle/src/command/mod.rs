@@ -4,7 +4,9 @@
 
 pub mod down;
 pub mod figure;
+pub mod isolate;
 pub mod measure;
+pub mod process;
 pub mod show;
 pub mod status;
 pub mod up;
@@ -53,6 +55,12 @@ fn organization<'a>(names: impl Iterator<Item = &'a String> + Clone, wanted: &st
     })
 }
 
+/// From now on this process is asked to end when the one that started it ends.
+fn end_with_parent() -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .map_err(|error| Failure::new(format!("the parent's end cannot be watched: {error}")))
+}
+
 /// The last lines of a log.
 fn tail(log: &Path) -> String {
     let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
@@ -60,25 +68,39 @@ fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
 }
 
+/// Blocks of a stopped network, which nobody opens meanwhile.
+struct HeldStore {
+    store: BlockStore,
+    _data: DataDirectory,
+}
+
+impl std::ops::Deref for HeldStore {
+    type Target = BlockStore;
+
+    fn deref(&self) -> &BlockStore {
+        &self.store
+    }
+}
+
 /// The blocks of one peer of a stopped network.
-async fn block_store(network: &DataDirectory, peer: &str, channel: &str) -> Result<BlockStore, Failure> {
-    store_in(network, &["peers", peer, "ledger", channel]).await
+async fn block_store(network: &DataDirectory, peer: &str, channel: &str) -> Result<HeldStore, Failure> {
+    store_in(&network.directory().path().join("peers").join(peer), channel).await
 }
 
 /// The blocks of a stopped network's orderer.
-async fn orderer_store(network: &DataDirectory, channel: &str) -> Result<BlockStore, Failure> {
-    store_in(network, &["orderer", channel]).await
+async fn orderer_store(network: &DataDirectory, channel: &str) -> Result<HeldStore, Failure> {
+    store_in(&network.directory().path().join("orderer"), channel).await
 }
 
-async fn store_in(network: &DataDirectory, folders: &[&str]) -> Result<BlockStore, Failure> {
-    let mut directory = network.directory().clone();
-    for folder in folders {
-        let inner = directory.subdirectory(folder).await;
-        directory = inner.map_err(|error| Failure::new(format!("{}: {error}", directory.path().display())))?;
-    }
+async fn store_in(path: &Path, channel: &str) -> Result<HeldStore, Failure> {
+    // A process of its own may still hold it, although the network has ended.
+    let data = DataDirectory::open(path).await.map_err(Failure::new)?;
+    let blocks = data.subdirectory("blocks").await.map_err(Failure::new)?;
+    let directory = blocks.subdirectory(channel).await;
+    let directory = directory.map_err(|error| Failure::new(format!("{}: {error}", blocks.path().display())))?;
     let (store, _) =
         BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.map_err(Failure::new)?;
-    Ok(store)
+    Ok(HeldStore { store, _data: data })
 }
 
 /// The state of one peer of a stopped network.

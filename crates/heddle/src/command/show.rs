@@ -12,7 +12,6 @@ use prost::Message as _;
 use proto::common::BlockchainInfo;
 use serde_json::{Value, json};
 use storage::DataDirectory;
-use storage::blocks::BlockStore;
 
 use crate::cli::ledger::Show;
 use crate::failure::Failure;
@@ -87,7 +86,7 @@ struct Source {
 enum Kind {
     Running(Box<Client>),
     /// The directory's lock is held for as long as it is read.
-    Stopped(BlockStore, #[allow(dead_code)] DataDirectory),
+    Stopped(super::HeldStore, #[allow(dead_code)] DataDirectory),
 }
 
 impl Source {
@@ -100,7 +99,7 @@ impl Source {
         }
         let network = super::config(dir)?.network;
         let peer = &network.organizations[super::organization(network.organizations.iter(), peer)?];
-        let lock = DataDirectory::open(dir).await.map_err(Failure::new)?;
+        let lock = node::network::open_directory(dir).await?;
         let store = super::block_store(&lock, peer, &network.channel).await?;
         Ok(Source { channel: network.channel, kind: Kind::Stopped(store, lock) })
     }

@@ -49,7 +49,23 @@ pub async fn run(arguments: &Status) -> Result<(), Failure> {
     let start = Instant::now();
     tokio::time::sleep(RATE_WINDOW).await;
     let after = page("/metrics")?;
-    let usage = bench::process::usage(Some(endpoints.process)).unwrap_or_default();
+    let resident = |process: u32| bench::process::usage(Some(process)).unwrap_or_default().resident_bytes;
+    let processes: Vec<Value> = endpoints
+        .processes
+        .iter()
+        .map(|process| {
+            json!({
+                "name": process.name,
+                "role": process.role.name(),
+                "process": process.process,
+                "address": process.address,
+                "metrics": format!("http://{}/metrics", process.metrics),
+                "resident_bytes": resident(process.process),
+            })
+        })
+        .collect();
+    let own = resident(endpoints.process);
+    let all = own + processes.iter().filter_map(|process| process["resident_bytes"].as_u64()).sum::<u64>();
     let view = json!({
         "channel": endpoints.channel,
         "policy": endpoints.policy,
@@ -58,7 +74,8 @@ pub async fn run(arguments: &Status) -> Result<(), Failure> {
         "peers": peers,
         "orderer": endpoints.orderer,
         "metrics": format!("http://{}/metrics", endpoints.metrics),
-        "resident_bytes": usage.resident_bytes,
+        "processes": processes,
+        "resident_bytes": all,
         "a_second": rates(&before, &after, start.elapsed(), endpoints.gateways.len()),
     });
     if arguments.json {
@@ -94,7 +111,7 @@ fn text(view: &Value) -> String {
     let mut lines = Vec::new();
     let mut line = |name: &str, value: &Value| {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        lines.push(format!("{name:<10} {value}"));
+        lines.push(format!("{name:<14} {value}"));
     };
     for name in ["channel", "policy", "process", "health"] {
         line(name, &view[name]);
@@ -109,6 +126,12 @@ fn text(view: &Value) -> String {
     }
     for name in ["orderer", "metrics"] {
         line(name, &view[name]);
+    }
+    for process in view["processes"].as_array().into_iter().flatten() {
+        let (number, mib) = (&process["process"], process["resident_bytes"].as_u64().unwrap_or(0) >> 20);
+        let address = process["address"].as_str().unwrap_or_default();
+        let name = process["name"].as_str().unwrap_or_default();
+        line(name, &format!("process {number}, {mib} MiB, {address}").into());
     }
     line("memory", &format!("{} MiB", view["resident_bytes"].as_u64().unwrap_or(0) >> 20).into());
     let rates: Vec<String> =
@@ -139,7 +162,7 @@ mod tests {
             "a_second": { "valid": 3 },
         });
         let text = text(&view);
-        assert!(text.contains("Org1       127.0.0.1:1 7 blocks\nOrg2       127.0.0.1:2 no answer\n"), "{text}");
+        assert!(text.contains("Org1           127.0.0.1:1 7 blocks\nOrg2           127.0.0.1:2 no answer\n"), "{text}");
         assert!(text.contains("valid 3"), "{text}");
     }
 }

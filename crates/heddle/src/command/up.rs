@@ -3,7 +3,8 @@
 //! 1. The settings: what the network was made with, or the file of `--config`, or the defaults; flags go before them.
 //! 2. With `--detach`: make or check the network here, where an error can be shown, then start this program again in the
 //!    background and wait until it is ready.
-//! 3. Otherwise: run the network, say what is where, and wait for a signal or a failure.
+//! 3. Otherwise: run the network, in this process or with a process for each role ([`super::isolate`]), say what is where,
+//!    and wait for a signal or a failure.
 //!
 //! The first signal stops in order; a second one ends at once, which loses nothing that was acknowledged.
 
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use node::config::organization_names;
 use node::{Config, Endpoints, Network};
 
+use super::isolate::Isolated;
 use crate::cli::network::Up;
 use crate::failure::Failure;
 use crate::signals::StopSignals;
@@ -33,9 +35,7 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
         rustix::process::setsid().map_err(|error| Failure::new(format!("no session of its own: {error}")))?;
     }
     if arguments.bound {
-        let name = rustix::process::Signal::TERM;
-        rustix::process::set_parent_process_death_signal(Some(name))
-            .map_err(|error| Failure::new(format!("the parent's end cannot be watched: {error}")))?;
+        super::end_with_parent()?;
     }
     let mut signals = StopSignals::listen()?;
     node::logging::start(&config.log).map_err(Failure::new)?;
@@ -43,6 +43,9 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
     if arguments.detach {
         drop(network);
         return detach(&dir, is_new, start).await;
+    }
+    if arguments.isolate {
+        return isolate(network, &dir, is_new, start, &mut signals).await;
     }
     let running = network.run().await?;
     output::print(&banner(&dir, &Endpoints::load(&dir)?, is_new, start.elapsed()))?;
@@ -63,8 +66,31 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
     }
 }
 
+/// Runs a process for each role.
+async fn isolate(
+    network: Network,
+    dir: &Path,
+    is_new: bool,
+    start: Instant,
+    signals: &mut StopSignals,
+) -> Result<(), Failure> {
+    let Some(mut isolated) = Isolated::start(network, signals).await? else { return Err(Failure::interrupted()) };
+    output::print(&banner(dir, &Endpoints::load(dir)?, is_new, start.elapsed()))?;
+    let failed = tokio::select! {
+        () = signals.received() => None,
+        failure = isolated.watch() => Some(failure),
+    };
+    output::print("the processes end: gateways, orderer, compute, storage, memory\n")?;
+    let clean = isolated.stop(signals).await;
+    match failed {
+        Some(failure) => Err(failure),
+        None if clean => output::print("all processes have ended\n"),
+        None => Err(Failure::new("not all processes ended in order; nothing that was acknowledged is lost")),
+    }
+}
+
 /// What the network is to be run with.
-fn settings(arguments: &Up) -> Result<Config, Failure> {
+pub fn settings(arguments: &Up) -> Result<Config, Failure> {
     let dir = &arguments.directory.dir;
     let mut config = match &arguments.config {
         Some(path) => Config::load(path).map_err(Failure::new)?,
@@ -94,6 +120,7 @@ fn apply(arguments: &Up, config: &mut Config) {
     for (asked, port) in [
         (ports.gateway_port, &mut config.ports.gateway),
         (ports.orderer_port, &mut config.ports.orderer),
+        (ports.links_port, &mut config.ports.links),
         (ports.metrics_port, &mut config.ports.metrics),
     ] {
         if let Some(asked) = asked.or(any) {
@@ -102,6 +129,12 @@ fn apply(arguments: &Up, config: &mut Config) {
     }
     if arguments.no_tls {
         config.tls = false;
+    }
+    if arguments.monolithic {
+        config.pool.form = node::config::Form::Monolithic;
+    }
+    if let Some(nodes) = arguments.memory_nodes {
+        config.pool.memory_nodes = usize::from(nodes);
     }
 }
 
@@ -171,6 +204,10 @@ fn banner(dir: &Path, endpoints: &Endpoints, is_new: bool, took: Duration) -> St
     }
     lines.push(format!("  {:<14} {scheme}://{}", "orderer", endpoints.orderer));
     lines.push(format!("  {:<14} http://{}/metrics", "metrics", endpoints.metrics));
+    for process in &endpoints.processes {
+        let name = &process.name;
+        lines.push(format!("  {name:<14} process {}, {}", process.process, process.address));
+    }
     let shown = |path: PathBuf| path.display().to_string();
     lines.push(format!("  {:<14} {}", "certificates", shown(dir.join("organizations"))));
     if let Some(first) = endpoints.gateways.first() {

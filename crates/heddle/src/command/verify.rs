@@ -43,7 +43,7 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
         None => organizations,
         Some(wanted) => vec![organizations[super::organization(organizations.iter(), wanted)?].clone()],
     };
-    let network = DataDirectory::open(dir).await.map_err(Failure::new)?;
+    let network = node::network::open_directory(dir).await?;
     let mut ledgers = Vec::new();
     for name in names {
         ledgers.push(check_peer(dir, &network, &name, &channel).await?);
@@ -62,7 +62,7 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
 /// A ledger that is sound in itself.
 struct Checked {
     name: String,
-    store: BlockStore,
+    store: super::HeldStore,
     report: Report,
 }
 

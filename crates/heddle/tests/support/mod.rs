@@ -1,6 +1,8 @@
 //! Starting, asking and ending networks as processes of the real program.
 #![allow(dead_code)]
 
+pub mod load;
+
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};

@@ -19,7 +19,7 @@ use crate::config::Config;
 const ORDERER_MSP: &str = "OrdererMSP";
 const ORDERER_DOMAIN: &str = "example.com";
 const ORDERER_NAME: &str = "orderer";
-const PEER_NAME: &str = "peer0";
+pub(crate) const PEER_NAME: &str = "peer0";
 const USER_NAME: &str = "User1";
 const ADMIN_NAME: &str = "Admin";
 /// Ports that the genesis block names where the configuration takes any free one.
@@ -149,6 +149,18 @@ pub(super) fn create(path: &Path, config: &Config) -> Result<Block, NodeError> {
         capabilities: Capabilities::newest(),
     };
     Ok(genesis.build()?)
+}
+
+/// An organisation with the keys of its authorities, to issue more certificates.
+pub(crate) fn issuer(path: &Path, name: &str) -> Result<Issuer, NodeError> {
+    let terms = Terms::starting_now(KeyKind::P256);
+    Ok(Issuer::read(msp_id(name), &domain(name), &peer_folders(path, name).organization, &terms)?)
+}
+
+/// As [`issuer`], of the orderer.
+pub(crate) fn orderer_issuer(path: &Path) -> Result<Issuer, NodeError> {
+    let terms = Terms::starting_now(KeyKind::P256);
+    Ok(Issuer::read(ORDERER_MSP, ORDERER_DOMAIN, &orderer_folders(path).organization, &terms)?)
 }
 
 /// Reads what [`create`] wrote.

@@ -1,4 +1,4 @@
-//! A network of one orderer, and one peer with a gateway for each organisation, in one process.
+//! A network of one orderer, and one peer with a gateway for each organisation, in one directory; run in one process.
 //!
 //! ```text
 //! <directory>
@@ -6,21 +6,25 @@
 //!   heddle.toml                         the configuration
 //!   organizations/                      certificates and keys, laid out as Fabric's tools do
 //!   genesis.block                       written last: a directory without it was not finished, and is begun again
-//!   orderer/                            the orderer's log
-//!   peers/<organisation>/ledger, state  blocks and world state
+//!   orderer/blocks                      the orderer's log
+//!   peers/<organisation>/blocks, state  blocks and world state, each a data directory of its own
+//!   nodes/<process>                     of each process, where the roles are processes of their own
 //!   profiles/, client/                  connection profiles, and a client to start from
 //! ```
 //!
 //! 1. [`Network::create`] makes keys, certificates, the genesis block and the files.
 //! 2. [`Network::open`] reads them back, and checks that the configuration still fits the genesis block.
-//! 3. [`Network::run`] starts everything; [`Running::stop`] drains and persists it.
+//! 3. [`Network::run`] starts everything; [`Running::stop`] drains and persists it. [`Network::plan`] makes the files of
+//!    processes instead, each of which runs one role ([`crate::process`]).
 //!
 //! Organisations share the process and immutable bytes, nothing else: each has its own keys, stores, state and cache of
 //! identities.
 
-mod material;
+pub(crate) mod layout;
+pub(crate) mod material;
 mod run;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use base::{Bytes, ErrorKind};
@@ -30,7 +34,7 @@ use storage::DataDirectory;
 use crate::config::{Config, ConfigError};
 
 pub(crate) use material::{OrdererOrganization, Organization};
-pub use run::{Endpoint, Role, Running};
+pub use run::Running;
 
 const CONFIG_FILE: &str = "heddle.toml";
 const CREATED_FILE: &str = "organizations/created.toml";
@@ -77,6 +81,36 @@ pub enum NodeError {
     /// TLS.
     #[error(transparent)]
     Tls(#[from] gateway::server::TlsError),
+    /// TLS of links.
+    #[error(transparent)]
+    LinkTls(crate::transport::TlsError),
+    /// A provider of remote memory access.
+    #[error("{who}: {source}")]
+    Fabric {
+        /// Which process.
+        who: String,
+        /// Why.
+        source: rma::Error,
+    },
+    /// Pooled memory.
+    #[error("{who}: {source}")]
+    Pool {
+        /// Which process.
+        who: String,
+        /// Why.
+        source: pool::Error,
+    },
+    /// A host is given to a process that the network does not have.
+    #[error("there is no process {name}; there are {known}")]
+    UnknownProcess {
+        /// The name.
+        name: String,
+        /// The names that there are.
+        known: String,
+    },
+    /// A socket's path is longer than the system takes.
+    #[error("the path of the socket {} is too long; set XDG_RUNTIME_DIR to a folder with a short path", .0.display())]
+    SocketPath(PathBuf),
     /// A file.
     #[error("{doing} {}: {source}", path.display())]
     File {
@@ -110,6 +144,9 @@ impl NodeError {
             NodeError::Storage(error) => error.kind(),
             NodeError::Chain { source, .. } => source.kind(),
             NodeError::Tls(error) => error.kind(),
+            NodeError::LinkTls(_) | NodeError::UnknownProcess { .. } | NodeError::SocketPath(_) => ErrorKind::Rejected,
+            NodeError::Fabric { source, .. } => source.kind(),
+            NodeError::Pool { source, .. } => source.kind(),
             NodeError::File { source, .. } => ErrorKind::of_io(source),
             NodeError::Port { .. } => ErrorKind::Retry,
         }
@@ -121,11 +158,36 @@ impl NodeError {
     }
 }
 
+/// What an endpoint is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Gateway, deliver and endorser services of an organisation.
+    Peer,
+    /// Broadcast and deliver services of the orderer.
+    Orderer,
+    /// Metrics over HTTP.
+    Metrics,
+}
+
+/// Something that listens.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// What for.
+    pub role: Role,
+    /// Whose; empty for metrics.
+    pub msp_id: String,
+    /// The name that its TLS certificate bears; empty for metrics.
+    pub host: String,
+    /// Where.
+    pub address: SocketAddr,
+}
+
 /// A network that is not running. It holds the lock of its directory.
 #[derive(Debug)]
 pub struct Network {
     path: PathBuf,
-    directory: DataDirectory,
+    /// Held for its lock.
+    _directory: DataDirectory,
     config: Config,
     genesis: Block,
     organizations: Vec<Organization>,
@@ -190,7 +252,7 @@ impl Network {
         if !path.join(GENESIS_FILE).exists() {
             return Err(NodeError::Absent(path.to_path_buf()));
         }
-        let directory = DataDirectory::open(path).await?;
+        let directory = open_directory(path).await?;
         Network::read(absolute(path)?, directory, config)
     }
 
@@ -206,7 +268,7 @@ impl Network {
         let genesis = std::fs::read(&genesis_path).map_err(NodeError::file("reading", &genesis_path))?;
         let genesis = Block::parse(&Bytes::from(genesis))?;
         let (organizations, orderer) = material::read(&path, &config)?;
-        Ok(Network { path, directory, config, genesis, organizations, orderer })
+        Ok(Network { path, _directory: directory, config, genesis, organizations, orderer })
     }
 
     /// Where it lies.
@@ -239,6 +301,16 @@ impl Network {
     pub async fn run(self) -> Result<Running, NodeError> {
         run::start(self).await
     }
+}
+
+/// Takes the lock of a network's directory, and brings an earlier layout of its data up to this one.
+///
+/// # Errors
+/// [`NodeError::Storage`] when another process uses it or its format is another version's.
+pub async fn open_directory(path: &Path) -> Result<DataDirectory, NodeError> {
+    let directory = DataDirectory::open(path).await?;
+    layout::bring_up(path)?;
+    Ok(directory)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, NodeError> {

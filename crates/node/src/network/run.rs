@@ -1,7 +1,9 @@
 //! A network that runs.
 //!
 //! Start: ports are bound first, so that a port that is taken is reported before any store is touched; then the orderer
-//! opens, then the peers, side by side, then the ports answer.
+//! opens, then the peers, side by side, then the ports answer. In the disaggregated form memory nodes start first, on hosts
+//! of this process, and each peer has a storage node, over links within this process: the same code paths as between
+//! processes, sockets apart.
 //!
 //! Stop: ports take no more calls and let those in progress finish; what was ordered is committed by the peers, within
 //! a limit; then the peers persist their states, and the orderer closes its log.
@@ -10,66 +12,46 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::storage::tables::{FjallEngine, FjallOptions};
+use ::storage::{DataDirectory, GroupSync};
 use base::MspId;
 use base::rt::{self, Stop};
+use chain::Peer;
 use chain::endorse::Endorse;
-use chain::order::chain::Chain;
-use chain::order::{Orderer, OrdererOptions};
-use chain::{Channel, LocalStores, Peer, PeerOptions};
-use futures_util::future::{join_all, try_join_all};
+use chain::order::Orderer;
+use futures_util::future::{join_all, select_all, try_join_all};
 use gateway::client::{Target, Tls};
-use gateway::rpc::connection::Settings;
-use gateway::server;
-use gateway::service::{Endorser, Intake, Limits, OrdererPort, OrderingNode, PeerPort, PeerPortOptions};
+use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
 use identity::Signer;
 use identity::issue::TlsIdentity;
-use storage::GroupSync;
-use storage::tables::{FjallEngine, FjallOptions};
+use pool::{Donor, VerbCounts};
+use rma::shm::Shm;
+use rma::{Fabric, Token};
+use state::DisaggregatedSettings;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::{Network, NodeError, Organization};
-use crate::config::Config;
-use crate::{contracts, disk, metrics, profile};
+use super::layout::{BLOCKS, TABLES};
+use super::{Endpoint, Network, NodeError, Role};
+use crate::config::{Config, Form};
+use crate::roles::compute::{self, Compute, Elsewhere, Local};
+use crate::roles::gateway as gateway_role;
+use crate::roles::memory::{self, Memory};
+use crate::roles::orderer::{self, Ordering};
+use crate::roles::storage::{self, Storage};
+use crate::{contracts, disk, metrics, ports, profile};
 
-/// How long calls may go on after a stop.
-const GRACE: Duration = Duration::from_secs(2);
 /// How long a stop waits for peers to commit what was ordered; what they miss they fetch at the next start.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-
-/// What an endpoint is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// Gateway, deliver and endorser services of an organisation.
-    Peer,
-    /// Broadcast and deliver services of the orderer.
-    Orderer,
-    /// Metrics over HTTP.
-    Metrics,
-}
-
-/// Something that listens.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    /// What for.
-    pub role: Role,
-    /// Whose; empty for metrics.
-    pub msp_id: String,
-    /// The name that its TLS certificate bears; empty for metrics.
-    pub host: String,
-    /// Where.
-    pub address: SocketAddr,
-}
 
 /// A network that runs. Dropping it without [`Running::stop`] ends it as a crash would.
 pub struct Running {
     network: Network,
     endpoints: Vec<Endpoint>,
-    peers: Vec<Arc<Peer>>,
-    channels: Vec<Arc<Channel>>,
-    orderer: Arc<Orderer>,
-    /// The channel at the orderer.
-    chain: Arc<Chain>,
+    memory: Vec<Memory>,
+    storages: Vec<Storage>,
+    computes: Vec<Compute>,
+    ordering: Ordering,
     stop: Stop,
     ports: Vec<JoinHandle<()>>,
 }
@@ -77,73 +59,77 @@ pub struct Running {
 pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let config = network.config.clone();
     let (orderer_listener, gateway_listeners, metrics_listener) = bind_all(&config).await?;
-    let tls = |identity: &TlsIdentity| -> Result<_, NodeError> {
-        let enabled = config.tls.then(|| server::tls(&identity.certificate_pem, &identity.key_pem));
-        Ok(enabled.transpose()?)
-    };
+    let tls = |identity: &TlsIdentity| config.tls.then(|| identity.clone());
     let mut endpoints = Vec::new();
-    let mut ports = Vec::new();
+    let mut tasks = Vec::new();
     let stop = Stop::new();
     let sync = GroupSync::new();
 
     let address = format!("orderer {}", network.path.display());
-    let (orderer, chain) = start_orderer(&network, &sync, &address).await?;
-    let opening = network.organizations.iter().map(|organization| start_peer(&network, organization, &sync, &address));
-    let (peers, channels): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
-
-    let settings = Settings { message_bytes_max: config.limits.message_bytes, grace: GRACE, ..Settings::default() };
-    let server_limits = server::Limits { connections_max: config.limits.connections, ..server::Limits::default() };
-    let limits = Limits { calls_max: config.limits.calls, streams_max: config.limits.streams };
-    let spawn = |listener: TcpListener, tls, port: Port| {
-        let (settings, limits, stop) = (settings.clone(), server_limits.clone(), stop.clone());
-        match port {
-            Port::Peer(port) => tokio::spawn(server::serve(listener, tls, port, settings, limits, stop)),
-            Port::Orderer(port) => tokio::spawn(server::serve(listener, tls, port, settings, limits, stop)),
-        }
+    let data = open(&network, "orderer").await?;
+    let ordering = Ordering::start(orderer::Options {
+        name: &network.orderer.host,
+        signer: network.orderer.orderer.clone(),
+        directory: data.subdirectory(BLOCKS).await?,
+        data,
+        sync: sync.clone(),
+        genesis: &network.genesis,
+        address: &address,
+    })
+    .await?;
+    let shared = match config.pool.form {
+        Form::Disaggregated => Some(start_memory(&network).await?),
+        Form::Monolithic => None,
     };
+    let opening =
+        (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &address, shared.as_ref()));
+    let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
 
     let intake = Intake::default();
     let free_bytes_min = config.storage.free_bytes_min;
     disk::look(&network.path, free_bytes_min, &intake);
-    ports.push(tokio::spawn(disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone())));
-    let orderer_address = local(&orderer_listener);
-    let ordering = OrderingNode {
+    tasks.push(tokio::spawn(disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone())));
+    let orderer_address = ports::local(&orderer_listener);
+    let ordering_node = OrderingNode {
         msp_id: MspId::new(network.orderer.msp_id.as_str()),
         address: orderer_address.to_string().into(),
-        broadcast: orderer.clone(),
+        broadcast: ordering.orderer().clone(),
     };
-    let port = OrdererPort::new(orderer.clone(), &limits, intake.clone(), stop.clone());
-    ports.push(spawn(orderer_listener, tls(&network.orderer.tls)?, Port::Orderer(port)));
+    let limits = ports::call_limits(&config.limits);
+    let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), stop.clone());
+    let orderer_tls = gateway_role::tls(tls(&network.orderer.tls).as_ref())?;
+    tasks.push(ports::serve(orderer_listener, orderer_tls, port, &config.limits, stop.clone()));
     let endorsers: Vec<Endorser> = network
         .organizations
         .iter()
-        .zip(&peers)
+        .zip(&computes)
         .zip(&gateway_listeners)
-        .map(|((organization, peer), listener)| Endorser {
+        .map(|((organization, compute), listener)| Endorser {
             msp_id: MspId::new(organization.msp_id.as_str()),
-            address: local(listener).to_string().into(),
-            endorse: peer.clone() as Arc<dyn Endorse>,
+            address: ports::local(listener).to_string().into(),
+            endorse: compute.peer().clone() as Arc<dyn Endorse>,
         })
         .collect();
     for (index, listener) in gateway_listeners.into_iter().enumerate() {
         let organization = &network.organizations[index];
         let others = endorsers.iter().enumerate().filter(|(other, _)| *other != index);
-        let port = PeerPort::new(PeerPortOptions {
-            peer: peers[index].clone(),
-            local: endorsers[index].clone(),
-            others: others.map(|(_, endorser)| endorser.clone()).collect(),
-            orderers: vec![ordering.clone()],
-            limits: limits.clone(),
-            intake: intake.clone(),
-            stop: stop.clone(),
-        });
         endpoints.push(Endpoint {
             role: Role::Peer,
             msp_id: organization.msp_id.clone(),
             host: organization.host.clone(),
-            address: local(&listener),
+            address: ports::local(&listener),
         });
-        ports.push(spawn(listener, tls(&organization.tls)?, Port::Peer(port)));
+        tasks.push(gateway_role::start(gateway_role::Options {
+            peer: computes[index].peer().clone(),
+            local: endorsers[index].clone(),
+            others: others.map(|(_, endorser)| endorser.clone()).collect(),
+            orderers: vec![ordering_node.clone()],
+            intake: intake.clone(),
+            listener,
+            tls: tls(&organization.tls),
+            limits: config.limits.clone(),
+            stop: stop.clone(),
+        })?);
     }
     endpoints.push(Endpoint {
         role: Role::Orderer,
@@ -155,28 +141,22 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         role: Role::Metrics,
         msp_id: String::new(),
         host: String::new(),
-        address: local(&metrics_listener),
+        address: ports::local(&metrics_listener),
     });
     metrics::register();
     let hosts = network.organizations.iter().map(|organization| organization.host.clone());
-    let parts = hosts.zip(channels.iter().map(|channel| channel.clone() as Arc<dyn metrics::Part>));
-    let parts = parts.chain([(network.orderer.host.clone(), chain.clone() as Arc<dyn metrics::Part>)]);
+    let parts = hosts.zip(computes.iter().map(|compute| compute.channel().clone() as Arc<dyn metrics::Part>));
+    let parts = parts.chain([(network.orderer.host.clone(), ordering.chain().clone() as Arc<dyn metrics::Part>)]);
     let health = metrics::Health::new(parts.collect(), intake.clone());
-    ports.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
+    tasks.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
     profile::write_profiles(&network, &endpoints)?;
-    Ok(Running { network, endpoints, peers, channels, orderer, chain, stop, ports })
-}
-
-enum Port {
-    Peer(PeerPort),
-    Orderer(OrdererPort),
+    crate::Endpoints::new(&network, &endpoints).store(&network.path)?;
+    let (memory, storages) = (shared.map(|shared| shared.memory).unwrap_or_default(), storages.into_iter().flatten());
+    Ok(Running { network, endpoints, memory, storages: storages.collect(), computes, ordering, stop, ports: tasks })
 }
 
 async fn bind_all(config: &Config) -> Result<(TcpListener, Vec<TcpListener>, TcpListener), NodeError> {
-    let bind = async |host, port, key| {
-        let address = SocketAddr::new(host, port);
-        server::bind(address).await.map_err(|source| NodeError::Port { address, key, source })
-    };
+    let bind = |host, port, key| ports::bind(SocketAddr::new(host, port), key);
     let orderer = bind(config.ports.host, config.ports.orderer, "ports.orderer").await?;
     let mut gateways = Vec::new();
     for index in 0..config.network.organizations.len() {
@@ -186,62 +166,99 @@ async fn bind_all(config: &Config) -> Result<(TcpListener, Vec<TcpListener>, Tcp
     Ok((orderer, gateways, metrics))
 }
 
-fn local(listener: &TcpListener) -> SocketAddr {
-    listener.local_addr().expect("a bound socket has an address")
+/// A part's data directory.
+async fn open(network: &Network, inside: &str) -> Result<DataDirectory, NodeError> {
+    let path = network.path.join(inside);
+    std::fs::create_dir_all(&path).map_err(NodeError::file("creating", &path))?;
+    Ok(DataDirectory::open(&path).await?)
 }
 
-async fn start_orderer(
-    network: &Network,
-    sync: &GroupSync,
-    address: &str,
-) -> Result<(Arc<Orderer>, Arc<Chain>), NodeError> {
-    let failed = |source| NodeError::Chain { who: network.orderer.host.clone(), source };
-    let orderer = Orderer::open(OrdererOptions {
-        signer: network.orderer.orderer.clone(),
-        directory: network.directory.subdirectory("orderer").await?,
-        sync: sync.clone(),
-        settings: chain::order::Settings::default(),
-    })
-    .await
-    .map_err(failed)?;
-    orderer.join(&network.genesis).await.map_err(failed)?;
-    orderer.serve(address).await.map_err(failed)?;
-    let chain = orderer.chain(&network.config.network.channel).expect("its genesis block was just joined");
-    Ok((orderer, chain))
+/// What the peers of a network share, in the disaggregated form.
+struct Shared {
+    fabric: Arc<dyn Fabric>,
+    memory: Vec<Memory>,
+    /// By organisation and memory node.
+    tokens: Vec<Vec<Token>>,
 }
 
+/// Starts memory nodes, on hosts of this process.
+async fn start_memory(network: &Network) -> Result<Shared, NodeError> {
+    let config = &network.config.pool;
+    let tokens = || (0..config.memory_nodes).map(|_| Token::random()).collect::<Vec<_>>();
+    let tokens: Vec<Vec<Token>> = network.organizations.iter().map(|_| tokens()).collect();
+    let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+    let mut memory = Vec::new();
+    for index in 0..config.memory_nodes {
+        let owners = network.organizations.iter().zip(&tokens);
+        memory.push(
+            Memory::start(memory::Options {
+                name: &format!("memory-{}", index + 1),
+                number: index as u16 + 1,
+                fabric: fabric.as_ref(),
+                // Any free name.
+                address: "local:",
+                owners: owners.map(|(owner, tokens)| (owner.name.clone(), tokens[index].clone())).collect(),
+                budget_bytes: config.memory_bytes,
+                section_bytes: config.section_bytes,
+            })
+            .await?,
+        );
+    }
+    Ok(Shared { fabric, memory, tokens })
+}
+
+/// A peer, with the storage node that it has in the disaggregated form.
 async fn start_peer(
     network: &Network,
-    organization: &Organization,
+    index: usize,
     sync: &GroupSync,
     orderer: &str,
-) -> Result<(Arc<Peer>, Arc<Channel>), NodeError> {
-    let config = &network.config;
-    let failed = |source| NodeError::Chain { who: organization.host.clone(), source };
-    let peers = network.directory.subdirectory("peers").await?;
-    let own = peers.subdirectory(&organization.name).await.map_err(NodeError::file("opening", peers.path()))?;
-    let directory = own.subdirectory("ledger").await.map_err(NodeError::file("opening", own.path()))?;
-    let options = FjallOptions { memtable_bytes: config.storage.memtable_bytes as u64, ..FjallOptions::default() };
-    let tables = FjallEngine::open(&own.path().join("state"), options).await?;
+    shared: Option<&Shared>,
+) -> Result<(Option<Storage>, Compute), NodeError> {
+    let (config, organization) = (&network.config, &network.organizations[index]);
+    let data = open(network, &format!("peers/{}", organization.name)).await?;
     let registry = contracts::registry(config)?;
-    let mut settings = chain::peer::Settings::default();
-    settings.endorse.concurrency_max = config.limits.proposals;
-    let mut stores = LocalStores::new(organization.host.as_str(), directory, sync.clone(), tables);
-    stores.state.cache_bytes = config.storage.cache_bytes;
-    stores.state.delta_bytes_max = config.storage.delta_bytes;
-    let peer = Peer::open(PeerOptions {
-        name: organization.host.clone(),
+    let options = compute::Options {
+        name: &organization.host,
         signer: organization.peer.clone(),
-        stores: Arc::new(stores),
         definitions: contracts::definitions(config, &registry)?,
         registry,
+        genesis: &network.genesis,
         orderers: vec![orderer.to_owned()],
-        settings,
+        settings: compute::settings(config),
+    };
+    let Some(shared) = shared else {
+        let tables = FjallOptions { memtable_bytes: config.storage.memtable_bytes as u64, ..FjallOptions::default() };
+        let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
+        let (directory, state) = (data.subdirectory(BLOCKS).await?, compute::local_state(&config.storage));
+        let local = Local { directory, data, sync: sync.clone(), tables, state };
+        return Ok((None, Compute::monolithic(options, local).await?));
+    };
+    let address = format!("storage {} {}", organization.name, network.path.display());
+    let storage = Storage::start(storage::Options {
+        name: &format!("storage of {}", organization.name),
+        data,
+        sync: sync.clone(),
+        memtable_bytes: config.storage.memtable_bytes as u64,
+        address: &address,
     })
-    .await
-    .map_err(failed)?;
-    let channel = peer.join(&network.genesis).await.map_err(failed)?;
-    Ok((peer, channel))
+    .await?;
+    let donors = shared.memory.iter().zip(&shared.tokens[index]);
+    let elsewhere = Elsewhere {
+        storage: address,
+        owner: organization.name.clone(),
+        fabric: Arc::clone(&shared.fabric),
+        donors: donors.map(|(memory, token)| Donor { address: memory.address(), token: token.clone() }).collect(),
+        section_bytes: config.pool.section_bytes,
+        budget_bytes: config.pool.peer_bytes,
+        settings: DisaggregatedSettings {
+            metadata_cache_bytes: config.pool.metadata_cache_bytes,
+            data_cache_bytes: config.pool.data_cache_bytes,
+            delta_bytes_max: config.storage.delta_bytes,
+            ..DisaggregatedSettings::default()
+        },
+    };
+    Ok((Some(storage), Compute::disaggregated(options, elsewhere).await?))
 }
 
 impl Running {
@@ -262,7 +279,7 @@ impl Running {
 
     /// How many organisations there are.
     pub fn organizations(&self) -> usize {
-        self.peers.len()
+        self.computes.len()
     }
 
     /// How a client reaches the gateway of an organisation.
@@ -305,29 +322,30 @@ impl Running {
 
     /// An organisation's peer.
     pub fn peer(&self, organization: usize) -> &Arc<Peer> {
-        &self.peers[organization]
+        self.computes[organization].peer()
+    }
+
+    /// The verbs that an organisation's world state has posted to memory nodes; `None` in the monolithic form.
+    pub fn verbs(&self, organization: usize) -> Option<VerbCounts> {
+        self.computes[organization].verbs()
+    }
+
+    /// Bytes of memory that each memory node has given.
+    pub fn memory_granted(&self) -> Vec<u64> {
+        self.memory.iter().map(|memory| memory.usage().granted_bytes).collect()
     }
 
     /// The orderer.
     pub fn orderer(&self) -> &Arc<Orderer> {
-        &self.orderer
+        self.ordering.orderer()
     }
 
     /// Completes when a peer or the orderer has stopped by itself, and says why.
     pub async fn failed(&self) -> String {
-        let said = |host: &str, failure: Option<Arc<chain::Error>>| {
-            let cause = failure.map_or_else(|| "no cause given".to_owned(), |error| error.to_string());
-            format!("{host} has stopped: {cause}")
-        };
-        let peers = self.network.organizations.iter().zip(&self.channels).map(|(organization, channel)| {
-            Box::pin(async move {
-                channel.stopped().await;
-                said(&organization.host, channel.failure())
-            })
-        });
+        let peers = self.computes.iter().map(|compute| Box::pin(compute.failed()));
         tokio::select! {
-            (reason, _, _) = futures_util::future::select_all(peers) => reason,
-            () = self.chain.stopped() => said(&self.network.orderer.host, self.chain.failure()),
+            (reason, _, _) = select_all(peers) => reason,
+            reason = self.ordering.failed() => reason,
         }
     }
 
@@ -344,12 +362,12 @@ impl Running {
         let drain = async {
             // What waits in the orderer is cut within its time-out.
             rt::sleep(self.network.config.batch_limits().timeout).await;
-            let height = self.chain.height();
-            join_all(self.channels.iter().map(|channel| async move {
-                let mut committed = channel.committed();
+            let height = self.ordering.chain().height();
+            join_all(self.computes.iter().map(|compute| async move {
+                let mut committed = compute.channel().committed();
                 tokio::select! {
                     _ = committed.wait_for(|committed| *committed >= height) => {}
-                    () = channel.stopped() => {}
+                    () = compute.channel().stopped() => {}
                 }
             }))
             .await;
@@ -358,12 +376,16 @@ impl Running {
             tracing::warn!("peers did not commit everything in time; they will at the next start");
         }
         let mut outcome = Ok(());
-        for (organization, peer) in self.network.organizations.iter().zip(&self.peers) {
-            let stopped = peer.stop().await;
-            let failed = |source| NodeError::Chain { who: organization.host.clone(), source };
-            outcome = outcome.and(stopped.map_err(failed));
+        for compute in &self.computes {
+            outcome = outcome.and(compute.stop().await);
         }
-        self.orderer.stop().await;
+        for storage in &self.storages {
+            outcome = outcome.and(storage.stop().await);
+        }
+        for memory in &self.memory {
+            memory.stop().await;
+        }
+        self.ordering.stop().await;
         outcome
     }
 }

@@ -37,6 +37,20 @@ pub async fn channels(address: &str, token: &Bytes) -> Result<Vec<String>, Error
     answer::read_names(names).map_err(|malformed| options.malformed(malformed))
 }
 
+/// The newest epoch that a channel was opened under; 0 where there is none. Who is to be the next primary opens under a
+/// later one.
+///
+/// # Errors
+/// As [`channels`].
+pub async fn newest_epoch(address: &str, token: &Bytes, channel: &str) -> Result<Epoch, Error> {
+    let options =
+        RemoteOptions { address: address.to_owned(), token: token.clone(), channel: String::new(), epoch: Epoch(0) };
+    let (caller, _) = connect(&options, Role::Reader, |_| {}).await?;
+    let asked = Request::Epoch(channel.to_owned()).encode();
+    let number = call(&options, &caller, asked, ANSWER_TIME_MAX).await?;
+    answer::read_number(number).map(Epoch).map_err(|malformed| options.malformed(malformed))
+}
+
 /// A link that was opened, with the bytes of the node's answer.
 pub async fn connect(
     options: &RemoteOptions,

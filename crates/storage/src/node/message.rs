@@ -110,6 +110,8 @@ pub enum Request {
         oldest: BlockNumber,
     },
     Channels,
+    /// The newest epoch of a channel.
+    Epoch(String),
 }
 
 /// What a node says unasked.
@@ -409,6 +411,11 @@ impl Request {
             Request::Materialize { epoch, height } => Writer::op(20).u64(epoch.get()).u64(*height).done(),
             Request::Prune { epoch, oldest } => Writer::op(21).u64(epoch.get()).u64(oldest.get()).done(),
             Request::Channels => Writer::op(22).done(),
+            Request::Epoch(channel) => {
+                let mut writer = Writer::op(23);
+                writer.text(channel);
+                writer.done()
+            }
         };
         bytes.into()
     }
@@ -453,6 +460,7 @@ impl Request {
             20 => Request::Materialize { epoch: fields.epoch()?, height: fields.u64()? },
             21 => Request::Prune { epoch: fields.epoch()?, oldest: fields.block()? },
             22 => Request::Channels,
+            23 => Request::Epoch(fields.text(CHANNEL_BYTES_MAX)?),
             _ => return Err(Malformed("unknown request")),
         };
         fields.end(request)

@@ -42,7 +42,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub use client::{RemoteOptions, channels};
+pub use client::{RemoteOptions, channels, newest_epoch};
 pub use message::{Role, VERSION};
 pub use remote_blocks::RemoteBlocks;
 pub use remote_state::RemoteStateStore;

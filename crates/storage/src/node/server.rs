@@ -184,6 +184,12 @@ impl Shared {
         Ok(kept)
     }
 
+    /// The newest epoch that a channel was opened under; 0 where there is none.
+    async fn epoch(&self, name: &str) -> Result<Epoch, Error> {
+        check_channel_name(name)?;
+        super::epoch::read(&self.options.data.subdirectory(EPOCHS).await?, name)
+    }
+
     fn error(&self, kind: ErrorKind, text: &str) -> Error {
         Error::Remote { node: self.options.name.as_str().into(), kind, text: text.to_owned() }
     }
@@ -240,6 +246,9 @@ impl Handler for Client {
                 match request {
                     Request::Channels => {
                         shared.channels_with_blocks().await.map(|names| answer::names(&names)).map_err(refusal)
+                    }
+                    Request::Epoch(name) => {
+                        shared.epoch(&name).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
                     }
                     _ => Err(Refusal::new(ErrorKind::Rejected, "this link names no channel")),
                 }
@@ -341,7 +350,9 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
 async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body, Error> {
     let (blocks, state) = (channel.blocks(), channel.state());
     Ok(match request {
-        Request::Append(_) | Request::Channels => return Err(Error::Invalid("a request that was answered elsewhere")),
+        Request::Append(_) | Request::Channels | Request::Epoch(_) => {
+            return Err(Error::Invalid("a request that was answered elsewhere"));
+        }
         Request::Close => {
             blocks.close().await?;
             answer::number(blocks.durable_height())

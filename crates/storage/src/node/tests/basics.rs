@@ -131,6 +131,10 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
         check_rows(&reader, &texts, 90).await;
         assert_eq!(reader.materialize(100).await.expect_err("it only reads").kind(), ErrorKind::Rejected);
         assert_eq!(channels(ADDRESS, &Bytes::from_static(TOKEN)).await.expect("the node is there"), [CHANNEL]);
+        for (channel, epoch) in [(CHANNEL, Epoch(1)), ("other", Epoch(0))] {
+            let newest = newest_epoch(ADDRESS, &Bytes::from_static(TOKEN), channel).await;
+            assert_eq!(newest.expect("the node is there"), epoch);
+        }
         blocks.close().await.expect("the disk works");
     });
 }

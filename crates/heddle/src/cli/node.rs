@@ -1,0 +1,94 @@
+//! `heddle node` and `heddle plan`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::network::{DirectoryOrDefault, Policy, Ports};
+
+const AFTER: &str = "\
+The file says everything: what the process is called, where it answers, whom it asks, and the tokens by
+which they know each other. `heddle up --isolate` and `heddle plan` write it, to DIR/nodes/NAME/node.toml.
+The process runs until SIGTERM or Ctrl-C, which end it in order; `ready.json` beside the file says when it
+can be used, and where its metrics are.";
+
+#[derive(Subcommand, Debug)]
+pub enum Node {
+    /// Run a memory node: gives sections of its memory to peers, and is passive otherwise
+    #[command(after_help = AFTER)]
+    Memory(Run),
+    /// Run a storage node: keeps blocks and tables of one organisation
+    #[command(after_help = AFTER)]
+    Storage(Run),
+    /// Run a compute node: endorses and commits for one organisation
+    #[command(after_help = AFTER)]
+    Compute(Run),
+    /// Run an orderer: puts transactions into blocks
+    #[command(after_help = AFTER)]
+    Orderer(Run),
+    /// Run a gateway: what clients of one organisation talk to
+    #[command(after_help = AFTER)]
+    Gateway(Run),
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct Run {
+    /// The process's configuration, node.toml
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// End when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub bound: bool,
+}
+
+/// Make the files of a network whose processes run on several hosts
+///
+/// Makes the network in DIR if there is none, and a folder DIR/nodes/NAME for each of its processes. A folder is all that a
+/// process needs: copy it to the process's host and run `heddle node ROLE --config NAME/node.toml` there. Certificates and
+/// tokens are made anew each time, so take all folders from one plan.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle plan --host 10.0.0.1        every process on one host, over sockets
+  heddle plan --host 10.0.0.1 --place memory-1=10.0.0.2 --place storage-org1=10.0.0.3
+
+Processes are memory-1, memory-2, ..., storage-ORG, orderer, compute-ORG and gateway-ORG, with ORG in lower
+case. Within an organisation they speak `tcp`, which is not encrypted: it belongs on a network that nobody
+else reaches. Between organisations, and to orderers, they speak mutual TLS. docs/operations.md goes through
+an example."
+)]
+pub struct Plan {
+    #[command(flatten)]
+    pub directory: DirectoryOrDefault,
+    /// The host of every process that --place does not name
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: IpAddr,
+    /// A process and its host; may be repeated
+    #[arg(long, value_name = "NAME=ADDRESS", value_parser = place)]
+    pub place: Vec<(String, IpAddr)>,
+    /// Number of organisations, 1 to 16 [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub orgs: Option<u8>,
+    /// Who has to endorse a transaction [default: any]
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub policy: Option<Policy>,
+    /// The channel's name [default: mychannel]
+    #[arg(long, value_name = "NAME")]
+    pub channel: Option<String>,
+    /// Number of memory nodes, 1 to 64 [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub memory_nodes: Option<u8>,
+    /// Take settings from this file; `heddle config` prints one. Flags go before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub ports: Ports,
+}
+
+fn place(text: &str) -> Result<(String, IpAddr), String> {
+    let (name, address) = text.split_once('=').ok_or("write NAME=ADDRESS, such as memory-1=10.0.0.2")?;
+    Ok((name.to_owned(), address.parse().map_err(|error| format!("{address:?}: {error}"))?))
+}

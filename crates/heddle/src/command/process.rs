@@ -1,0 +1,80 @@
+//! `heddle node` and `heddle plan`.
+
+use std::collections::BTreeMap;
+
+use node::{Network, Placement, Process, ProcessRole};
+
+use super::up;
+use crate::cli::network::Up;
+use crate::cli::node::{Node, Plan, Run};
+use crate::failure::Failure;
+use crate::output;
+use crate::signals::StopSignals;
+
+/// Runs one process until a signal, or until it fails.
+pub async fn run(node: &Node) -> Result<(), Failure> {
+    let (role, Run { config, bound }) = match node {
+        Node::Memory(run) => (ProcessRole::Memory, run),
+        Node::Storage(run) => (ProcessRole::Storage, run),
+        Node::Compute(run) => (ProcessRole::Compute, run),
+        Node::Orderer(run) => (ProcessRole::Orderer, run),
+        Node::Gateway(run) => (ProcessRole::Gateway, run),
+    };
+    if *bound {
+        super::end_with_parent()?;
+    }
+    let mut signals = StopSignals::listen()?;
+    let process = tokio::select! {
+        process = Process::start(role, config) => process?,
+        // What it had begun is as after a crash, which it is made for.
+        () = signals.received() => return Ok(()),
+    };
+    let running = async {
+        process.ready().await?;
+        let ready = process.describe();
+        let (name, address, metrics) = (&ready.name, &ready.address, ready.metrics);
+        output::print(&format!("{name} is ready at {address}; metrics at http://{metrics}/metrics\n"))?;
+        Ok::<String, Failure>(process.failed().await)
+    };
+    let failed = tokio::select! {
+        () = signals.received() => None,
+        failed = running => Some(failed?),
+    };
+    let name = process.describe().name.clone();
+    let stopping = async {
+        tokio::select! {
+            stopped = process.stop() => stopped.map_err(Failure::from),
+            () = signals.received() => Err(Failure::interrupted()),
+        }
+    };
+    stopping.await?;
+    match failed {
+        None => output::print(&format!("{name} has ended\n")),
+        Some(reason) => Err(Failure::new(format!("{name} has ended: {reason}"))),
+    }
+}
+
+/// Makes the files of processes on several hosts.
+pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
+    let settings = up::settings(&Up {
+        directory: arguments.directory.clone(),
+        orgs: arguments.orgs,
+        policy: arguments.policy,
+        channel: arguments.channel.clone(),
+        memory_nodes: arguments.memory_nodes,
+        config: arguments.config.clone(),
+        ports: arguments.ports.clone(),
+        ..Up::default()
+    })?;
+    let network = Network::open_or_create(&arguments.directory.dir, Some(&settings)).await?;
+    let by_name: BTreeMap<_, _> = arguments.place.iter().cloned().collect();
+    let plan = network.plan(&Placement::Hosts { default: arguments.host, by_name })?;
+    network.announce(&plan, (arguments.host, settings.ports.metrics).into(), Vec::new())?;
+    let mut text = "Copy each folder to its host, and run there, in this order:\n\n".to_owned();
+    for process in &plan.processes {
+        let role = process.role.name();
+        let line = format!("heddle node {role} --config {}", process.config().display());
+        text += &format!("{:<16} {line}\n", process.host.to_string());
+    }
+    output::print(&text)
+}

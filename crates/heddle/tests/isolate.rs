@@ -1,0 +1,159 @@
+//! A network whose roles are processes of their own: each of them may be killed under load, and nothing is lost that a
+//! client was told.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use node::{Endpoints, ProcessRole, Ready};
+use rustix::process::{Pid, Signal, kill_process};
+use support::load::{Load, check, connect};
+use support::{Network, run, text};
+
+const CLIENTS: usize = 8;
+/// For a process to be started again and ready, on a machine with much else to do.
+const RESTART_PATIENCE: Duration = Duration::from_secs(60);
+/// Writes after which a network counts as at work.
+const SOME: usize = 40;
+
+fn send(process: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
+    // It may have ended by itself because another one has.
+    let _ = kill_process(pid, signal);
+}
+
+fn processes(dir: &Path) -> Vec<Ready> {
+    Endpoints::load(dir).expect("the network has said where it is").processes
+}
+
+fn one(dir: &Path, role: ProcessRole) -> Ready {
+    let mut processes = processes(dir).into_iter();
+    processes.find(|process| process.role == role).unwrap_or_else(|| panic!("there is no {role:?}"))
+}
+
+/// Kills a process and waits until it is back.
+async fn kill_one(dir: &Path, role: ProcessRole) {
+    let killed = one(dir, role);
+    send(killed.process, Signal::KILL);
+    let start = Instant::now();
+    loop {
+        let known = Endpoints::load(dir).map(|endpoints| endpoints.processes).unwrap_or_default();
+        if known.iter().any(|process| process.name == killed.name && process.process != killed.process) {
+            return;
+        }
+        assert!(start.elapsed() < RESTART_PATIENCE, "{} is not started again", killed.name);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "2", "--isolate"]);
+    let names: Vec<String> = processes(&dir).into_iter().map(|process| process.name).collect();
+    let expected =
+        "memory-1 memory-2 storage-org1 storage-org2 orderer compute-org1 compute-org2 gateway-org1 gateway-org2";
+    assert_eq!(names.join(" "), expected);
+
+    let load = Load::start(&dir, 2, CLIENTS);
+    load.progress(SOME, "at first").await;
+
+    // No code of a memory node has a part in reading or committing.
+    let memory: Vec<Ready> =
+        processes(&dir).into_iter().filter(|process| process.role == ProcessRole::Memory).collect();
+    memory.iter().for_each(|process| send(process.process, Signal::STOP));
+    load.progress(SOME, "with memory nodes stopped").await;
+    memory.iter().for_each(|process| send(process.process, Signal::CONT));
+
+    for role in
+        [ProcessRole::Memory, ProcessRole::Gateway, ProcessRole::Compute, ProcessRole::Storage, ProcessRole::Orderer]
+    {
+        kill_one(&dir, role).await;
+        load.progress(SOME, &format!("after the end of a {role:?}")).await;
+    }
+    let status = run(&["status", "--dir", &shown]);
+    assert!(text(&status).contains("compute-org2"), "{}", text(&status));
+
+    // All of them at once, and their supervisor.
+    let all = processes(&dir);
+    network.kill();
+    all.iter().for_each(|process| send(process.process, Signal::KILL));
+    let told = load.end().await;
+    let network = Network::start(&dir, &["--isolate"]);
+    network.settle().await;
+    for organization in 1..=2 {
+        let (client, channel) = connect(&dir, organization).await.expect("its gateway is ready");
+        for write in &told {
+            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("org{organization}: {error}"));
+        }
+    }
+    network.settle().await;
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &shown]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    println!("{} acknowledged writes survived", told.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_form_of_a_network_opens_what_another_left() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let mut told = Vec::new();
+    let forms: [&[&str]; 5] =
+        [&["--orgs", "1", "--isolate"], &["--monolithic"], &["--isolate", "--monolithic"], &[], &["--isolate"]];
+    for form in forms {
+        let network = Network::start(&dir, form);
+        let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+        for write in &told {
+            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("{form:?}: {error}"));
+        }
+        let load = Load::start(&dir, 1, 2);
+        load.progress(5, &format!("{form:?}")).await;
+        // Keys are the same in every round: what counts is what was written last.
+        told = load.end().await;
+        network.down();
+    }
+    let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
+    assert!(verify.status.success(), "{}", text(&verify));
+}
+
+#[test]
+fn what_cannot_start_says_why_and_what_to_do() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network").display().to_string();
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output));
+        for part in expected {
+            assert!(text(&output).contains(part), "{arguments:?}: {}", text(&output));
+        }
+    };
+    let config = folder.path().join("small.toml");
+    std::fs::write(&config, "[pool]\nmemory_bytes = 4194304\n").expect("it can be written");
+    let config = config.display().to_string();
+    let small = ["pool.memory_bytes is 4194304", "less than one section", "raise it"];
+    refused(&["up", "--isolate", "--any-ports", "--dir", &dir, "--config", &config], &small);
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("it is bound").port().to_string();
+    let any = ["--gateway-port", "0", "--links-port", "0", "--metrics-port", "0"];
+    let up = [&["up", "--isolate", "--orgs", "1", "--dir", &dir, "--orderer-port", &port][..], &any].concat();
+    refused(&up, &["cannot listen on", "ports.orderer"]);
+
+    let plan = ["plan", "--orgs", "1", "--dir", &dir, "--host", "127.0.0.1"];
+    refused(&[&plan[..], &["--place", "memory-7=127.0.0.1"]].concat(), &["no process memory-7", "memory-1, memory-2"]);
+    let output = run(&plan);
+    assert!(output.status.success(), "{}", text(&output));
+    let file = folder.path().join("network/nodes/memory-1/node.toml");
+    let shown = file.display().to_string();
+    let wrong_role = ["role is memory", &format!("heddle node memory --config {shown}")];
+    refused(&["node", "storage", "--config", &shown], &wrong_role);
+    let written = std::fs::read_to_string(&file).expect("the plan wrote it");
+    std::fs::write(&file, written.replace("section_bytes = 16777216", "section_bytes = 16777217")).expect("ours");
+    refused(&["node", "memory", "--config", &shown], &["memory.section_bytes is 16777217", "a power of two"]);
+    std::fs::write(&file, written.replace("tcp:", "udp:")).expect("ours");
+    refused(&["node", "memory", "--config", &shown], &["memory.address", "tcp:host:port"]);
+}

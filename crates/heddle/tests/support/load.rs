@@ -1,0 +1,125 @@
+//! Clients that write, each to keys of its own, and remember what they were told was committed.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use base::Bytes;
+use gateway::client::{Client, Connection};
+use node::Endpoints;
+
+/// How long clients may go without a commit: longer than a loaded machine takes to start any process again.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(60);
+const CALL_DEADLINE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A write that a client was told of.
+#[derive(Clone)]
+pub struct Acknowledged {
+    pub key: String,
+    pub value: Bytes,
+    pub tx_id: String,
+    pub block: u64,
+}
+
+/// Connects to the gateway of organisation `number`, wherever `endpoints.json` says that it is now.
+pub async fn connect(dir: &Path, number: usize) -> Option<(Client, String)> {
+    let endpoints = Endpoints::load(dir).ok()?;
+    let (target, user) = (endpoints.target(dir, number).ok()?, endpoints.user(dir, number).ok()?);
+    let connection = tokio::time::timeout(CALL_DEADLINE, Connection::connect(&target)).await.ok()?.ok()?;
+    Some((Client::new(connection, user).with_deadline(Some(CALL_DEADLINE)), endpoints.channel))
+}
+
+/// That a write is there as its client was told.
+pub async fn check(client: &Client, channel: &str, write: &Acknowledged) -> Result<(), String> {
+    let Acknowledged { key, value, tx_id, block } = write;
+    let status = client.commit_status(channel, tx_id).await.map_err(|status| format!("{tx_id}: {status}"))?;
+    if !status.is_valid() || status.block != *block {
+        return Err(format!("{tx_id} was valid in block {block} and is {} in {}", status.code, status.block));
+    }
+    let proposal = client.proposal(channel, "ycsb", "read", &[Bytes::from(key.clone())]).sign();
+    let found = client.evaluate(&proposal).await.map_err(|status| format!("{key}: {status}"))?;
+    if found != value { Err(format!("{key} holds {found:?}, not {value:?}")) } else { Ok(()) }
+}
+
+/// Clients at work. They come back by themselves after an error, to wherever their gateway is then.
+pub struct Load {
+    told: Arc<Mutex<Vec<Acknowledged>>>,
+    count: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+    clients: tokio::task::JoinSet<()>,
+}
+
+impl Load {
+    pub fn start(dir: &Path, organizations: usize, clients: usize) -> Load {
+        let mut load = Load {
+            told: Arc::default(),
+            count: Arc::default(),
+            stop: Arc::default(),
+            clients: tokio::task::JoinSet::new(),
+        };
+        for number in 0..clients {
+            let (dir, organization) = (dir.to_path_buf(), 1 + number % organizations);
+            let (told, count, stop) = (load.told.clone(), load.count.clone(), load.stop.clone());
+            load.clients.spawn(write(dir, organization, number, told, count, stop));
+        }
+        load
+    }
+
+    /// Waits until so many more writes were committed.
+    pub async fn progress(&self, more: usize, what: &str) {
+        let (start, wanted) = (Instant::now(), self.count.load(Ordering::Relaxed) + more);
+        while self.count.load(Ordering::Relaxed) < wanted {
+            assert!(start.elapsed() < PROGRESS_PATIENCE, "{what}: nothing is committed any more");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    pub async fn end(mut self) -> Vec<Acknowledged> {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.clients.join_next().await {
+            ended.expect("a client does not panic");
+        }
+        std::mem::take(&mut *self.told.lock().expect("no holder panics"))
+    }
+}
+
+async fn write(
+    dir: PathBuf,
+    organization: usize,
+    number: usize,
+    told: Arc<Mutex<Vec<Acknowledged>>>,
+    count: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+) {
+    let mut connected = None;
+    for sequence in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let (client, channel) = match connected.take() {
+            Some(connected) => connected,
+            None => match connect(&dir, organization).await {
+                Some(connected) => connected,
+                None => {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            },
+        };
+        let key = format!("client{number}write{sequence}");
+        let value = Bytes::from(format!("value of {key}"));
+        match client.transact(&channel, "ycsb", "update", &[Bytes::from(key.clone()), value.clone()]).await {
+            Ok(committed) if committed.commit.is_valid() => {
+                let (tx_id, block) = (committed.tx_id, committed.commit.block);
+                told.lock().expect("no holder panics").push(Acknowledged { key, value, tx_id, block });
+                count.fetch_add(1, Ordering::Relaxed);
+                connected = Some((client, channel));
+            }
+            Ok(committed) => panic!("blind writes of unique keys are valid: {committed:?}"),
+            // Committed or not, nobody was told.
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! `[pool]`: the form of peers, and the memory that they share.
+
+use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
+use serde::{Deserialize, Serialize};
+
+/// Memory nodes of one network.
+const MEMORY_NODES_MAX: usize = 64;
+/// Bytes of the smallest section: a part of the index must fit with room to spare.
+const SECTION_BYTES_LEAST: u64 = 1 << 20;
+
+const _: () = assert!(SECTION_BYTES_LEAST >= SECTION_BYTES_MIN);
+
+/// What a peer is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// Compute, memory and storage nodes.
+    #[default]
+    Disaggregated,
+    /// One process with its own disk.
+    Monolithic,
+}
+
+/// How processes of one organisation reach each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    /// The shared memory of one machine.
+    #[default]
+    Shm,
+    /// Sockets.
+    Tcp,
+}
+
+/// The form of peers, and the memory that they share.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pool {
+    /// What a peer is made of.
+    pub form: Form,
+    /// How peers reach memory and storage.
+    pub provider: Provider,
+    /// Memory nodes.
+    pub memory_nodes: usize,
+    /// Bytes that each of them may give.
+    pub memory_bytes: u64,
+    /// Bytes of a section.
+    pub section_bytes: u64,
+    /// Bytes that each peer may take.
+    pub peer_bytes: u64,
+    /// Bytes of a peer's cache of versions and addresses.
+    pub metadata_cache_bytes: usize,
+    /// Bytes of a peer's cache of records.
+    pub data_cache_bytes: usize,
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool {
+            form: Form::default(),
+            provider: Provider::default(),
+            memory_nodes: 2,
+            memory_bytes: 1 << 30,
+            section_bytes: pool::SECTION_BYTES_DEFAULT,
+            peer_bytes: 256 << 20,
+            metadata_cache_bytes: 32 << 20,
+            data_cache_bytes: 128 << 20,
+        }
+    }
+}
+
+impl Pool {
+    /// Checks the values: a key and what is wrong with it.
+    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+        let nodes = self.memory_nodes;
+        if !(1..=MEMORY_NODES_MAX).contains(&nodes) {
+            let problem = format!("is {nodes}; it must be from 1 to {MEMORY_NODES_MAX}");
+            return Err(("pool.memory_nodes", problem));
+        }
+        check_section("pool.section_bytes", self.section_bytes)?;
+        check_budget("pool.memory_bytes", self.memory_bytes, self.section_bytes)?;
+        check_budget("pool.peer_bytes", self.peer_bytes, self.section_bytes)
+    }
+}
+
+/// Whether sections may have this size.
+pub(crate) fn check_section(key: &'static str, bytes: u64) -> Result<(), (&'static str, String)> {
+    if bytes.is_power_of_two() && (SECTION_BYTES_LEAST..=SECTION_BYTES_MAX).contains(&bytes) {
+        return Ok(());
+    }
+    let problem = format!(
+        "is {bytes}; it must be a power of two from {SECTION_BYTES_LEAST} to {SECTION_BYTES_MAX}, such as {}",
+        pool::SECTION_BYTES_DEFAULT
+    );
+    Err((key, problem))
+}
+
+/// Whether a section fits into a budget.
+pub(crate) fn check_budget(key: &'static str, bytes: u64, section: u64) -> Result<(), (&'static str, String)> {
+    if bytes >= section {
+        return Ok(());
+    }
+    Err((key, format!("is {bytes}, less than one section of {section} bytes; raise it, or make sections smaller")))
+}

@@ -1,0 +1,49 @@
+//! Data of a network that an earlier program laid out in another way.
+//!
+//! Blocks of a peer lay in `peers/<organisation>/ledger`, those of the orderer in `orderer` itself. Now each of the two is a
+//! data directory with `blocks` in it, so that a process of its own can hold it.
+
+use std::path::Path;
+
+use super::NodeError;
+
+/// Where blocks are, in the data directory of a peer, a storage node or an orderer.
+pub(crate) const BLOCKS: &str = "blocks";
+/// Where tables are, in the data directory of a peer or a storage node.
+pub(crate) const TABLES: &str = "state";
+const VERSION_FILE: &str = "VERSION";
+
+/// Moves what lies where it lay before. Whatever is done already is passed over, so that it may be broken off anywhere.
+pub(super) fn bring_up(network: &Path) -> Result<(), NodeError> {
+    let peers = network.join("peers");
+    for entry in std::fs::read_dir(&peers).into_iter().flatten().flatten() {
+        let peer = entry.path();
+        let old = peer.join("ledger");
+        if old.is_dir() {
+            rename(&old, &peer.join(BLOCKS))?;
+            mark(network, &peer)?;
+        }
+    }
+    let orderer = network.join("orderer");
+    if orderer.is_dir() && !orderer.join(VERSION_FILE).exists() {
+        let blocks = orderer.join(BLOCKS);
+        std::fs::create_dir_all(&blocks).map_err(NodeError::file("creating", &blocks))?;
+        for entry in std::fs::read_dir(&orderer).map_err(NodeError::file("reading", &orderer))?.flatten() {
+            if entry.path() != blocks && entry.path().is_dir() {
+                rename(&entry.path(), &blocks.join(entry.file_name()))?;
+            }
+        }
+        mark(network, &orderer)?;
+    }
+    Ok(())
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), NodeError> {
+    std::fs::rename(from, to).map_err(NodeError::file("moving", from))
+}
+
+/// Makes a folder a data directory of the network's own format.
+fn mark(network: &Path, folder: &Path) -> Result<(), NodeError> {
+    let version = folder.join(VERSION_FILE);
+    std::fs::copy(network.join(VERSION_FILE), &version).map(drop).map_err(NodeError::file("writing", &version))
+}

@@ -1,0 +1,493 @@
+//! Which processes a network consists of, where each answers, and their files.
+//!
+//! ```text
+//! <directory>/nodes/<name>/
+//!   node.toml        what the process is to do; readable by its owner only, for it holds tokens
+//!   tls/             its certificate and key for links and clients
+//!   trust/           the TLS authorities of the organisations
+//!   msp/             the identity that signs: of compute nodes and orderers
+//!   genesis.block    of compute nodes and orderers
+//! ```
+//!
+//! A folder is all that its process needs: to run it on another host, copy it there. Certificates and tokens are made anew
+//! with every plan, so that all processes of a network belong to one plan.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use identity::Role as CertificateRole;
+use identity::issue::{Organization as Issuer, TlsIdentity};
+
+use crate::config::{Form, Provider};
+use crate::network::{Endpoint, Network, NodeError, Role, material, write};
+use crate::process::Ready;
+use crate::process::file::{
+    ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, MemoryFile, NodeFile, OrdererFile, PooledFile,
+    ProcessRole, Secret, StorageFile, TRUST,
+};
+use crate::{Endpoints, profile};
+
+const FOLDER: &str = "nodes";
+const ORDERER: &str = "orderer";
+/// The longest path of a socket that the system takes, without the closing zero.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// From `ports.links` on: two of the orderer, then one of each compute node; from here on those of links within an
+/// organisation, where they are sockets.
+const INNER_PORTS: u16 = 40;
+/// How often free ports are asked for.
+const FREE_PORTS_MAX: usize = 1024;
+
+/// Where the processes of a network run.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// All on this machine. Processes of one organisation meet at sockets in this folder.
+    Here {
+        /// A short path.
+        sockets: PathBuf,
+    },
+    /// On several hosts.
+    Hosts {
+        /// Of every process that is not named.
+        default: IpAddr,
+        /// By the names of processes.
+        by_name: BTreeMap<String, IpAddr>,
+    },
+}
+
+/// The processes of a network, in the order in which they are started.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Each of them.
+    pub processes: Vec<Planned>,
+    gateways: Vec<SocketAddr>,
+    orderer: SocketAddr,
+    sockets: Option<PathBuf>,
+}
+
+/// A process of a network.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Such as `compute-org1`.
+    pub name: String,
+    /// What it does.
+    pub role: ProcessRole,
+    /// The host it is meant for.
+    pub host: IpAddr,
+    /// Where its files are.
+    pub folder: PathBuf,
+}
+
+impl Planned {
+    /// Its configuration.
+    pub fn config(&self) -> PathBuf {
+        self.folder.join(FILE)
+    }
+}
+
+/// The tokens of one plan.
+struct Secrets {
+    compute: Vec<Secret>,
+    gateways: Vec<Secret>,
+    /// By organisation and memory node.
+    owners: Vec<Vec<Secret>>,
+}
+
+/// Where everything answers.
+struct Addresses {
+    memory: Vec<String>,
+    storage: Vec<String>,
+    compute: Vec<String>,
+    others: Vec<String>,
+    blocks: String,
+    intake: String,
+    gateways: Vec<SocketAddr>,
+    orderer: SocketAddr,
+}
+
+struct Planner<'a> {
+    network: &'a Network,
+    placement: &'a Placement,
+    /// Names of the organisations in lower case.
+    names: Vec<String>,
+    memory_nodes: usize,
+    storage_nodes: bool,
+    /// Ports that were found free stay bound until the plan is made.
+    held: Vec<std::net::TcpListener>,
+}
+
+impl Network {
+    /// Makes the files of all processes.
+    ///
+    /// # Errors
+    /// [`NodeError::UnknownProcess`] when a host is given to a process that there is not; [`NodeError::Port`] when a port
+    /// of this machine is taken; files that cannot be written.
+    pub fn plan(&self, placement: &Placement) -> Result<Plan, NodeError> {
+        let config = self.config();
+        let is_pooled = config.pool.form == Form::Disaggregated;
+        let planner = Planner {
+            network: self,
+            placement,
+            names: config.network.organizations.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            memory_nodes: if is_pooled { config.pool.memory_nodes } else { 0 },
+            storage_nodes: is_pooled,
+            held: Vec::new(),
+        };
+        planner.plan()
+    }
+
+    /// Says where a network that consists of processes can be reached: profiles for clients, and `endpoints.json`.
+    ///
+    /// # Errors
+    /// Files that cannot be written.
+    pub fn announce(&self, plan: &Plan, metrics: SocketAddr, processes: Vec<Ready>) -> Result<Endpoints, NodeError> {
+        let organizations = self.organizations().iter().zip(&plan.gateways);
+        let mut endpoints: Vec<Endpoint> = organizations
+            .map(|(organization, address)| Endpoint {
+                role: Role::Peer,
+                msp_id: organization.msp_id.clone(),
+                host: organization.host.clone(),
+                address: *address,
+            })
+            .collect();
+        endpoints.push(Endpoint {
+            role: Role::Orderer,
+            msp_id: self.orderer().msp_id.clone(),
+            host: self.orderer().host.clone(),
+            address: plan.orderer,
+        });
+        let metrics = Endpoint { role: Role::Metrics, msp_id: String::new(), host: String::new(), address: metrics };
+        endpoints.push(metrics);
+        profile::write_profiles(self, &endpoints)?;
+        let endpoints = Endpoints { processes, sockets: plan.sockets.clone(), ..Endpoints::new(self, &endpoints) };
+        endpoints.store(self.path())?;
+        Ok(endpoints)
+    }
+}
+
+impl Planner<'_> {
+    fn plan(mut self) -> Result<Plan, NodeError> {
+        let processes = self.processes();
+        if let Placement::Hosts { by_name, .. } = self.placement
+            && let Some(unknown) = by_name.keys().find(|name| processes.iter().all(|process| process.name != **name))
+        {
+            let known = processes.iter().map(|process| process.name.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(NodeError::UnknownProcess { name: unknown.clone(), known });
+        }
+        let addresses = self.addresses()?;
+        let secrets = |count: usize| (0..count).map(|_| Secret::random()).collect::<Vec<_>>();
+        let organizations = self.names.len();
+        let secrets = Secrets {
+            compute: secrets(organizations),
+            gateways: secrets(organizations),
+            owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
+        };
+        for (index, process) in processes.iter().enumerate() {
+            self.write(process, index, &addresses, &secrets)?;
+        }
+        let sockets = match self.placement {
+            Placement::Here { sockets } => Some(sockets.clone()),
+            Placement::Hosts { .. } => None,
+        };
+        Ok(Plan { processes, gateways: addresses.gateways, orderer: addresses.orderer, sockets })
+    }
+
+    fn processes(&self) -> Vec<Planned> {
+        let of = |role: ProcessRole| self.names.iter().map(move |name| (format!("{}-{name}", role.name()), role));
+        let memory = (1..=self.memory_nodes).map(|number| (format!("memory-{number}"), ProcessRole::Memory));
+        let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
+        memory
+            .chain(storage)
+            .chain([(ORDERER.to_owned(), ProcessRole::Orderer)])
+            .chain(of(ProcessRole::Compute))
+            .chain(of(ProcessRole::Gateway))
+            .map(|(name, role)| {
+                let folder = self.network.path().join(FOLDER).join(&name);
+                Planned { host: self.host(&name), name, role, folder }
+            })
+            .collect()
+    }
+
+    fn host(&self, name: &str) -> IpAddr {
+        match self.placement {
+            Placement::Here { .. } => IpAddr::from(Ipv4Addr::LOCALHOST),
+            Placement::Hosts { default, by_name } => by_name.get(name).copied().unwrap_or(*default),
+        }
+    }
+
+    /// A port of this process: `number`, or any free one for 0. On this machine it is tried.
+    fn port(&mut self, address: SocketAddr, key: &'static str) -> Result<SocketAddr, NodeError> {
+        if matches!(self.placement, Placement::Hosts { .. }) {
+            return Ok(address);
+        }
+        let bound = std::net::TcpListener::bind(address).map_err(|source| NodeError::Port { address, key, source })?;
+        assert!(self.held.len() < FREE_PORTS_MAX, "a network has a bounded number of processes");
+        let address = bound.local_addr().map_err(|source| NodeError::Port { address, key, source })?;
+        self.held.push(bound);
+        Ok(address)
+    }
+
+    fn link_port(&mut self, name: &str, offset: u16) -> Result<SocketAddr, NodeError> {
+        let port = match self.network.config().ports.links {
+            0 => 0,
+            first => first.saturating_add(offset),
+        };
+        self.port(SocketAddr::new(self.host(name), port), "ports.links")
+    }
+
+    /// Where a process is reached within its organisation.
+    fn inner(&mut self, name: &str, offset: usize) -> Result<String, NodeError> {
+        match (self.placement, self.network.config().pool.provider) {
+            (Placement::Here { sockets }, Provider::Shm) => {
+                let path = sockets.join(name).with_extension("socket");
+                if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+                    return Err(NodeError::SocketPath(path));
+                }
+                Ok(format!("shm:{}", path.display()))
+            }
+            _ => {
+                let offset = INNER_PORTS + u16::try_from(offset).unwrap_or(u16::MAX - INNER_PORTS);
+                Ok(format!("tcp:{}", self.link_port(name, offset)?))
+            }
+        }
+    }
+
+    fn addresses(&mut self) -> Result<Addresses, NodeError> {
+        let organizations = self.names.len();
+        let listen = match self.placement {
+            Placement::Here { .. } => Some(self.network.config().ports.host),
+            Placement::Hosts { .. } => None,
+        };
+        let mut gateways = Vec::new();
+        for index in 0..organizations {
+            let name = format!("gateway-{}", self.names[index]);
+            let address =
+                SocketAddr::new(listen.unwrap_or_else(|| self.host(&name)), self.network.config().gateway_port(index));
+            gateways.push(self.port(address, "ports.gateway")?);
+        }
+        let address =
+            SocketAddr::new(listen.unwrap_or_else(|| self.host(ORDERER)), self.network.config().ports.orderer);
+        let orderer = self.port(address, "ports.orderer")?;
+        let blocks = format!("tls:{}", self.link_port(ORDERER, 0)?);
+        let intake = format!("tls:{}", self.link_port(ORDERER, 1)?);
+        let mut inner = 0..;
+        let mut next = || inner.next().expect("the range has no end");
+        let (mut memory, mut storage, mut compute, mut others) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for number in 1..=self.memory_nodes {
+            memory.push(self.inner(&format!("memory-{number}"), next())?);
+        }
+        for index in 0..organizations {
+            let organization = self.names[index].clone();
+            if self.storage_nodes {
+                storage.push(self.inner(&format!("storage-{organization}"), next())?);
+            }
+            let name = format!("compute-{organization}");
+            compute.push(self.inner(&name, next())?);
+            others.push(format!("tls:{}", self.link_port(&name, 2 + index as u16)?));
+        }
+        Ok(Addresses { memory, storage, compute, others, blocks, intake, gateways, orderer })
+    }
+
+    /// Writes a process's folder.
+    fn write(&self, process: &Planned, index: usize, at: &Addresses, secrets: &Secrets) -> Result<(), NodeError> {
+        let config = self.network.config();
+        let metrics_port = match (self.placement, config.ports.metrics) {
+            (Placement::Here { .. }, _) | (_, 0) => 0,
+            (_, first) => first.saturating_add(index as u16),
+        };
+        let mut file = NodeFile {
+            name: process.name.clone(),
+            role: process.role,
+            log: config.log.clone(),
+            metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
+            memory: None,
+            storage: None,
+            orderer: None,
+            compute: None,
+            gateway: None,
+        };
+        let suffix = process.name.split_once('-').map_or("", |(_, suffix)| suffix);
+        let organization = self.names.iter().position(|name| name == suffix);
+        let folder = process.folder.as_path();
+        make_private(folder)?;
+        match (process.role, organization) {
+            (ProcessRole::Memory, _) => {
+                let number: usize = suffix.parse().expect("memory nodes are numbered");
+                let owners = self.names.iter().zip(&secrets.owners);
+                file.memory = Some(MemoryFile {
+                    number: number as u16,
+                    address: at.memory[number - 1].clone(),
+                    memory_bytes: config.pool.memory_bytes,
+                    section_bytes: config.pool.section_bytes,
+                    owners: owners.map(|(name, tokens)| (name.clone(), tokens[number - 1].clone())).collect(),
+                });
+            }
+            (ProcessRole::Storage, Some(organization)) => {
+                let client = format!("compute-{suffix}");
+                file.storage = Some(StorageFile {
+                    address: at.storage[organization].clone(),
+                    directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
+                    memtable_bytes: config.storage.memtable_bytes,
+                    clients: [(client, secrets.compute[organization].clone())].into(),
+                });
+            }
+            (ProcessRole::Orderer, _) => {
+                file.orderer = Some(OrdererFile {
+                    msp_id: self.network.orderer().msp_id.clone(),
+                    listen: at.orderer,
+                    tls: config.tls,
+                    blocks_address: at.blocks.clone(),
+                    intake_address: at.intake.clone(),
+                    directory: self.data("orderer"),
+                    free_bytes_min: config.storage.free_bytes_min,
+                    limits: config.limits.clone(),
+                });
+                let issuer = material::orderer_issuer(self.network.path())?;
+                self.identify(
+                    process,
+                    &issuer,
+                    CertificateRole::Orderer,
+                    ORDERER,
+                    Some(&self.network.orderer().orderer),
+                )?;
+            }
+            (ProcessRole::Compute, Some(organization)) => {
+                file.compute = Some(self.compute(organization, at, secrets));
+                let issuer = self.issuer(organization)?;
+                let signer = &self.network.organizations()[organization].peer;
+                self.identify(process, &issuer, CertificateRole::Peer, "compute", Some(signer))?;
+            }
+            (ProcessRole::Gateway, Some(organization)) => {
+                file.gateway = Some(self.gateway(organization, at, secrets));
+                let issuer = self.issuer(organization)?;
+                self.identify(process, &issuer, CertificateRole::Peer, material::PEER_NAME, None)?;
+            }
+            (ProcessRole::Storage | ProcessRole::Compute | ProcessRole::Gateway, None) => {
+                unreachable!("their names end with an organisation's")
+            }
+        }
+        // Checked like a file of an operator, which it may become.
+        let text = file.to_text();
+        NodeFile::parse(process.role, &text, &process.config().display().to_string())?;
+        write_private(&process.config(), text.as_bytes())
+    }
+
+    fn compute(&self, organization: usize, at: &Addresses, secrets: &Secrets) -> ComputeFile {
+        let config = self.network.config();
+        let name = &self.names[organization];
+        let pooled = self.storage_nodes.then(|| PooledFile {
+            storage: at.storage[organization].clone(),
+            owner: name.clone(),
+            section_bytes: config.pool.section_bytes,
+            peer_bytes: config.pool.peer_bytes,
+            metadata_cache_bytes: config.pool.metadata_cache_bytes,
+            data_cache_bytes: config.pool.data_cache_bytes,
+            delta_bytes: config.storage.delta_bytes,
+            memory: at
+                .memory
+                .iter()
+                .zip(&secrets.owners[organization])
+                .map(|(address, token)| DonorFile { address: address.clone(), token: token.clone() })
+                .collect(),
+        });
+        let local = (!self.storage_nodes).then(|| LocalFile {
+            directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
+            storage: config.storage.clone(),
+        });
+        ComputeFile {
+            msp_id: self.network.organizations()[organization].msp_id.clone(),
+            token: secrets.compute[organization].clone(),
+            address: at.compute[organization].clone(),
+            others_address: at.others[organization].clone(),
+            orderers: vec![at.blocks.clone()],
+            organizations: config.network.organizations.clone(),
+            gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
+            contracts: config.contracts.clone(),
+            limits: config.limits.clone(),
+            pooled,
+            local,
+        }
+    }
+
+    fn gateway(&self, organization: usize, at: &Addresses, secrets: &Secrets) -> GatewayFile {
+        let config = self.network.config();
+        let members = self.network.organizations();
+        let others = members.iter().zip(&at.others).enumerate().filter(|(index, _)| *index != organization);
+        GatewayFile {
+            msp_id: members[organization].msp_id.clone(),
+            token: secrets.gateways[organization].clone(),
+            listen: at.gateways[organization],
+            tls: config.tls,
+            peer: at.compute[organization].clone(),
+            orderer_msp_id: self.network.orderer().msp_id.clone(),
+            orderers: vec![at.intake.clone()],
+            organizations: config.network.organizations.clone(),
+            watch: matches!(self.placement, Placement::Here { .. }).then(|| "../..".into()),
+            free_bytes_min: config.storage.free_bytes_min,
+            others: others.map(|(_, (member, address))| (member.msp_id.clone(), address.clone())).collect(),
+            contracts: config.contracts.clone(),
+            limits: config.limits.clone(),
+        }
+    }
+
+    /// Where a process keeps its data, from its folder: on this machine where the network in one process has them, too.
+    fn data(&self, inside: &str) -> PathBuf {
+        match self.placement {
+            Placement::Here { .. } => Path::new("../..").join(inside),
+            Placement::Hosts { .. } => "data".into(),
+        }
+    }
+
+    fn issuer(&self, organization: usize) -> Result<Issuer, NodeError> {
+        material::issuer(self.network.path(), &self.network.config().network.organizations[organization])
+    }
+
+    /// Writes what a process proves with who it is, and by what it knows the others.
+    fn identify(
+        &self,
+        process: &Planned,
+        issuer: &Issuer,
+        role: CertificateRole,
+        name: &str,
+        signer: Option<&identity::Signer>,
+    ) -> Result<(), NodeError> {
+        let folder = process.folder.as_path();
+        let host = process.host.to_string();
+        let listen = self.network.config().ports.host.to_string();
+        let mut hosts = vec!["localhost", "127.0.0.1", "::1"];
+        for host in [&host, &listen] {
+            if !hosts.contains(&host.as_str()) && host != "0.0.0.0" && host != "::" {
+                hosts.push(host);
+            }
+        }
+        let tls: TlsIdentity = issuer.issue_tls(role, name, &hosts)?;
+        tls.write(folder, CertificateRole::Peer)?;
+        if let Some(signer) = signer {
+            issuer.write_identity(folder, signer)?;
+            write(&folder.join(GENESIS), &self.network.genesis().to_bytes())?;
+        }
+        let members = self.network.organizations().iter().map(|member| (&member.msp_id, &member.tls));
+        for (msp_id, tls) in members.chain([(&self.network.orderer().msp_id, &self.network.orderer().tls)]) {
+            write(&folder.join(TRUST).join(msp_id).with_extension("pem"), &tls.authority_pem)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a folder that only its owner can look into.
+fn make_private(folder: &Path) -> Result<(), NodeError> {
+    let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    make.map_err(NodeError::file("creating", folder))
+}
+
+/// Writes a file that only its owner reads. Whoever reads it meanwhile sees the old file or the new one.
+fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    let temporary = path.with_extension("new");
+    // One that an earlier attempt left may have another mode.
+    let _ = std::fs::remove_file(&temporary);
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
+    let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, bytes));
+    written.map_err(NodeError::file("writing", &temporary))?;
+    std::fs::rename(&temporary, path).map_err(NodeError::file("writing", path))
+}

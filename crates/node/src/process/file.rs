@@ -1,0 +1,425 @@
+//! The configuration file of one process, `node.toml`.
+//!
+//! It holds secrets (tokens) and is readable by its owner only. Beside it lie, as far as the role needs them: `tls/` with
+//! the process's certificate and key, `trust/` with the TLS authorities of the organisations, `msp/` with the identity that
+//! signs, and `genesis.block`. Paths are relative to the file's folder. An address has a scheme:
+//!
+//! * `shm:/path/of/socket`: shared memory of one machine;
+//! * `tcp:host:port`: remote memory access over sockets, between the processes of one organisation;
+//! * `tls:host:port`: mutual TLS, between organisations. `host` must stand in the other side's certificate.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use rma::{TOKEN_BYTES, Token};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::config::{Config, ConfigError, Contracts, Limits, pool};
+
+/// The file's name.
+pub const FILE: &str = "node.toml";
+pub(crate) const GENESIS: &str = "genesis.block";
+pub(crate) const MSP: &str = "msp";
+pub(crate) const TRUST: &str = "trust";
+
+/// What a process does in a network.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProcessRole {
+    /// Gives memory to peers.
+    Memory,
+    /// Keeps blocks and tables of one organisation.
+    Storage,
+    /// Orders.
+    Orderer,
+    /// Endorses and commits for one organisation.
+    Compute,
+    /// Answers clients of one organisation.
+    Gateway,
+}
+
+impl ProcessRole {
+    /// Its word, as in `heddle node memory`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProcessRole::Memory => "memory",
+            ProcessRole::Storage => "storage",
+            ProcessRole::Orderer => "orderer",
+            ProcessRole::Compute => "compute",
+            ProcessRole::Gateway => "gateway",
+        }
+    }
+}
+
+/// A token in a file: 64 hexadecimal digits.
+#[derive(Clone)]
+pub struct Secret(Token);
+
+impl Secret {
+    /// A new one.
+    pub fn random() -> Secret {
+        Secret(Token::random())
+    }
+
+    /// What it is.
+    pub fn token(&self) -> Token {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&identity::hex::encode(self.0.bytes()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        // The text is not repeated in the error: it may be a secret with a typing mistake.
+        let wrong = || serde::de::Error::custom(format!("a token has {} hexadecimal digits", 2 * TOKEN_BYTES));
+        let bytes = identity::hex::decode(&text).ok().and_then(|bytes| <[u8; TOKEN_BYTES]>::try_from(&bytes[..]).ok());
+        Ok(Secret(Token::new(bytes.ok_or_else(wrong)?)))
+    }
+}
+
+/// The configuration of one process: what all have, and the section of its role.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeFile {
+    /// Its name, such as `compute-org1`.
+    pub name: String,
+    /// Its role.
+    pub role: ProcessRole,
+    /// Which log lines are written, to standard error.
+    pub log: String,
+    /// Where metrics and health are served over HTTP; port 0 takes any free one.
+    pub metrics: SocketAddr,
+    /// Of a memory node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFile>,
+    /// Of a storage node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageFile>,
+    /// Of an orderer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub orderer: Option<OrdererFile>,
+    /// Of a compute node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<ComputeFile>,
+    /// Of a gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<GatewayFile>,
+}
+
+/// `[memory]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryFile {
+    /// Its number among the memory nodes.
+    pub number: u16,
+    /// Where it answers: `shm:` or `tcp:`.
+    pub address: String,
+    /// Bytes that it may give.
+    pub memory_bytes: u64,
+    /// Bytes of a section, the same in the whole pool.
+    pub section_bytes: u64,
+    /// Who may have memory: the owners' names and tokens.
+    pub owners: BTreeMap<String, Secret>,
+}
+
+/// `[storage]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageFile {
+    /// Where it answers: `shm:` or `tcp:`.
+    pub address: String,
+    /// Where it keeps blocks and tables.
+    pub directory: PathBuf,
+    /// Bytes of the tables' write buffers.
+    pub memtable_bytes: usize,
+    /// Who may use it: the compute nodes' names and tokens.
+    pub clients: BTreeMap<String, Secret>,
+}
+
+/// `[orderer]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OrdererFile {
+    /// Its organisation.
+    pub msp_id: String,
+    /// Where clients reach it over gRPC.
+    pub listen: SocketAddr,
+    /// Whether that port speaks TLS.
+    pub tls: bool,
+    /// Where it streams blocks to compute nodes: `tls:`.
+    pub blocks_address: String,
+    /// Where it takes envelopes of gateways: `tls:`.
+    pub intake_address: String,
+    /// Where it keeps its log.
+    pub directory: PathBuf,
+    /// With less room on that disk, new transactions are refused.
+    pub free_bytes_min: u64,
+    /// Bounds on what clients can start.
+    pub limits: Limits,
+}
+
+/// `[compute]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ComputeFile {
+    /// Its organisation.
+    pub msp_id: String,
+    /// Proves to others of its organisation who it is.
+    pub token: Secret,
+    /// Where its organisation's gateways reach it: `shm:` or `tcp:`.
+    pub address: String,
+    /// Where other organisations' gateways have proposals run: `tls:`.
+    pub others_address: String,
+    /// Where orderers stream blocks.
+    pub orderers: Vec<String>,
+    /// All organisations of the channel, for contracts whose policy is a word.
+    pub organizations: Vec<String>,
+    /// The gateways of its organisation: names and tokens.
+    pub gateways: BTreeMap<String, Secret>,
+    /// The contracts of the channel.
+    pub contracts: Contracts,
+    /// Bounds on what clients can start.
+    pub limits: Limits,
+    /// Where state and blocks lie, in the disaggregated form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooled: Option<PooledFile>,
+    /// Where they lie in the monolithic form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local: Option<LocalFile>,
+}
+
+/// `[compute.pooled]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PooledFile {
+    /// The organisation's storage node: `shm:` or `tcp:`.
+    pub storage: String,
+    /// The name by which memory nodes know this organisation.
+    pub owner: String,
+    /// Bytes of a section, the same in the whole pool.
+    pub section_bytes: u64,
+    /// Bytes of memory that it may take.
+    pub peer_bytes: u64,
+    /// Bytes of the cache of versions and addresses.
+    pub metadata_cache_bytes: usize,
+    /// Bytes of the cache of records.
+    pub data_cache_bytes: usize,
+    /// Bytes of writes that the savepoint does not cover.
+    pub delta_bytes: usize,
+    /// Who gives memory.
+    pub memory: Vec<DonorFile>,
+}
+
+/// `[[compute.pooled.memory]]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DonorFile {
+    /// Where the memory node answers.
+    pub address: String,
+    /// The token that it knows the owner by.
+    pub token: Secret,
+}
+
+/// `[compute.local]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalFile {
+    /// Where it keeps blocks and tables.
+    pub directory: PathBuf,
+    /// Memory, as in `heddle.toml`.
+    pub storage: crate::config::Storage,
+}
+
+/// `[gateway]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayFile {
+    /// Its organisation.
+    pub msp_id: String,
+    /// Proves to others of its organisation who it is.
+    pub token: Secret,
+    /// Where clients reach it over gRPC.
+    pub listen: SocketAddr,
+    /// Whether that port speaks TLS.
+    pub tls: bool,
+    /// The organisation's own compute node: `shm:` or `tcp:`.
+    pub peer: String,
+    /// The orderers' organisation.
+    pub orderer_msp_id: String,
+    /// The orderers: `tls:`.
+    pub orderers: Vec<String>,
+    /// All organisations of the channel, for contracts whose policy is a word.
+    pub organizations: Vec<String>,
+    /// A folder on the disk that the network shares with the gateway, if it does: with less than `free_bytes_min` of room
+    /// new transactions are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watch: Option<PathBuf>,
+    /// See `watch`.
+    pub free_bytes_min: u64,
+    /// Compute nodes of other organisations: MSP and `tls:` address.
+    pub others: BTreeMap<String, String>,
+    /// The contracts of the channel.
+    pub contracts: Contracts,
+    /// Bounds on what clients can start.
+    pub limits: Limits,
+}
+
+impl NodeFile {
+    /// Reads the file of a process with this role.
+    ///
+    /// # Errors
+    /// [`ConfigError`], which names the key or the line.
+    pub fn load(role: ProcessRole, path: &Path) -> Result<NodeFile, ConfigError> {
+        let origin = path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::File { path: origin.clone(), source })?;
+        NodeFile::parse(role, &text, &origin)
+    }
+
+    /// Reads a text. `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`NodeFile::load`].
+    pub fn parse(role: ProcessRole, text: &str, origin: &str) -> Result<NodeFile, ConfigError> {
+        let file: NodeFile = toml::from_str(text)
+            .map_err(|error| ConfigError::Syntax { origin: origin.to_owned(), message: error.to_string() })?;
+        let wrong = |key: &'static str, problem: String| ConfigError::Value { origin: origin.to_owned(), key, problem };
+        if file.role != role {
+            let theirs = file.role.name();
+            let problem = format!("is {theirs}; run it with `heddle node {theirs} --config {origin}`");
+            return Err(wrong("role", problem));
+        }
+        file.check().map_err(|(key, problem)| wrong(key, problem))?;
+        Ok(file)
+    }
+
+    /// As a text.
+    pub fn to_text(&self) -> String {
+        toml::to_string_pretty(self).expect("a process's configuration is tables, numbers and texts")
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let sections = [
+            (ProcessRole::Memory, self.memory.is_some()),
+            (ProcessRole::Storage, self.storage.is_some()),
+            (ProcessRole::Orderer, self.orderer.is_some()),
+            (ProcessRole::Compute, self.compute.is_some()),
+            (ProcessRole::Gateway, self.gateway.is_some()),
+        ];
+        for (role, is_there) in sections {
+            let name = role.name();
+            match (role == self.role, is_there) {
+                (true, false) => return Err(("role", format!("is {name}, and there is no section [{name}]; add it"))),
+                (false, true) => {
+                    let own = self.role.name();
+                    return Err(("role", format!("is {own}, and there is a section [{name}]; remove it")));
+                }
+                _ => {}
+            }
+        }
+        if let Some(memory) = &self.memory {
+            pool::check_section("memory.section_bytes", memory.section_bytes)?;
+            pool::check_budget("memory.memory_bytes", memory.memory_bytes, memory.section_bytes)?;
+            inside("memory.address", &memory.address)?;
+        }
+        if let Some(storage) = &self.storage {
+            inside("storage.address", &storage.address)?;
+        }
+        if let Some(orderer) = &self.orderer {
+            between("orderer.blocks_address", &orderer.blocks_address)?;
+            between("orderer.intake_address", &orderer.intake_address)?;
+        }
+        if let Some(compute) = &self.compute {
+            inside("compute.address", &compute.address)?;
+            between("compute.others_address", &compute.others_address)?;
+            for orderer in &compute.orderers {
+                between("compute.orderers", orderer)?;
+            }
+            match (&compute.pooled, &compute.local) {
+                (Some(pooled), None) => {
+                    pool::check_section("compute.pooled.section_bytes", pooled.section_bytes)?;
+                    pool::check_budget("compute.pooled.peer_bytes", pooled.peer_bytes, pooled.section_bytes)?;
+                    inside("compute.pooled.storage", &pooled.storage)?;
+                    for donor in &pooled.memory {
+                        inside("compute.pooled.memory", &donor.address)?;
+                    }
+                }
+                (None, Some(_)) => {}
+                _ => {
+                    let problem = "must have one of [compute.pooled] and [compute.local], and not both".to_owned();
+                    return Err(("compute", problem));
+                }
+            }
+        }
+        if let Some(gateway) = &self.gateway {
+            inside("gateway.peer", &gateway.peer)?;
+            for address in &gateway.orderers {
+                between("gateway.orderers", address)?;
+            }
+            for address in gateway.others.values() {
+                between("gateway.others", address)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn memory(&self) -> &MemoryFile {
+        self.memory.as_ref().expect(CHECKED)
+    }
+
+    pub(crate) fn storage(&self) -> &StorageFile {
+        self.storage.as_ref().expect(CHECKED)
+    }
+
+    pub(crate) fn orderer(&self) -> &OrdererFile {
+        self.orderer.as_ref().expect(CHECKED)
+    }
+
+    pub(crate) fn compute(&self) -> &ComputeFile {
+        self.compute.as_ref().expect(CHECKED)
+    }
+
+    pub(crate) fn gateway(&self) -> &GatewayFile {
+        self.gateway.as_ref().expect(CHECKED)
+    }
+}
+
+const CHECKED: &str = "the section of the role was looked for when the file was read";
+
+/// A network's configuration with what a process knows of it.
+pub(crate) fn config(organizations: &[String], contracts: &Contracts, limits: &Limits) -> Config {
+    let mut config = Config { contracts: contracts.clone(), limits: limits.clone(), ..Config::default() };
+    config.network.organizations = organizations.to_vec();
+    config
+}
+
+/// An address within an organisation.
+fn inside(key: &'static str, address: &str) -> Result<(), (&'static str, String)> {
+    match address.split_once(':') {
+        Some(("shm", path)) if path.starts_with('/') => Ok(()),
+        Some(("tcp", rest)) if rest.contains(':') => Ok(()),
+        _ => Err((key, format!("is {address:?}; it must be \"shm:/path/of/a/socket\" or \"tcp:host:port\""))),
+    }
+}
+
+/// An address between organisations.
+fn between(key: &'static str, address: &str) -> Result<(), (&'static str, String)> {
+    match address.split_once(':') {
+        Some(("tls", rest)) if rest.contains(':') => Ok(()),
+        _ => Err((key, format!("is {address:?}; it must be \"tls:host:port\""))),
+    }
+}

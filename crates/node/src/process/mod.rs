@@ -1,0 +1,375 @@
+//! One role as a process of its own.
+//!
+//! 1. [`file`] is what its configuration says; [`crate::plan`] writes it.
+//! 2. [`Process::start`] makes the transports known that the role's addresses name, starts the role, and answers on a port
+//!    of its own for metrics and health.
+//! 3. [`Process::ready`] waits until others can use it and says so in `ready.json` beside the configuration.
+//! 4. [`Process::stop`] ends the role in order. Whoever started the process does so on SIGTERM.
+//!
+//! Inside an organisation processes reach each other over remote memory access, with tokens; organisations reach each other
+//! over mutual TLS.
+
+pub mod file;
+mod links;
+mod ready;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::rt::Stop;
+use base::{Bytes, MspId};
+use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
+use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
+use identity::issue::{MspDirectory, TlsIdentity};
+use ledger::Block;
+use pool::Donor;
+use state::DisaggregatedSettings;
+use storage::tables::{FjallEngine, FjallOptions};
+use storage::{DataDirectory, GroupSync};
+use tokio::task::JoinHandle;
+
+use crate::network::NodeError;
+use crate::network::layout::{BLOCKS, TABLES};
+use crate::roles::compute::{self, Compute, Elsewhere, Local};
+use crate::roles::gateway as gateway_role;
+use crate::roles::memory::{self, Memory};
+use crate::roles::orderer::{self, Guarded, Ordering};
+use crate::roles::storage::{self as storage_role, Storage};
+use crate::{contracts, disk, metrics, ports};
+
+pub use file::{NodeFile, ProcessRole};
+use links::Fabrics;
+pub use ready::Ready;
+
+/// A role that runs in this process.
+pub struct Process {
+    folder: PathBuf,
+    ready: Ready,
+    kind: Kind,
+    /// Ends ports.
+    stop: Stop,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+enum Kind {
+    Memory(Memory),
+    Storage(Storage),
+    Compute(Compute),
+    Orderer(Ordering),
+    Gateway(Arc<RemotePeer>),
+}
+
+/// What a role came to be.
+struct Started {
+    kind: Kind,
+    tasks: Vec<JoinHandle<()>>,
+    health: metrics::Health,
+    address: String,
+}
+
+impl Process {
+    /// Starts what a file describes.
+    ///
+    /// # Errors
+    /// [`NodeError`], which says what to change.
+    pub async fn start(role: ProcessRole, path: &Path) -> Result<Process, NodeError> {
+        let file = NodeFile::load(role, path)?;
+        crate::logging::start(&file.log)?;
+        let folder = std::path::absolute(path).map_err(NodeError::file("finding", path))?;
+        let folder = folder.parent().map(Path::to_path_buf).unwrap_or_default();
+        let listener = ports::bind(file.metrics, "metrics").await?;
+        let metrics_address = ports::local(&listener);
+        let stop = Stop::new();
+        let here = Here { file: &file, folder: &folder, stop: &stop };
+        let started = match role {
+            ProcessRole::Memory => here.memory().await?,
+            ProcessRole::Storage => here.storage().await?,
+            ProcessRole::Compute => here.compute().await?,
+            ProcessRole::Orderer => here.orderer().await?,
+            ProcessRole::Gateway => here.gateway().await?,
+        };
+        metrics::register();
+        let mut tasks = started.tasks;
+        tasks.push(tokio::spawn(metrics::serve(listener, started.health, stop.clone())));
+        let ready = Ready {
+            name: file.name.clone(),
+            role,
+            process: std::process::id(),
+            address: started.address,
+            metrics: metrics_address,
+        };
+        Ok(Process { folder, ready, kind: started.kind, stop, tasks })
+    }
+
+    /// What it is and where it answers.
+    pub fn describe(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// Waits until others can use it, and says so in `ready.json`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn ready(&self) -> Result<(), NodeError> {
+        if let Kind::Gateway(peer) = &self.kind {
+            peer.reached().await;
+        }
+        self.ready.store(&self.folder)
+    }
+
+    /// Completes when it has stopped by itself, and says why.
+    pub async fn failed(&self) -> String {
+        match &self.kind {
+            Kind::Compute(compute) => compute.failed().await,
+            Kind::Orderer(ordering) => ordering.failed().await,
+            // These have no end of their own: what they lose they look for again.
+            Kind::Memory(_) | Kind::Storage(_) | Kind::Gateway(_) => std::future::pending().await,
+        }
+    }
+
+    /// Lets calls finish, makes everything durable and ends.
+    ///
+    /// # Errors
+    /// The role's; it has ended all the same.
+    pub async fn stop(self) -> Result<(), NodeError> {
+        self.stop.stop();
+        for task in self.tasks {
+            // A task that panicked has said so.
+            let _ = task.await;
+        }
+        match &self.kind {
+            Kind::Memory(memory) => memory.stop().await,
+            Kind::Storage(storage) => storage.stop().await?,
+            Kind::Compute(compute) => compute.stop().await?,
+            Kind::Orderer(ordering) => ordering.stop().await,
+            Kind::Gateway(_) => {}
+        }
+        Ready::remove(&self.folder);
+        Ok(())
+    }
+}
+
+/// Opens a data directory, made when it is missing.
+async fn data_directory(path: &Path) -> Result<DataDirectory, NodeError> {
+    std::fs::create_dir_all(path).map_err(NodeError::file("creating", path))?;
+    Ok(DataDirectory::open(path).await?)
+}
+
+/// Where a compute node finds memory and storage.
+fn elsewhere(section: &file::PooledFile) -> Elsewhere {
+    let donors = section.memory.iter();
+    Elsewhere {
+        storage: section.storage.clone(),
+        owner: section.owner.clone(),
+        fabric: Arc::new(Fabrics::new()),
+        donors: donors.map(|donor| Donor { address: donor.address.clone(), token: donor.token.token() }).collect(),
+        section_bytes: section.section_bytes,
+        budget_bytes: section.peer_bytes,
+        settings: DisaggregatedSettings {
+            metadata_cache_bytes: section.metadata_cache_bytes,
+            data_cache_bytes: section.data_cache_bytes,
+            delta_bytes_max: section.delta_bytes,
+            ..DisaggregatedSettings::default()
+        },
+    }
+}
+
+/// What all roles start from.
+struct Here<'a> {
+    file: &'a NodeFile,
+    folder: &'a Path,
+    stop: &'a Stop,
+}
+
+impl Here<'_> {
+    fn path(&self, path: &Path) -> PathBuf {
+        self.folder.join(path)
+    }
+
+    fn genesis(&self) -> Result<Block, NodeError> {
+        let path = self.folder.join(file::GENESIS);
+        let bytes = std::fs::read(&path).map_err(NodeError::file("reading", &path))?;
+        Ok(Block::parse(&Bytes::from(bytes))?)
+    }
+
+    fn signer(&self, msp_id: &str) -> Result<identity::Signer, NodeError> {
+        Ok(MspDirectory::read(&self.folder.join(file::MSP))?.signer(msp_id)?)
+    }
+
+    fn tls(&self) -> Result<TlsIdentity, NodeError> {
+        Ok(TlsIdentity::read(self.folder, identity::Role::Peer)?)
+    }
+
+    async fn memory(&self) -> Result<Started, NodeError> {
+        let section = self.file.memory();
+        let fabric = Fabrics::new();
+        let memory = Memory::start(memory::Options {
+            name: &self.file.name,
+            number: section.number,
+            fabric: &fabric,
+            address: &section.address,
+            owners: section.owners.iter().map(|(owner, token)| (owner.clone(), token.token())).collect(),
+            budget_bytes: section.memory_bytes,
+            section_bytes: section.section_bytes,
+        })
+        .await?;
+        let address = memory.address();
+        let health = metrics::Health::new(Vec::new(), Intake::default());
+        Ok(Started { kind: Kind::Memory(memory), tasks: Vec::new(), health, address })
+    }
+
+    async fn storage(&self) -> Result<Started, NodeError> {
+        let section = self.file.storage();
+        links::register(&self.file.name, None, &section.clients);
+        let directory = self.path(&section.directory);
+        let storage = Storage::start(storage_role::Options {
+            name: &self.file.name,
+            data: data_directory(&directory).await?,
+            sync: GroupSync::new(),
+            memtable_bytes: section.memtable_bytes as u64,
+            address: &section.address,
+        })
+        .await?;
+        let health = metrics::Health::new(Vec::new(), Intake::default());
+        let address = section.address.clone();
+        Ok(Started { kind: Kind::Storage(storage), tasks: Vec::new(), health, address })
+    }
+
+    async fn compute(&self) -> Result<Started, NodeError> {
+        let section = self.file.compute();
+        links::register(&self.file.name, Some(&section.token), &section.gateways);
+        links::register_tls(self.folder, &self.tls()?)?;
+        let config = file::config(&section.organizations, &section.contracts, &section.limits);
+        let registry = contracts::registry(&config)?;
+        let options = compute::Options {
+            name: &self.file.name,
+            signer: self.signer(&section.msp_id)?,
+            definitions: contracts::definitions(&config, &registry)?,
+            registry,
+            genesis: &self.genesis()?,
+            orderers: section.orderers.clone(),
+            settings: compute::settings(&config),
+        };
+        let compute = match (&section.local, &section.pooled) {
+            (Some(local), _) => Compute::monolithic(options, self.local(local).await?).await?,
+            (None, pooled) => {
+                let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
+                Compute::disaggregated(options, elsewhere(pooled)).await?
+            }
+        };
+        let peer = compute.peer().clone();
+        let failed = |source| NodeError::Chain { who: self.file.name.clone(), source };
+        let mut tasks = Vec::new();
+        for (scope, address) in [(Scope::Own, &section.address), (Scope::Others, &section.others_address)] {
+            let task = serve_peer(peer.clone(), scope, address, self.stop.clone()).await.map_err(failed)?;
+            tasks.push(tokio::spawn(async move {
+                let _ = task.await;
+            }));
+        }
+        let part = compute.channel().clone() as Arc<dyn metrics::Part>;
+        let health = metrics::Health::new(vec![(self.file.name.clone(), part)], Intake::default());
+        let health = health.with_notes(compute.missed());
+        let address = section.address.clone();
+        Ok(Started { kind: Kind::Compute(compute), tasks, health, address })
+    }
+
+    /// A disk of its own.
+    async fn local(&self, section: &file::LocalFile) -> Result<Local, NodeError> {
+        let data = data_directory(&self.path(&section.directory)).await?;
+        let tables = FjallOptions { memtable_bytes: section.storage.memtable_bytes as u64, ..FjallOptions::default() };
+        let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
+        let state = compute::local_state(&section.storage);
+        Ok(Local { directory: data.subdirectory(BLOCKS).await?, data, sync: GroupSync::new(), tables, state })
+    }
+
+    async fn orderer(&self) -> Result<Started, NodeError> {
+        let section = self.file.orderer();
+        let listener = ports::bind(section.listen, "orderer.listen").await?;
+        let tls = self.tls()?;
+        links::register_tls(self.folder, &tls)?;
+        let directory = self.path(&section.directory);
+        let data = data_directory(&directory).await?;
+        let ordering = Ordering::start(orderer::Options {
+            name: &self.file.name,
+            signer: self.signer(&section.msp_id)?,
+            directory: data.subdirectory(BLOCKS).await?,
+            data,
+            sync: GroupSync::new(),
+            genesis: &self.genesis()?,
+            address: &section.blocks_address,
+        })
+        .await?;
+        let intake = Intake::default();
+        let mut tasks = vec![self.watch(&directory, section.free_bytes_min, &intake)];
+        let guarded = Arc::new(Guarded { orderer: ordering.orderer().clone(), intake: intake.clone() });
+        let serving = serve_orderer(guarded, &section.intake_address, self.stop.clone()).await;
+        let serving = serving.map_err(|source| NodeError::Chain { who: self.file.name.clone(), source })?;
+        tasks.push(tokio::spawn(async move {
+            let _ = serving.await;
+        }));
+        let limits = ports::call_limits(&section.limits);
+        let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), self.stop.clone());
+        let address = ports::local(&listener).to_string();
+        let tls = gateway_role::tls(section.tls.then_some(&tls))?;
+        tasks.push(ports::serve(listener, tls, port, &section.limits, self.stop.clone()));
+        let part = ordering.chain().clone() as Arc<dyn metrics::Part>;
+        let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
+        Ok(Started { kind: Kind::Orderer(ordering), tasks, health, address })
+    }
+
+    async fn gateway(&self) -> Result<Started, NodeError> {
+        let section = self.file.gateway();
+        let listener = ports::bind(section.listen, "gateway.listen").await?;
+        links::register(&self.file.name, Some(&section.token), &Default::default());
+        let tls = self.tls()?;
+        links::register_tls(self.folder, &tls)?;
+        let config = file::config(&section.organizations, &section.contracts, &section.limits);
+        let registry = contracts::registry(&config)?;
+        let definitions = contracts::definitions(&config, &registry)?;
+        let remote = |name: &str, address: &str| {
+            let (name, address) = (name.to_owned(), address.to_owned());
+            Arc::new(RemotePeer::new(RemotePeerOptions { name, address, definitions: definitions.clone() }))
+        };
+        let peer = remote("the organisation's compute node", &section.peer);
+        let others = section.others.iter().map(|(msp_id, address)| Endorser {
+            msp_id: MspId::new(msp_id.as_str()),
+            address: address.as_str().into(),
+            endorse: remote(&format!("the compute node of {msp_id}"), address),
+        });
+        let orderers = section.orderers.iter().map(|address| OrderingNode {
+            msp_id: MspId::new(section.orderer_msp_id.as_str()),
+            address: address.as_str().into(),
+            broadcast: Arc::new(RemoteOrderer::new(address.clone())),
+        });
+        let intake = Intake::default();
+        let mut tasks = Vec::new();
+        if let Some(directory) = &section.watch {
+            tasks.push(self.watch(&self.path(directory), section.free_bytes_min, &intake));
+        }
+        let address = ports::local(&listener).to_string();
+        tasks.push(gateway_role::start(gateway_role::Options {
+            peer: peer.clone(),
+            local: Endorser {
+                msp_id: MspId::new(section.msp_id.as_str()),
+                address: address.as_str().into(),
+                endorse: peer.clone(),
+            },
+            others: others.collect(),
+            orderers: orderers.collect(),
+            intake: intake.clone(),
+            listener,
+            tls: section.tls.then_some(tls),
+            limits: section.limits.clone(),
+            stop: self.stop.clone(),
+        })?);
+        let part = peer.clone() as Arc<dyn metrics::Part>;
+        let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
+        Ok(Started { kind: Kind::Gateway(peer), tasks, health, address })
+    }
+
+    /// Looks at the room of a disk until the stop.
+    fn watch(&self, directory: &Path, free_bytes_min: u64, intake: &Intake) -> JoinHandle<()> {
+        disk::look(directory, free_bytes_min, intake);
+        tokio::spawn(disk::watch(directory.to_path_buf(), free_bytes_min, intake.clone(), self.stop.clone()))
+    }
+}

@@ -1,0 +1,229 @@
+//! Endorses and commits for one organisation.
+//!
+//! The disaggregated form owns nothing durable. It starts in these steps:
+//! 1. Ask the storage node for the channel's epoch, and open blocks and rows under the next one: from then on the storage
+//!    node refuses whoever was primary before.
+//! 2. Open the address space under the same epoch, which takes the memory of an earlier primary back.
+//! 3. Replay the blocks behind the savepoint, then follow the orderer.
+//!
+//! The monolithic form has block store and tables of its own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt::{self, disk::Directory};
+use base::{Bytes, Epoch, ErrorKind};
+use chain::access::Definitions;
+use chain::peer::Settings;
+use chain::stores::{NodeStores, States, Stores};
+use chain::{Channel, LocalStores, Peer, PeerOptions};
+use contract::Registry;
+use identity::Signer;
+use ledger::{Block, ChannelConfig};
+use pool::{AddressSpace, Donor, SpaceOptions, VerbCounts};
+use rma::Fabric;
+use state::{Disaggregated, DisaggregatedSettings, WorldState};
+use storage::tables::TablesEngine;
+use storage::{DataDirectory, GroupSync, StateStore};
+
+use crate::config::Config;
+use crate::network::NodeError;
+
+/// The wait before a storage node that does not answer is asked again; it doubles.
+const ASK_AGAIN_MIN: Duration = Duration::from_millis(50);
+/// The longest such wait.
+const ASK_AGAIN_MAX: Duration = Duration::from_secs(2);
+
+/// What a compute node is made of, wherever its state lies.
+pub(crate) struct Options<'a> {
+    /// For logs and errors.
+    pub name: &'a str,
+    /// Signs endorsements.
+    pub signer: Signer,
+    pub registry: Registry,
+    pub definitions: Definitions,
+    /// Of the channel that it takes part in.
+    pub genesis: &'a Block,
+    /// Where orderers stream blocks.
+    pub orderers: Vec<String>,
+    pub settings: Settings,
+}
+
+/// A disk of its own.
+pub(crate) struct Local {
+    /// Nobody else uses it as long as the peer runs.
+    pub data: DataDirectory,
+    pub directory: Directory,
+    pub sync: GroupSync,
+    pub tables: Arc<dyn TablesEngine>,
+    pub state: state::Settings,
+}
+
+/// Memory and a storage node, wherever they are.
+#[derive(Clone)]
+pub(crate) struct Elsewhere {
+    /// Where the storage node answers.
+    pub storage: String,
+    /// The name by which memory nodes know this peer.
+    pub owner: String,
+    pub fabric: Arc<dyn Fabric>,
+    pub donors: Vec<Donor>,
+    pub section_bytes: u64,
+    /// Bytes of memory that the peer may have.
+    pub budget_bytes: u64,
+    pub settings: DisaggregatedSettings,
+}
+
+/// A peer that runs.
+pub(crate) struct Compute {
+    name: String,
+    peer: Arc<Peer>,
+    channel: Arc<Channel>,
+    memory: Option<Arc<Pooled>>,
+    _data: Option<DataDirectory>,
+}
+
+/// States in pooled memory.
+struct Pooled {
+    elsewhere: Elsewhere,
+    epoch: Epoch,
+    space: Mutex<Option<AddressSpace>>,
+}
+
+#[async_trait]
+impl States for Pooled {
+    async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, chain::Error> {
+        let failed = |cause: String, kind| chain::Error::Io { what: "pooled memory".to_owned(), cause, kind };
+        let Elsewhere { owner, fabric, donors, section_bytes, budget_bytes, settings, .. } = self.elsewhere.clone();
+        if self.space().is_some() {
+            return Err(failed("an owner's memory is that of one channel".to_owned(), ErrorKind::Rejected));
+        }
+        let options = SpaceOptions { owner, epoch: self.epoch, fabric, donors, section_bytes, budget_bytes };
+        let space = AddressSpace::open(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner) = Some(space.clone());
+        Ok(Arc::new(Disaggregated::open(Arc::new(space), rows, settings).await?))
+    }
+}
+
+impl Pooled {
+    fn space(&self) -> Option<AddressSpace> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// How a peer behaves, as the configuration says.
+pub(crate) fn settings(config: &Config) -> Settings {
+    let mut settings = Settings::default();
+    settings.endorse.concurrency_max = config.limits.proposals;
+    settings
+}
+
+/// The memory of a monolithic peer's state.
+pub(crate) fn local_state(storage: &crate::config::Storage) -> state::Settings {
+    state::Settings {
+        cache_bytes: storage.cache_bytes,
+        delta_bytes_max: storage.delta_bytes,
+        ..state::Settings::default()
+    }
+}
+
+impl Compute {
+    /// Opens the monolithic form.
+    pub(crate) async fn monolithic(options: Options<'_>, local: Local) -> Result<Compute, NodeError> {
+        let mut stores = LocalStores::new(options.name, local.directory, local.sync, local.tables);
+        stores.state = local.state;
+        Ok(Compute { _data: Some(local.data), ..Compute::open(&options, Arc::new(stores), None).await? })
+    }
+
+    /// Opens the disaggregated form. A storage node that does not answer is asked until it does.
+    pub(crate) async fn disaggregated(options: Options<'_>, elsewhere: Elsewhere) -> Result<Compute, NodeError> {
+        let mut wait = ASK_AGAIN_MIN;
+        loop {
+            let error = match Compute::attempt(&options, &elsewhere).await {
+                Err(error) if error.kind() == ErrorKind::Retry => error,
+                outcome => return outcome,
+            };
+            tracing::warn!(peer = options.name, %error, "cannot start yet");
+            rt::sleep(wait).await;
+            wait = (wait * 2).min(ASK_AGAIN_MAX);
+        }
+    }
+
+    async fn attempt(options: &Options<'_>, elsewhere: &Elsewhere) -> Result<Compute, NodeError> {
+        let (address, token) = (elsewhere.storage.clone(), Bytes::new());
+        let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
+        let newest = storage::node::newest_epoch(&address, &token, &channel).await?;
+        let epoch = Epoch(newest.get() + 1);
+        let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), epoch, space: Mutex::default() });
+        let stores = NodeStores { address, token, epoch, states: memory.clone() };
+        Compute::open(options, Arc::new(stores), Some(memory)).await
+    }
+
+    async fn open(
+        options: &Options<'_>,
+        stores: Arc<dyn Stores>,
+        memory: Option<Arc<Pooled>>,
+    ) -> Result<Compute, NodeError> {
+        let name = options.name.to_owned();
+        let failed = |source| NodeError::Chain { who: name.clone(), source };
+        let peer = Peer::open(PeerOptions {
+            name: name.clone(),
+            signer: options.signer.clone(),
+            stores,
+            registry: options.registry.clone(),
+            definitions: options.definitions.clone(),
+            orderers: options.orderers.clone(),
+            settings: options.settings.clone(),
+        })
+        .await
+        .map_err(failed)?;
+        let channel = peer.join(options.genesis).await.map_err(failed)?;
+        Ok(Compute { name, peer, channel, memory, _data: None })
+    }
+
+    /// The verbs that its state has posted; `None` in the monolithic form.
+    pub(crate) fn verbs(&self) -> Option<VerbCounts> {
+        Some(self.memory.as_ref()?.space()?.verbs())
+    }
+
+    /// The memory nodes that it misses. It goes on without them, on storage and other memory.
+    pub(crate) fn missed(&self) -> impl Fn() -> Vec<String> + Send + Sync + 'static {
+        let memory = self.memory.clone();
+        move || {
+            let space = memory.as_ref().and_then(|memory| memory.space());
+            let donors = space.map(|space| space.donors()).unwrap_or_default();
+            let missed = donors.into_iter().filter(|donor| !donor.connected);
+            missed
+                .map(|donor| {
+                    let problem = donor.problem.unwrap_or_else(|| "it is not connected yet".to_owned());
+                    format!("the memory node at {} is missed: {problem}", donor.address)
+                })
+                .collect()
+        }
+    }
+
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    /// Completes when it has stopped by itself, and says why.
+    pub(crate) async fn failed(&self) -> String {
+        self.channel.stopped().await;
+        super::said(&self.name, self.channel.failure())
+    }
+
+    /// Finishes what was judged, makes it durable and ends.
+    pub(crate) async fn stop(&self) -> Result<(), NodeError> {
+        let stopped = self.peer.stop().await;
+        if let Some(space) = self.memory.as_ref().and_then(|memory| memory.space()) {
+            // Others may have the memory at once.
+            space.close().await;
+        }
+        stopped.map_err(|source| NodeError::Chain { who: self.name.clone(), source })
+    }
+}

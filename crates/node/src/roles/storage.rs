@@ -1,0 +1,52 @@
+//! Blocks and tables of one organisation, for its compute nodes.
+
+use std::sync::Arc;
+
+use base::Bytes;
+use storage::blocks::BlockOptions;
+use storage::node::{NodeOptions, StorageNode};
+use storage::tables::{FjallEngine, FjallOptions};
+use storage::{DataDirectory, GroupSync};
+
+use crate::network::NodeError;
+use crate::network::layout::TABLES;
+
+/// What a storage node is made of.
+pub(crate) struct Options<'a> {
+    /// For logs and errors.
+    pub name: &'a str,
+    pub data: DataDirectory,
+    pub sync: GroupSync,
+    /// Bytes of the tables' write buffers.
+    pub memtable_bytes: u64,
+    /// Where it answers. Whoever reaches it there may use it.
+    pub address: &'a str,
+}
+
+/// A storage node that runs.
+pub(crate) struct Storage(StorageNode);
+
+impl Storage {
+    pub(crate) async fn start(options: Options<'_>) -> Result<Storage, NodeError> {
+        let tables = FjallOptions { memtable_bytes: options.memtable_bytes, ..FjallOptions::default() };
+        let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), tables).await?;
+        let node = StorageNode::open(NodeOptions {
+            name: options.name.to_owned(),
+            data: options.data,
+            sync: options.sync,
+            tables,
+            materializer: Arc::new(chain::BlockRows),
+            // Links prove who is at their other end.
+            token: Bytes::new(),
+            blocks: BlockOptions::default(),
+        })
+        .await?;
+        node.serve(options.address).await?;
+        Ok(Storage(node))
+    }
+
+    /// Makes everything durable and ends.
+    pub(crate) async fn stop(&self) -> Result<(), NodeError> {
+        Ok(self.0.stop().await?)
+    }
+}
