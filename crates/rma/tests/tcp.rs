@@ -1,6 +1,7 @@
 //! The `tcp` provider: the conformance suite, and what is its own: TLS, hostile bytes, revocation in the middle of a
 //! transfer, lost connections, links over its messages.
 
+use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -239,6 +240,97 @@ fn many_verbs_in_flight_take_effect_in_order() {
             }
         });
     }
+}
+
+/// A host stops to carry out what a connection asks for while more than 4 MiB of replies to it wait to go out. It took the
+/// requests that it had read by then for done: when the caller read as fast as the host wrote, the replies went out in one
+/// turn, no socket had anything to tell any more, and all requests in the host's buffer hung for ever. Hundreds of reads
+/// that arrive in one piece showed it, of the kind that is copied and of the kind that leaves the region itself.
+#[test]
+fn many_large_reads_that_arrive_in_one_piece_all_complete() {
+    for options in ways() {
+        run(async {
+            let bench = bench(options).await;
+            let (endpoint, capability) = (&bench.endpoint, &bench.capability);
+            let bytes = pattern(1 << 20, 5);
+            endpoint.write(capability, 0, std::slice::from_ref(&bytes)).await.expect("it is allowed");
+            for round in 0..24 {
+                let length = [48 << 10, 200 << 10, 1 << 20][round % 3];
+                let count = (96 << 20) / length;
+                let reads: Vec<_> = (0..count).map(|_| endpoint.read(capability, 0, length, BytesMut::new())).collect();
+                endpoint.flush();
+                for read in reads {
+                    assert!(read.await.expect("it is allowed")[..] == bytes[..length], "round {round}");
+                }
+            }
+        });
+    }
+}
+
+/// The same from the other side: the host's endpoint writes the queue out too, with a message of its own. It could do so
+/// between two looks of the progress thread, which found the connection crowded and then nothing left to write, and
+/// watched the socket for neither.
+#[test]
+fn reads_complete_while_the_host_sends_messages() {
+    for options in ways() {
+        run(async {
+            let Bench { endpoint, accepted, capability, host: _host, .. } = bench(options).await;
+            let sending = rt::spawn({
+                let accepted = accepted.clone();
+                async move {
+                    let mut sent = 0;
+                    while accepted.send(&[pattern(100, 1)]).await.is_ok() {
+                        sent += 1;
+                        rt::yield_now().await;
+                    }
+                    sent
+                }
+            });
+            for _ in 0..20 {
+                let reads: Vec<_> =
+                    (0..200).map(|_| endpoint.read(&capability, 0, 100 << 10, BytesMut::new())).collect();
+                endpoint.flush();
+                for read in reads {
+                    read.await.expect("it is allowed");
+                    assert_eq!(endpoint.receive().await, Ok(Incoming::Message(pattern(100, 1))));
+                }
+            }
+            drop(endpoint);
+            assert!(sending.await.expect("nothing aborts it") >= 4000);
+            drop(accepted);
+        });
+    }
+}
+
+/// The progress thread went on with the connection that it had served last for as long as there was something to do, and
+/// looked at no other, nor whether its host was to end.
+#[test]
+fn a_connection_that_is_never_idle_keeps_nobody_from_being_served() {
+    run(async {
+        let bench = bench(TcpOptions::default()).await;
+        let greedy = rt::spawn({
+            let (endpoint, capability) = (bench.endpoint.clone(), bench.capability);
+            async move {
+                let mut posted = VecDeque::new();
+                loop {
+                    while posted.len() < 512 {
+                        posted.push_back(endpoint.read(&capability, 0, 16 << 10, BytesMut::new()));
+                    }
+                    endpoint.flush();
+                    let Some(oldest) = posted.pop_front() else { return };
+                    if oldest.await.is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        let other = bench.fabric.connect(&bench.host.address(), &credential()).await.expect("the token is right");
+        for round in 0..200 {
+            assert_eq!(other.fetch_add(&bench.capability, 0, 1).await, Ok(round));
+        }
+        bench.host.close().await;
+        greedy.await.expect("nothing aborts it");
+    });
 }
 
 #[test]

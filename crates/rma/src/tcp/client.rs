@@ -298,7 +298,7 @@ impl Client {
         if outgoing.is_empty() && self.peer.pipe.is_plain() {
             return Ok(false);
         }
-        let left = outgoing.pump(&self.peer.pipe);
+        let left = outgoing.pump(&self.peer.pipe, usize::MAX);
         drop(outgoing);
         left.inspect_err(|_| self.fail())
     }

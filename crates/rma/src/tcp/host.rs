@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, bounded};
-use base::{Bytes, BytesMut};
+use base::{Bytes, BytesMut, Set};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
 use super::client::total;
 use super::memory::Regions;
-use super::peer::Peer;
+use super::peer::{Peer, TURN_BYTES_MAX};
 use super::{PROFILE, TcpOptions, server, start_thread};
 use crate::{
     Capability, Completion, Connection, Endpoint, Error, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId,
@@ -32,16 +32,18 @@ pub struct Shared {
     pub regions: Regions,
     /// Wakes the progress thread.
     pub wake: OwnedFd,
-    /// Connections that the progress thread is to look at.
-    pub attention: Mutex<Vec<u64>>,
+    /// Connections that the progress thread is to look at, each once.
+    pub attention: Mutex<Set<u64>>,
     pub stopping: AtomicBool,
 }
 
 impl Shared {
     /// Has the progress thread look at a connection.
     pub fn attend(&self, connection: u64) {
-        self.attention.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
-        self.wake();
+        let is_new = self.attention.lock().unwrap_or_else(PoisonError::into_inner).insert(connection);
+        if is_new {
+            self.wake();
+        }
     }
 
     fn wake(&self) {
@@ -83,7 +85,7 @@ impl TcpHost {
             options,
             regions: Regions::new(host.node),
             wake,
-            attention: Mutex::new(Vec::new()),
+            attention: Mutex::new(Set::default()),
             stopping: AtomicBool::new(false),
         });
         let (sender, accepted) = bounded(BACKLOG_MAX);
@@ -170,8 +172,8 @@ pub struct Accepted {
 impl Accepted {
     fn write_out(&self) {
         let mut outgoing = self.peer.outgoing();
-        // The progress thread sees an error as well, and writes the rest.
-        let left = outgoing.pump(&self.peer.pipe).unwrap_or(true);
+        // The progress thread sees an error as well, and writes the rest. No more than its own turn: it may wait for this.
+        let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX).unwrap_or(true);
         drop(outgoing);
         if left {
             self.shared.attend(self.connection);

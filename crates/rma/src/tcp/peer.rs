@@ -37,6 +37,8 @@ const COPIED_BYTES_MAX: usize = 8 << 10;
 const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Bytes that leave a region while it is locked.
 const REGION_BYTES_MAX: usize = 256 << 10;
+/// Bytes that one turn of a host's connection writes; what is left has another turn, behind the others'.
+pub const TURN_BYTES_MAX: usize = 2 << 20;
 /// Buffers in one call.
 const SLICES_MAX: usize = 64;
 
@@ -224,11 +226,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Writes until nothing is left or nothing goes out. True when something is left.
+    /// Writes until nothing is left, nothing goes out, or `most` bytes are out. Gives whether something is left.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn pump(&mut self, pipe: &Pipe) -> io::Result<bool> {
+    pub fn pump(&mut self, pipe: &Pipe, most: usize) -> io::Result<bool> {
+        let mut out = 0;
         loop {
             while let Some(Segment::Taken(_)) = self.segments.front() {
                 if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
@@ -240,12 +243,16 @@ impl Outgoing {
                 self.tail_out = 0;
                 return if pipe.is_plain() { Ok(false) } else { pipe.push() };
             }
+            if out >= most {
+                return Ok(true);
+            }
             let written = match self.write_once(pipe) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 written => written?,
             };
             self.bytes -= written;
+            out += written;
         }
     }
 

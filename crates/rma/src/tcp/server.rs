@@ -3,9 +3,13 @@
 //! 1. It sleeps until a socket is ready, then serves it. For a short while after that it looks at the socket that was
 //!    served last again and again, and at the others now and then, before it sleeps anew.
 //! 2. What a connection has sent is carried out in order; the replies of all that was there go out with one call.
-//! 3. A connection whose replies do not go out is not read until they do.
+//! 3. A connection whose replies do not go out is not read until they do. What it had sent by then is in our buffer, and no
+//!    socket tells of it: such a connection is among the [unfinished](Progress::unfinished) once there is room.
 //!
-//! Invariant: nothing that one connection sends, or does not, keeps the thread from serving the others.
+//! Invariants:
+//! * Nothing that one connection sends, or does not, keeps the thread from serving the others: a turn reads and writes a
+//!   bounded number of bytes, and every [`LOOKS`] turns of one connection the others have theirs.
+//! * A connection that has something to do is unfinished, or its socket is watched for what it waits for.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,7 +27,7 @@ use rustix::fd::OwnedFd;
 use super::handshake::{self, Answered, CHALLENGE_BYTES, Challenged, HELLO_BYTES, PROOF_BYTES, VERDICT_BYTES};
 use super::host::{Accepted, Shared};
 use super::memory::{Refusal, Region};
-use super::peer::{Assembly, Outgoing, Peer, RegionRead, header_of};
+use super::peer::{Assembly, Outgoing, Peer, RegionRead, TURN_BYTES_MAX, header_of};
 use super::pipe::{Pipe, ReadBuffer};
 use super::wire::{HEADER_BYTES, Header, Kind, Status, VERB_BYTES, Verb};
 use super::{CLOSING_TIME_MAX, HANDSHAKE_TIME_MAX, clock, tune};
@@ -39,7 +43,7 @@ const COPIED_BYTES_MAX: usize = 64 << 10;
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// Times that a connection is read before the others have their turn.
 const TURN_READS_MAX: usize = 32;
-/// Times that the last connection is looked at before the others are.
+/// Times that the last connection is looked at, or served, before the others are.
 const LOOKS: u32 = 16;
 /// Events taken at once.
 const EVENTS_MAX: usize = 64;
@@ -59,6 +63,8 @@ pub struct Progress {
     next: u64,
     /// Served last.
     hot: Option<u64>,
+    /// Connections that have more to do than any socket tells of: bytes that were read and are not understood.
+    unfinished: Vec<u64>,
     /// The listener is not watched while there are too many strangers.
     listening: bool,
 }
@@ -76,7 +82,8 @@ struct Served {
     closing: bool,
     /// Our side has said that it sends no more.
     finished: bool,
-    paused: bool,
+    /// It is among the unfinished ones.
+    unfinished: bool,
 }
 
 enum State {
@@ -104,11 +111,21 @@ struct Payload {
 /// Whether a connection goes on.
 #[derive(PartialEq, Eq)]
 enum Turn {
-    /// Nothing more is there.
+    /// Nothing more is there that its socket would not tell of.
     Idle,
-    /// It had its turn, and there may be more.
-    Busy,
+    /// It had its turn, and there may be more on this side of the socket.
+    Unfinished,
     Over,
+}
+
+/// What a connection could do.
+#[derive(PartialEq, Eq)]
+enum Step {
+    Done,
+    /// Nothing has come.
+    Nothing,
+    /// Its replies must go out first.
+    Crowded,
 }
 
 impl Progress {
@@ -125,6 +142,7 @@ impl Progress {
             connections,
             next: FIRST_CONNECTION,
             hot: None,
+            unfinished: Vec::new(),
             listening: true,
         })
     }
@@ -132,31 +150,29 @@ impl Progress {
     pub fn run(mut self) {
         let spin = self.shared.options.spin;
         let mut spin_until = clock();
-        let mut looks = 0;
+        let mut looks = 0_u32;
         let mut tick = clock() + TICK;
         loop {
             let now = clock();
             let spinning = now < spin_until;
             if spinning && let Some(hot) = self.hot {
-                if self.serve(hot) {
-                    spin_until = clock() + spin;
-                    looks = 0;
-                    continue;
-                }
-                looks += 1;
-                if looks % LOOKS != 0 {
-                    std::hint::spin_loop();
+                looks = looks.wrapping_add(1);
+                if !looks.is_multiple_of(LOOKS) {
+                    if self.serve(hot) {
+                        spin_until = clock() + spin;
+                    } else {
+                        std::hint::spin_loop();
+                    }
                     continue;
                 }
             }
-            let wait = match spinning {
+            let wait = match spinning || !self.unfinished.is_empty() {
                 true => Some(Duration::ZERO),
                 false if self.connections.values().any(|served| served.deadline.is_some()) => Some(TICK),
                 false => None,
             };
             if self.turn(wait) {
                 spin_until = clock() + spin;
-                looks = 0;
             }
             if self.shared.stopping.load(Ordering::Acquire) {
                 break;
@@ -187,6 +203,12 @@ impl Progress {
                 OF_LISTENER => self.accept(),
                 OF_WAKE => self.attend(),
                 connection => any |= self.serve(connection),
+            }
+        }
+        for connection in std::mem::take(&mut self.unfinished) {
+            if let Some(served) = self.connections.get_mut(&connection) {
+                served.unfinished = false;
+                any |= self.serve(connection);
             }
         }
         any
@@ -244,7 +266,7 @@ impl Progress {
             dropped: Arc::new(AtomicBool::new(false)),
             closing: false,
             finished: false,
-            paused: false,
+            unfinished: false,
         };
         self.connections.insert(self.next, served);
         self.next += 1;
@@ -298,15 +320,17 @@ impl Progress {
         let Some(served) = self.connections.get_mut(&connection) else { return false };
         let door = Door { shared: &self.shared, accepted: &self.accepted, connection };
         let mut any = false;
-        let turn = served.turn(&door, &mut any);
-        let over = match turn {
-            Turn::Over => true,
-            Turn::Idle | Turn::Busy => served.watch(&self.epoll, connection).is_err(),
-        };
+        let mut turn = served.turn(&door, &mut any);
+        if turn != Turn::Over {
+            turn = served.watch(&self.epoll, connection, turn).unwrap_or(Turn::Over);
+        }
+        if turn == Turn::Unfinished && !std::mem::replace(&mut served.unfinished, true) {
+            self.unfinished.push(connection);
+        }
         if any && !served.is_stranger() {
             self.hot = Some(connection);
         }
-        if over {
+        if turn == Turn::Over {
             self.end(connection);
         }
         any
@@ -325,27 +349,32 @@ impl Served {
         matches!(self.state, State::Hello | State::Proof(_))
     }
 
-    /// Asks to be told when what it waits for is there.
-    fn watch(&mut self, epoll: &OwnedFd, connection: u64) -> io::Result<()> {
+    /// Asks to be told when what it waits for is there. An unfinished connection that is not read until its replies are
+    /// out waits for that as well, and is idle until then.
+    fn watch(&mut self, epoll: &OwnedFd, connection: u64, turn: Turn) -> io::Result<Turn> {
+        // Both under one lock: an endpoint may write the queue out at any time, and a connection that is neither read nor
+        // waits to write would never be served again.
         let outgoing = self.peer.outgoing();
-        let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, !self.paused);
-        interest.set(epoll::EventFlags::OUT, !outgoing.is_empty() || self.peer.pipe.wants_write());
+        let (crowded, empty) = (outgoing.is_crowded(), outgoing.is_empty());
         drop(outgoing);
+        let mut interest = epoll::EventFlags::empty();
+        interest.set(epoll::EventFlags::IN, !crowded);
+        interest.set(epoll::EventFlags::OUT, !empty || self.peer.pipe.wants_write());
         if interest != self.interest {
             epoll::modify(epoll, &self.peer.pipe, epoll::EventData::new_u64(connection), interest)?;
             self.interest = interest;
         }
-        Ok(())
+        Ok(if crowded { Turn::Idle } else { turn })
     }
 
     /// Reads, carries out and replies, until nothing is left or the others are to have their turn.
     fn turn(&mut self, door: &Door<'_>, any: &mut bool) -> Turn {
-        let mut turn = Turn::Busy;
+        let mut turn = Turn::Unfinished;
         for _ in 0..TURN_READS_MAX {
             match self.step(door, any) {
-                Ok(true) => {}
-                Ok(false) => {
+                Ok(Step::Done) => {}
+                Ok(Step::Crowded) => break,
+                Ok(Step::Nothing) => {
                     turn = Turn::Idle;
                     break;
                 }
@@ -358,9 +387,8 @@ impl Served {
         }
         let mut outgoing = self.peer.outgoing();
         let closed = outgoing.is_closed();
-        let left = outgoing.pump(&self.peer.pipe);
+        let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX);
         let done = outgoing.is_done();
-        self.paused = outgoing.is_crowded();
         drop(outgoing);
         if left.is_err() || closed {
             return Turn::Over;
@@ -372,16 +400,10 @@ impl Served {
         turn
     }
 
-    /// Carries out what is there, then reads once. False when nothing came.
-    fn step(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<bool> {
-        let invalid = |error: Error| io::Error::new(io::ErrorKind::InvalidData, error);
-        loop {
-            if self.peer.outgoing().is_crowded() {
-                return Ok(false);
-            }
-            if !self.understand(door).map_err(invalid)? {
-                break;
-            }
+    /// Carries out what is there, then reads once.
+    fn step(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
+        if self.carry_out(door, any)? == Step::Crowded {
+            return Ok(Step::Crowded);
         }
         let read = match &mut self.state {
             State::Payload(payload) => {
@@ -410,12 +432,27 @@ impl Served {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => {
                 *any = true;
-                while !self.peer.outgoing().is_crowded() && self.understand(door).map_err(invalid)? {}
-                Ok(true)
+                // Whether it is crowded then is seen at the next step.
+                self.carry_out(door, any)?;
+                Ok(Step::Done)
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Step::Nothing),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Step::Done),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Carries out what was read.
+    fn carry_out(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
+        loop {
+            if self.peer.outgoing().is_crowded() {
+                return Ok(Step::Crowded);
+            }
+            match self.understand(door) {
+                Ok(true) => *any = true,
+                Ok(false) => return Ok(Step::Nothing),
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            }
         }
     }
 
