@@ -67,7 +67,7 @@ pub(super) struct Area {
 impl Area {
     /// Makes one; gives its memfd, too.
     pub(super) fn create() -> Result<(Area, OwnedFd), Error> {
-        let fd = memory::create("heddle-connection", AREA_BYTES, false)?;
+        let fd = memory::create("heddle-connection", AREA_BYTES)?;
         memory::seal_finally(&fd)?;
         let memory = Mapping::new(&fd, AREA_BYTES, Access::Write, false)?;
         for (at, word) in header().into_iter().enumerate() {

@@ -165,7 +165,7 @@ pub(super) struct Confirmation {
 impl ShmHost {
     /// Makes a host without any way to reach it yet.
     pub(super) fn new(address: String, options: HostOptions, settings: ShmOptions) -> Result<ShmHost, Error> {
-        let generations_fd = memory::create("heddle-generations", GENERATIONS_BYTES, false)?;
+        let generations_fd = memory::create("heddle-generations", GENERATIONS_BYTES)?;
         let generations = Mapping::new(&generations_fd, GENERATIONS_BYTES, Access::Write, false)?;
         memory::seal_against_writers(&generations_fd)?;
         let view = Arc::new(View::new(options.node, &generations_fd)?);
@@ -376,9 +376,11 @@ impl Host for ShmHost {
         // The name shows in /proc; the system takes 249 bytes.
         let name: String = name.chars().filter(|c| !c.is_control()).take(NAME_BYTES_MAX / 4).collect();
         let made = rt::blocking(move || {
-            let fd = memory::create(&format!("heddle-region-{name}"), bytes, true)?;
+            let fd = memory::create(&format!("heddle-region-{name}"), bytes)?;
             memory::seal_finally(&fd)?;
-            let mapping = Mapping::new(&fd, bytes, Access::Write, true)?;
+            let mapping = Mapping::new(&fd, bytes, Access::Write, false)?;
+            memory::reserve(&fd, &mapping)?;
+            mapping.populate();
             Ok::<_, Error>((fd, mapping))
         });
         let (fd, mapping) = made.await?;

@@ -21,6 +21,9 @@ use crate::{Error, WORD_BYTES};
 /// Bytes of a page, the unit of regions.
 pub(super) const PAGE_BYTES: u64 = 4096;
 
+/// Bytes of a huge page.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
 /// Seals without which nothing is mapped.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
@@ -28,18 +31,31 @@ fn system(doing: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
     move |errno| Error::system(doing, &std::io::Error::from(errno))
 }
 
-/// Makes a memfd of `bytes` zero bytes whose size is sealed. `reserved` takes its memory from the system now, so that
-/// later accesses cannot fail for want of it.
-pub(super) fn create(name: &str, bytes: u64, reserved: bool) -> Result<OwnedFd, Error> {
+/// Makes a memfd of `bytes` zero bytes whose size is sealed.
+pub(super) fn create(name: &str, bytes: u64) -> Result<OwnedFd, Error> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(system("create shared memory"))?;
     rustix::fs::ftruncate(&fd, bytes).map_err(system("size shared memory"))?;
-    if reserved {
-        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes)
-            .map_err(|errno| Error::Exhausted(format!("{bytes} bytes of memory: {errno}")))?;
-    }
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).map_err(system("seal shared memory"))?;
     Ok(fd)
+}
+
+/// Takes a memfd's memory from the system now, so that later accesses cannot fail for want of it; in huge pages where the
+/// system has them, since a random access then misses neither the processor's table of pages nor the page table's caches.
+pub(super) fn reserve(fd: &OwnedFd, mapping: &Mapping) -> Result<(), Error> {
+    let bytes = mapping.bytes as u64;
+    let take = |offset: u64, length: u64| {
+        rustix::fs::fallocate(fd, FallocateFlags::empty(), offset, length)
+            .map_err(|errno| Error::Exhausted(format!("{bytes} bytes of memory: {errno}")))
+    };
+    if mapping.is_huge() {
+        // Only what has a page can be made huge; the rest is then not taken twice.
+        for offset in (0..bytes - HUGE_PAGE_BYTES + 1).step_by(HUGE_PAGE_BYTES as usize) {
+            take(offset, PAGE_BYTES)?;
+        }
+        mapping.collapse();
+    }
+    take(0, bytes)
 }
 
 /// From now on nobody maps the memfd for writing; mappings that exist stay as they are.
@@ -94,20 +110,40 @@ impl Mapping {
             Access::Read => ProtFlags::READ,
             Access::Write => ProtFlags::READ | ProtFlags::WRITE,
         };
-        // SAFETY: a new mapping at an address of the system's choosing touches nothing that exists.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &fd, 0) }
-            .map_err(system("map shared memory"))?;
-        let start = NonNull::new(start.cast::<u8>()).ok_or(Error::Malformed("a mapping at address zero"))?;
+        let start = match bytes >= HUGE_PAGE_BYTES {
+            true => map_aligned(&fd, length, protection)?,
+            // SAFETY: a new mapping at an address of the system's choosing touches nothing that exists.
+            false => unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &fd, 0) }
+                .map_err(system("map shared memory"))?
+                .cast::<u8>(),
+        };
+        let start = NonNull::new(start).ok_or(Error::Malformed("a mapping at address zero"))?;
         let mapping = Mapping { start, bytes: length, access };
         // A child that is forked without a new program could write without marks: it gets no mapping.
         mapping.advise(Advice::LinuxDontFork).map_err(system("keep shared memory from forked children"))?;
         // What follows only makes accesses faster, so that a system which lacks it is good enough.
         let _unsupported = mapping.advise(Advice::LinuxHugepage);
         if populate {
-            let advice = if access == Access::Write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-            let _unsupported = mapping.advise(advice);
+            mapping.populate();
         }
         Ok(mapping)
+    }
+
+    /// Fills the page table.
+    pub(super) fn populate(&self) {
+        let advice = if self.access == Access::Write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        let _unsupported = self.advise(advice);
+    }
+
+    /// Whether it may consist of huge pages.
+    fn is_huge(&self) -> bool {
+        self.bytes as u64 >= HUGE_PAGE_BYTES
+    }
+
+    /// Makes huge pages of what has pages. Linux 6.1 can; on others, and where memory is in pieces, pages stay as they are.
+    fn collapse(&self) {
+        // SAFETY: the range is this mapping; the advice does not change its contents.
+        let _unsupported = unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_COLLAPSE) };
     }
 
     fn advise(&self, advice: Advice) -> Result<(), rustix::io::Errno> {
@@ -208,13 +244,46 @@ impl Drop for Mapping {
     }
 }
 
+/// Maps a memfd at a multiple of the size of huge pages.
+fn map_aligned(fd: impl AsFd, length: usize, protection: ProtFlags) -> Result<*mut u8, Error> {
+    let huge = HUGE_PAGE_BYTES as usize;
+    let doing = system("map shared memory");
+    let reserved = length.checked_add(huge).ok_or(Error::Malformed("more shared memory than can be addressed"))?;
+    // SAFETY: a new mapping at an address of the system's choosing touches nothing that exists.
+    let room =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE) };
+    let room = room.map_err(&doing)?.cast::<u8>();
+    let before = room.addr().wrapping_neg() & (huge - 1);
+    // SAFETY: all ranges lie within the room that was mapped just now and that nobody else knows: `before` is less than the
+    // size of a huge page. What surrounds the mapping is given back.
+    unsafe {
+        let start = room.add(before);
+        let mapped = rustix::mm::mmap(start.cast(), length, protection, MapFlags::SHARED | MapFlags::FIXED, fd, 0);
+        if let Err(errno) = mapped {
+            let _given_back = rustix::mm::munmap(room.cast(), reserved);
+            return Err(doing(errno));
+        }
+        if before > 0 {
+            let _given_back = rustix::mm::munmap(room.cast(), before);
+        }
+        let end = (before + length).next_multiple_of(PAGE_BYTES as usize);
+        if end < reserved {
+            let _given_back = rustix::mm::munmap(room.add(end).cast(), reserved - end);
+        }
+        Ok(start)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn mapping(bytes: u64) -> Mapping {
-        let fd = create("test", bytes, true).expect("there is memory");
-        Mapping::new(&fd, bytes, Access::Write, true).expect("it is sealed")
+        let fd = create("test", bytes).expect("there is memory");
+        let mapping = Mapping::new(&fd, bytes, Access::Write, false).expect("it is sealed");
+        reserve(&fd, &mapping).expect("there is memory");
+        mapping.populate();
+        mapping
     }
 
     #[test]
@@ -240,18 +309,35 @@ mod tests {
     }
 
     #[test]
+    fn regions_of_any_length_are_mapped_whole() {
+        let huge = HUGE_PAGE_BYTES;
+        for bytes in [PAGE_BYTES, huge - PAGE_BYTES, huge, huge + PAGE_BYTES, 3 * huge, 5 * huge - PAGE_BYTES] {
+            let mapping = mapping(bytes);
+            for offset in (0..bytes as usize - 8).step_by(4000).chain([bytes as usize - 8]) {
+                let mut found = BytesMut::new();
+                mapping.read(offset, 8, &mut found);
+                assert_eq!(found[..], [0; 8]);
+                mapping.write(offset, &(offset as u64).to_le_bytes());
+                found.clear();
+                mapping.read(offset, 8, &mut found);
+                assert_eq!(found[..], (offset as u64).to_le_bytes());
+            }
+        }
+    }
+
+    #[test]
     fn memory_that_may_shrink_is_not_mapped() {
         let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("there is memory");
         rustix::fs::ftruncate(&fd, PAGE_BYTES).expect("it has no seals");
         assert!(Mapping::new(&fd, PAGE_BYTES, Access::Write, false).is_err());
-        let sealed = create("test", PAGE_BYTES, false).expect("there is memory");
+        let sealed = create("test", PAGE_BYTES).expect("there is memory");
         assert!(Mapping::new(&sealed, 2 * PAGE_BYTES, Access::Write, false).is_err());
         assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
     }
 
     #[test]
     fn memory_sealed_against_writers_is_only_read() {
-        let fd = create("test", PAGE_BYTES, false).expect("there is memory");
+        let fd = create("test", PAGE_BYTES).expect("there is memory");
         let writable = Mapping::new(&fd, PAGE_BYTES, Access::Write, false).expect("it is sealed");
         seal_against_writers(&fd).expect("it can be sealed");
         assert!(Mapping::new(&fd, PAGE_BYTES, Access::Write, false).is_err());

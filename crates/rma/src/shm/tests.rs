@@ -44,6 +44,8 @@ fn both<F: Future<Output = ()>>(test: impl Fn(bool) -> F) {
     run(test(true));
 }
 
+/// A verb that waited for its capability to be confirmed was completed before it ceased to count as waiting: on a busy
+/// machine the next verb of whoever had awaited it was told to wait too, although this provider says that it is synchronous.
 #[test]
 fn verbs_reach_the_region_until_the_grant_is_revoked() {
     both(|socket| async move {

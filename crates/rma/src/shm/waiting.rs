@@ -42,13 +42,19 @@ impl Verb {
         }
     }
 
-    /// Executes it; gives it back when its capability is not confirmed.
-    pub(super) fn execute(self, caller: &Caller) -> Result<(), Verb> {
+    /// Executes it; gives it back when its capability is not confirmed. Whoever waits is told after `settle`.
+    fn execute(self, caller: &Caller, settle: impl FnOnce()) -> Result<(), Verb> {
         match self {
             Verb::Read { capability, offset, length, mut into, completer } => {
                 match caller.read_now(&capability, offset, length, &mut into) {
-                    Ok(()) => completer.complete(Ok(into)),
-                    Err(Stopped::Failed(error)) => completer.complete(Err(error)),
+                    Ok(()) => {
+                        settle();
+                        completer.complete(Ok(into));
+                    }
+                    Err(Stopped::Failed(error)) => {
+                        settle();
+                        completer.complete(Err(error));
+                    }
                     Err(Stopped::Unconfirmed) => {
                         return Err(Verb::Read { capability, offset, length, into, completer });
                     }
@@ -56,11 +62,19 @@ impl Verb {
             }
             Verb::Write { capability, offset, parts, immediate, completer } => {
                 match (caller.write_now(&capability, offset, &parts), immediate) {
-                    (Ok(_), None) => completer.complete(Ok(())),
-                    (Ok(length), Some(immediate)) => {
-                        forward(caller.side.notify(immediate, capability.region, offset, length as u64), completer);
+                    (Ok(_), None) => {
+                        settle();
+                        completer.complete(Ok(()));
                     }
-                    (Err(Stopped::Failed(error)), _) => completer.complete(Err(error)),
+                    (Ok(length), Some(immediate)) => {
+                        let notice = caller.side.notify(immediate, capability.region, offset, length as u64);
+                        settle();
+                        forward(notice, completer);
+                    }
+                    (Err(Stopped::Failed(error)), _) => {
+                        settle();
+                        completer.complete(Err(error));
+                    }
                     (Err(Stopped::Unconfirmed), immediate) => {
                         return Err(Verb::Write { capability, offset, parts, immediate, completer });
                     }
@@ -68,8 +82,14 @@ impl Verb {
             }
             Verb::CompareSwap { capability, offset, expected, new, completer } => {
                 match caller.compare_swap_now(&capability, offset, expected, new) {
-                    Ok(found) => completer.complete(Ok(found)),
-                    Err(Stopped::Failed(error)) => completer.complete(Err(error)),
+                    Ok(found) => {
+                        settle();
+                        completer.complete(Ok(found));
+                    }
+                    Err(Stopped::Failed(error)) => {
+                        settle();
+                        completer.complete(Err(error));
+                    }
                     Err(Stopped::Unconfirmed) => {
                         return Err(Verb::CompareSwap { capability, offset, expected, new, completer });
                     }
@@ -77,12 +97,22 @@ impl Verb {
             }
             Verb::FetchAdd { capability, offset, add, completer } => {
                 match caller.fetch_add_now(&capability, offset, add) {
-                    Ok(found) => completer.complete(Ok(found)),
-                    Err(Stopped::Failed(error)) => completer.complete(Err(error)),
+                    Ok(found) => {
+                        settle();
+                        completer.complete(Ok(found));
+                    }
+                    Err(Stopped::Failed(error)) => {
+                        settle();
+                        completer.complete(Err(error));
+                    }
                     Err(Stopped::Unconfirmed) => return Err(Verb::FetchAdd { capability, offset, add, completer }),
                 }
             }
-            Verb::Send { parts, completer } => forward(caller.side.send(&parts), completer),
+            Verb::Send { parts, completer } => {
+                let sent = caller.side.send(&parts);
+                settle();
+                forward(sent, completer);
+            }
         }
         Ok(())
     }
@@ -147,12 +177,16 @@ impl Waiting {
     pub(super) fn advance(&self, caller: &Caller) -> Option<Capability> {
         loop {
             let verb = self.lock().verbs.pop_front()?;
-            if let Err(verb) = verb.execute(caller) {
+            // It counts until it has taken effect, so that none overtakes it; and no longer once anybody can know that it
+            // has, so that the verb which that one posts next need not wait.
+            let settle = || {
+                self.count.fetch_sub(1, Ordering::Release);
+            };
+            if let Err(verb) = verb.execute(caller, settle) {
                 let capability = verb.capability().copied();
                 self.lock().verbs.push_front(verb);
                 return capability;
             }
-            self.count.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -160,8 +194,8 @@ impl Waiting {
     pub(super) fn refuse_first(&self, error: Error) {
         let verb = self.lock().verbs.pop_front();
         if let Some(verb) = verb {
-            verb.fail(error);
             self.count.fetch_sub(1, Ordering::Release);
+            verb.fail(error);
         }
     }
 
