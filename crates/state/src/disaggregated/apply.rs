@@ -33,11 +33,10 @@
 //! Invariant: when the height is raised, the slot of every key that the block wrote leads to the new version, or is empty, or
 //! lies in a section that was given up.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use base::{Bytes, BytesMut, rt};
+use base::{Bytes, BytesMut, Map, rt};
 
 use super::cache::{Kept, Kind, Known};
 use super::delta::{Place as Where, Written};
@@ -53,6 +52,9 @@ use crate::{Error, Update, UpdateBatch, events};
 /// Rounds of locating: one for every bit by which a subtable may have to grow, and some for what fails.
 const ROUNDS_MAX: usize = 40;
 
+/// Groups of the index as this block knows them, by address. `None` is one that is to be read.
+type Groups = Map<u64, (Subtable, Option<Group>)>;
+
 /// A write of the block on its way.
 struct Item<'a> {
     namespace: &'a Arc<str>,
@@ -60,10 +62,14 @@ struct Item<'a> {
     update: &'a Update,
     hash: KeyHash,
     located: bool,
+    /// The subtable that serves the key.
+    subtable: Option<Subtable>,
     /// The subtable, the place there, and what stands in it.
     slot: Option<(Subtable, Place, u64)>,
     /// The version before, where remote memory holds it.
     old: Option<Pointer>,
+    /// The caches have the value of the version before.
+    is_read: bool,
     new: Option<New>,
 }
 
@@ -71,13 +77,21 @@ struct Item<'a> {
 struct New {
     pointer: Pointer,
     bytes: usize,
-    encoded: Bytes,
+    /// The value, where there is one, behind the rest.
+    parts: [Bytes; 2],
 }
 
 impl<'a> Item<'a> {
     fn name(&self) -> Name<'a> {
         Name { namespace: self.namespace, key: self.key }
     }
+}
+
+/// The group of an item's key, if it was read under the header that is still the subtable's.
+fn group_of<'g>(item: &Item<'_>, groups: &'g Groups) -> Option<&'g Group> {
+    let subtable = item.subtable?;
+    let (read, group) = groups.get(&subtable.group_address(item.hash.group()))?;
+    group.as_ref().filter(|_| *read == subtable)
 }
 
 impl Shared {
@@ -92,13 +106,18 @@ impl Shared {
             return Err(Error::Fenced);
         }
         shared.reclaim(writer);
-        let mut items: Vec<Item<'_>> = batch
-            .iter()
-            .map(|(namespace, key, update)| {
-                let hash = KeyHash::new(Name { namespace, key }, shared.seed);
-                Item { namespace, key, update, hash, located: false, slot: None, old: None, new: None }
-            })
-            .collect();
+        let mut namespace_hash = None;
+        let mut items: Vec<Item<'_>> = Vec::with_capacity(batch.len());
+        items.extend(batch.iter().map(|(namespace, key, update)| {
+            let (_, hash) = match namespace_hash {
+                Some((known, hash)) if Arc::ptr_eq(known, namespace) => (known, hash),
+                _ => (namespace, KeyHash::namespace(namespace, shared.seed)),
+            };
+            namespace_hash = Some((namespace, hash));
+            let hash = KeyHash::with_namespace(hash, key);
+            let (located, is_read) = (false, false);
+            Item { namespace, key, update, hash, located, subtable: None, slot: None, old: None, is_read, new: None }
+        }));
         shared.locate(writer, &mut items).await;
         shared.allocate(writer, &mut items).await;
         if mutant(Mutant::LinkEarly) {
@@ -115,7 +134,7 @@ impl Shared {
             return Err(Error::Fenced);
         }
         shared.put_down(writer, &mut items, number);
-        shared.note_in_delta(&items);
+        shared.note_in_delta(&items, number);
         if mutant(Mutant::PublishEarly) {
             shared.height.store(number + 1, Ordering::Release);
             Shared::publish(shared, number + 1);
@@ -134,10 +153,10 @@ impl Shared {
 
     /// Step 1.
     async fn locate(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
-        let mut groups: BTreeMap<u64, (Subtable, Group)> = BTreeMap::new();
+        let mut groups = Groups::default();
+        groups.reserve(items.len());
         for _ in 0..ROUNDS_MAX {
             hold_up("state.apply.locate").await;
-            groups.retain(|address, _| writer.space.holds(*address));
             for item in items.iter_mut() {
                 if item.slot.as_ref().is_some_and(|(subtable, ..)| !writer.space.holds(subtable.address)) {
                     (item.located, item.slot) = (false, None);
@@ -146,21 +165,25 @@ impl Shared {
             if items.iter().all(|item| item.located) {
                 return;
             }
-            let mut wanted = BTreeMap::new();
+            groups.retain(|address, (_, group)| group.is_some() && writer.space.holds(*address));
+            let mut wanted: Vec<(u64, Subtable)> = Vec::with_capacity(items.len());
             for item in items.iter_mut().filter(|item| !item.located) {
-                match self.subtable(writer, item.hash).await {
-                    Some(subtable) => {
-                        let address = subtable.group_address(item.hash.group());
-                        // A copy that was read under another header is out of date.
-                        if groups.get(&address).is_none_or(|(other, _)| *other != subtable) {
-                            groups.remove(&address);
-                            wanted.insert(address, subtable);
-                        }
-                    }
-                    None => item.located = true,
+                item.subtable = match self.find_subtable(item.hash) {
+                    Some(subtable) => Some(subtable),
+                    None => self.subtable(writer, item.hash).await,
+                };
+                let Some(subtable) = item.subtable else {
+                    item.located = true;
+                    continue;
+                };
+                let address = subtable.group_address(item.hash.group());
+                // A copy that was read under another header is out of date.
+                if groups.get(&address).is_none_or(|(other, _)| *other != subtable) {
+                    groups.insert(address, (subtable, None));
+                    wanted.push((address, subtable));
                 }
             }
-            self.read_groups(writer, wanted, &mut groups).await;
+            self.read_groups(writer, &wanted, &mut groups).await;
             self.match_records(writer, items, &groups).await;
             self.reserve(writer, items, &mut groups).await;
         }
@@ -178,13 +201,7 @@ impl Shared {
         }
     }
 
-    async fn read_groups(
-        &self,
-        writer: &mut Writer,
-        wanted: BTreeMap<u64, Subtable>,
-        groups: &mut BTreeMap<u64, (Subtable, Group)>,
-    ) {
-        let wanted: Vec<(u64, Subtable)> = wanted.into_iter().collect();
+    async fn read_groups(&self, writer: &mut Writer, wanted: &[(u64, Subtable)], groups: &mut Groups) {
         for window in wanted.chunks(IN_FLIGHT_MAX) {
             let post = |(address, _): &(u64, Subtable)| {
                 self.memory.read(*address, GROUP_BYTES, BytesMut::with_capacity(GROUP_BYTES))
@@ -193,7 +210,7 @@ impl Shared {
             for (verb, (address, subtable)) in posted.into_iter().zip(window) {
                 let read = completed(&*self.memory, verb).await;
                 match read.as_ref().ok().and_then(|bytes| Group::new(bytes, subtable)) {
-                    Some(group) => drop(groups.insert(*address, (*subtable, group))),
+                    Some(group) => drop(groups.insert(*address, (*subtable, Some(group)))),
                     None => {
                         if let Err(error) = &read {
                             self.memory.note_failure(*address, error);
@@ -206,22 +223,21 @@ impl Shared {
     }
 
     /// Finds the version before of every item that is not located.
-    async fn match_records(
-        &self,
-        writer: &mut Writer,
-        items: &mut [Item<'_>],
-        groups: &BTreeMap<u64, (Subtable, Group)>,
-    ) {
+    async fn match_records(&self, writer: &mut Writer, items: &mut [Item<'_>], groups: &Groups) {
         let mut heads: Vec<(usize, Pointer)> = Vec::new();
         for (at, item) in items.iter_mut().enumerate().filter(|(_, item)| !item.located) {
-            item.old = None;
-            let Some((_, group)) = self.group_of(item.hash, groups) else { continue };
-            let candidates = group.candidates(item.hash).map(|(_, pointer)| pointer);
-            let candidates: Vec<_> = candidates.filter(|pointer| writer.space.holds(pointer.address())).collect();
-            let known = self.caches.newest(item.hash, item.name()).map(|known| known.pointer);
-            match candidates.iter().find(|pointer| known == Some(**pointer)) {
-                Some(pointer) => item.old = Some(*pointer),
-                None => heads.extend(candidates.into_iter().map(|pointer| (at, pointer))),
+            (item.old, item.is_read) = (None, false);
+            let Some(group) = group_of(item, groups) else { continue };
+            let space = &writer.space;
+            let candidates = || {
+                let pointers = group.candidates(item.hash).map(|(_, pointer)| pointer);
+                pointers.filter(|pointer| space.holds(pointer.address()))
+            };
+            match self.caches.newest(item.hash, item.name()) {
+                Some((known, has_value)) if candidates().any(|pointer| pointer == known.pointer) => {
+                    (item.old, item.is_read) = (Some(known.pointer), has_value);
+                }
+                _ => heads.extend(candidates().map(|pointer| (at, pointer))),
             }
         }
         if heads.is_empty() {
@@ -238,29 +254,13 @@ impl Shared {
         }
     }
 
-    fn group_of<'g>(
-        &self,
-        hash: KeyHash,
-        groups: &'g BTreeMap<u64, (Subtable, Group)>,
-    ) -> Option<&'g (Subtable, Group)> {
-        let subtable = self.find_subtable(hash)?;
-        groups.get(&subtable.group_address(hash.group())).filter(|(read, _)| *read == subtable)
-    }
-
     /// Gives every item that is not located its place; splits one subtable where there is none.
-    async fn reserve(
-        &self,
-        writer: &mut Writer,
-        items: &mut [Item<'_>],
-        groups: &mut BTreeMap<u64, (Subtable, Group)>,
-    ) {
+    async fn reserve(&self, writer: &mut Writer, items: &mut [Item<'_>], groups: &mut Groups) {
         for at in 0..items.len() {
             let item = &mut items[at];
-            if item.located {
-                continue;
-            }
-            let Some(subtable) = self.find_subtable(item.hash) else { continue };
-            let Some((read, group)) = groups.get_mut(&subtable.group_address(item.hash.group())) else { continue };
+            let Some(subtable) = item.subtable.filter(|_| !item.located) else { continue };
+            let group = groups.get_mut(&subtable.group_address(item.hash.group()));
+            let Some((read, Some(group))) = group else { continue };
             if *read != subtable || item.old.is_some_and(|old| !writer.space.holds(old.address())) {
                 continue;
             }
@@ -302,10 +302,11 @@ impl Shared {
     /// Step 2.
     async fn allocate(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
         let bytes_max = RECORD_BYTES_MAX.min(self.memory.section_bytes() as usize);
+        let mut heads = BytesMut::with_capacity(items.iter().map(|item| record::head_bytes_of(item.name())).sum());
         for item in items.iter_mut().filter(|item| item.slot.is_some()) {
             let name = item.name();
-            let value = item.update.value.as_deref();
-            let bytes = record::record_bytes(name.namespace.len(), name.key.len(), value.map_or(0, <[u8]>::len));
+            let value = item.update.value.as_ref();
+            let bytes = record::record_bytes(name.namespace.len(), name.key.len(), value.map_or(0, Bytes::len));
             if bytes > bytes_max {
                 continue;
             }
@@ -319,9 +320,10 @@ impl Shared {
             };
             let incarnation = writer.space.incarnation();
             let prev = item.old.unwrap_or(Pointer::NULL);
-            let content = Content { name, version: item.update.version, value, prev };
-            let encoded = record::encode(&content, incarnation);
-            item.new = Some(New { pointer: Pointer::new(extent.address, bytes, incarnation), bytes, encoded });
+            let content = Content { name, version: item.update.version, value: value.map(|value| &value[..]), prev };
+            record::encode_head(&content, incarnation, &mut heads);
+            let parts = [heads.split().freeze(), value.cloned().unwrap_or_default()];
+            item.new = Some(New { pointer: Pointer::new(extent.address, bytes, incarnation), bytes, parts });
         }
     }
 
@@ -334,7 +336,7 @@ impl Shared {
                 .iter()
                 .filter_map(|item| item.new.as_ref())
                 .filter(|new| writer.space.holds(new.pointer.address()))
-                .map(|new| (new.pointer, self.memory.write(new.pointer.address(), std::slice::from_ref(&new.encoded))))
+                .map(|new| (new.pointer, self.memory.write(new.pointer.address(), &new.parts)))
                 .collect();
             for (pointer, verb) in posted {
                 if let Err(error) = completed(&*self.memory, verb).await {
@@ -457,19 +459,19 @@ impl Shared {
     }
 
     /// Step 7.
-    fn note_in_delta(&self, items: &[Item<'_>]) {
-        let mut delta = self.delta_mut();
-        for item in items {
+    fn note_in_delta(&self, items: &[Item<'_>], number: u64) {
+        let writes = items.iter().map(|item| {
             let place = match (&item.update.value, &item.new) {
                 (None, _) => Where::Deleted,
                 (Some(_), Some(new)) => Where::Remote(new.pointer, new.bytes as u32),
                 (Some(value), None) => {
                     events::VersionsNotInMemory.add(1);
-                    Where::Here(value.clone())
+                    Where::Here(Box::new(value.clone()))
                 }
             };
-            delta.add(item.namespace, item.key, Written { version: item.update.version, place });
-        }
+            (item.hash, item.namespace, item.key, Written { version: item.update.version, place })
+        });
+        self.delta_mut().add(number, writes);
     }
 
     /// Step 8.
@@ -478,10 +480,14 @@ impl Shared {
             let kind = if item.update.value.is_some() { Kind::Live } else { Kind::Deleted };
             let version = item.update.version;
             let (known, kept) = match &item.new {
-                Some(New { pointer, bytes, encoded }) => {
+                Some(New { pointer, bytes, .. }) => {
                     let known = Known { pointer: *pointer, version, kind, bytes: *bytes as u32 };
-                    let value = item.update.value.as_ref().map(|value| encoded.slice(bytes - value.len()..));
-                    (known, Some(Kept { version, value, prev: item.old.unwrap_or(Pointer::NULL), bytes: *bytes }))
+                    let prev = item.old.unwrap_or(Pointer::NULL);
+                    // A copy: what the block gave may be a part of something longer.
+                    let value = item.update.value.as_ref().filter(|_| item.is_read).map(|value| &value[..]);
+                    let keep =
+                        |value| Kept { version, value: Some(Bytes::copy_from_slice(value)), prev, bytes: value.len() };
+                    (known, value.map(keep))
                 }
                 None => {
                     let known = Known { pointer: Pointer::NULL, version, kind, bytes: 0 };

@@ -88,7 +88,7 @@ impl Shared {
             Ok(found) if found == before => {
                 events::Fills.add(1);
                 let known = Known { pointer, version: kept.version, kind: Kind::Live, bytes: bytes as u32 };
-                self.caches.learn(token, hash, name, known, Some(kept));
+                self.caches.learn(token, hash, name, known, Some(&kept));
             }
             failed => {
                 if let Err(error) = failed {

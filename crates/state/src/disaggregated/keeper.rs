@@ -199,7 +199,7 @@ impl Shared {
         }
         events::OrphansFound.add(1);
         self.caches.detach(hash, name, pointer);
-        self.delta_mut().detach(name.namespace, name.key, pointer);
+        self.delta_mut().detach(hash, name, pointer);
         writer.tombstones.retain(|tombstone| tombstone.pointer != pointer);
         writer.put_aside(pointer);
     }

@@ -274,7 +274,7 @@ impl WorldState for Disaggregated {
     async fn digest(&self) -> Result<[u8; 32], Error> {
         let view = self.shared.newest_view();
         let mut namespaces: std::collections::BTreeSet<String> =
-            self.shared.delta().namespaces().map(|name| name.to_string()).collect();
+            self.shared.delta_in_order().namespaces().map(|name| name.to_string()).collect();
         namespaces.extend(self.shared.store.namespaces().await?);
         digest::of(&*view, namespaces).await
     }
@@ -370,6 +370,15 @@ impl Shared {
 
     fn delta(&self) -> RwLockReadGuard<'_, Delta> {
         self.delta.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The delta with every block in order that any height so far shows.
+    fn delta_in_order(&self) -> RwLockReadGuard<'_, Delta> {
+        if !self.delta().is_ordered() {
+            self.delta_mut().order();
+        }
+        // A block that is added in between is too new for whoever asks.
+        self.delta()
     }
 
     fn delta_mut(&self) -> RwLockWriteGuard<'_, Delta> {

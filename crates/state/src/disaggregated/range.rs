@@ -106,7 +106,7 @@ impl View {
             return Err(Error::Fenced);
         }
         let writes: Vec<(Arc<str>, Written)> = {
-            let delta = self.shared.delta();
+            let delta = self.shared.delta_in_order();
             // Deletions hide rows of storage, so all writes up to the one behind the limit-th live one are needed.
             let mut live = 0;
             let writes = delta.range(namespace, start, end, self.height).take_while(|(_, written)| {

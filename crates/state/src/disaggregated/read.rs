@@ -255,7 +255,7 @@ impl View {
             }
             if next.is_null() {
                 let kept = fetched.kept();
-                caches.learn(token, hash, name, fetched.known(), Some(kept.clone()));
+                caches.learn(token, hash, name, fetched.known(), Some(&kept));
                 return Looked::Seen(kept);
             }
             match self.fetch(next, next.class().bytes(), lease).await {
@@ -305,7 +305,7 @@ impl View {
     /// Steps 5 to 7.
     async fn see_stored(&self, hash: KeyHash, name: Name<'_>, token: Token) -> Result<Option<Kept>, Error> {
         let shared = &*self.shared;
-        let seen = shared.delta().see(name.namespace, name.key, self.height);
+        let seen = shared.delta().see(hash, name, self.height);
         // Newest of all, if no block wrote the key behind what this view sees: the delta is older than the token's death.
         let is_newest = !seen.newer && shared.height.load(Ordering::Acquire) == self.height;
         if let Some(written) = seen.newest {
@@ -314,7 +314,7 @@ impl View {
             if is_newest {
                 let pointer = if let Place::Remote(pointer, _) = written.place { pointer } else { Pointer::NULL };
                 let known = known_of(&kept, pointer);
-                shared.caches.learn(token, hash, name, known, kept.value.is_some().then(|| kept.clone()));
+                shared.caches.learn(token, hash, name, known, Some(&kept).filter(|kept| kept.value.is_some()));
             }
             return Ok(Some(kept));
         }
@@ -331,7 +331,7 @@ impl View {
         if is_newest && self.height > 0 {
             let known = kept.as_ref().map_or(Known::absent(self.height), |kept| known_of(kept, Pointer::NULL));
             let value = kept.clone().filter(|kept| kept.value.is_some());
-            shared.caches.learn(token, hash, name, known, value.clone());
+            shared.caches.learn(token, hash, name, known, value.as_ref());
             if let Some(value) = value {
                 Shared::fill(&self.shared, hash, name, token, value);
             }
@@ -345,7 +345,7 @@ impl View {
         match &written.place {
             Place::Deleted => Ok(Kept { version, value: None, prev: Pointer::NULL, bytes: 0 }),
             Place::Here(value) => {
-                Ok(Kept { version, bytes: value.len(), value: Some(value.clone()), prev: Pointer::NULL })
+                Ok(Kept { version, bytes: value.len(), value: Some(Bytes::clone(value)), prev: Pointer::NULL })
             }
             Place::Remote(pointer, bytes) => {
                 for _ in 0..ATTEMPTS_MAX {

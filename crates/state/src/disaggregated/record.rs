@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0  word       next:54 | incarnation:8 | valid:1 | 0:1
-//!  8  checksum   XXH3 64 of everything from byte 16 to the end of the value
+//!  8  checksum   XXH3 64 of everything from byte 16 to the end of the key, xor that of the value turned left by 32 bits
 //! 16  prev       pointer to the version before, or 0
 //! 24  block:u64    32 tx:u32    36 value bytes:u32
 //! 40  key bytes:u16    42 namespace bytes:u16    44 flags:u8 (1: the key was deleted)    45 0:3
@@ -19,7 +19,7 @@
 use base::{Bytes, BytesMut, Version};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::pointer::{Class, Incarnation, POINTER_BITS, Pointer, UNIT_BYTES};
+use super::pointer::{Class, Incarnation, POINTER_BITS, Pointer};
 
 /// Bytes before the namespace.
 pub const HEADER_BYTES: usize = 48;
@@ -82,10 +82,20 @@ pub const fn record_bytes(namespace: usize, key: usize, value: usize) -> usize {
     HEADER_BYTES + namespace + key + value
 }
 
-/// The bytes of a new record, the newest of its key.
+/// Bytes of a record before its value.
+pub const fn head_bytes_of(name: Name<'_>) -> usize {
+    HEADER_BYTES + name.namespace.len() + name.key.len()
+}
+
+/// Of two parts, so that a value need not be copied behind its header to be summed.
+fn checksum(checked_head: &[u8], value: &[u8]) -> u64 {
+    xxh3_64(checked_head) ^ xxh3_64(value).rotate_left(32)
+}
+
+/// Appends to `into` what stands before the value of a new record, the newest of its key.
 ///
 /// Panics above the limits of storage and of [`RECORD_BYTES_MAX`], which the caller has compared with.
-pub fn encode(content: &Content<'_>, incarnation: Incarnation) -> Bytes {
+pub fn encode_head(content: &Content<'_>, incarnation: Incarnation, into: &mut BytesMut) {
     let Content { name: Name { namespace, key }, version, value, prev } = content;
     let bytes = value.unwrap_or_default();
     let total = record_bytes(namespace.len(), key.len(), bytes.len());
@@ -94,7 +104,6 @@ pub fn encode(content: &Content<'_>, incarnation: Incarnation) -> Bytes {
     let (Ok(namespace_bytes), Ok(key_bytes), Ok(value_bytes)) = lengths else {
         unreachable!("names are within the limits of storage")
     };
-    let mut record = BytesMut::with_capacity(total.next_multiple_of(UNIT_BYTES as usize));
     let mut header = [0; HEADER_BYTES];
     header[0..8].copy_from_slice(&Word { next: Pointer::NULL, incarnation, valid: true }.bits().to_le_bytes());
     header[16..24].copy_from_slice(&prev.bits().to_le_bytes());
@@ -104,13 +113,21 @@ pub fn encode(content: &Content<'_>, incarnation: Incarnation) -> Bytes {
     header[40..42].copy_from_slice(&key_bytes.to_le_bytes());
     header[42..44].copy_from_slice(&namespace_bytes.to_le_bytes());
     header[44] = if value.is_none() { FLAG_DELETED } else { 0 };
-    record.extend_from_slice(&header);
-    record.extend_from_slice(namespace.as_bytes());
-    record.extend_from_slice(key.as_bytes());
-    record.extend_from_slice(bytes);
-    let checksum = xxh3_64(&record[CHECKED_FROM..]);
-    record[8..16].copy_from_slice(&checksum.to_le_bytes());
-    assert_eq!(record.len(), total, "every part has its length");
+    let start = into.len();
+    into.extend_from_slice(&header);
+    into.extend_from_slice(namespace.as_bytes());
+    into.extend_from_slice(key.as_bytes());
+    let head = &mut into[start..];
+    let checksum = checksum(&head[CHECKED_FROM..], bytes);
+    head[8..16].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The bytes of a new record; see [`encode_head`].
+pub fn encode(content: &Content<'_>, incarnation: Incarnation) -> Bytes {
+    let value = content.value.unwrap_or_default();
+    let mut record = BytesMut::with_capacity(head_bytes_of(content.name) + value.len());
+    encode_head(content, incarnation, &mut record);
+    record.extend_from_slice(value);
     record.freeze()
 }
 
@@ -190,10 +207,11 @@ impl Record {
     /// Reads the record that `pointer` means. `None` for bytes that are not to be trusted; they may be longer than it.
     pub fn decode(mut bytes: Bytes, pointer: Pointer) -> Option<Record> {
         let Head { word, prev, version, deleted, namespace, key, bytes: total } = head(&bytes, pointer)?;
-        if bytes.len() < total || word_at(&bytes, 8) != xxh3_64(&bytes[CHECKED_FROM..total]) {
+        let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
+        let value = HEADER_BYTES + namespace_bytes + key_bytes;
+        if bytes.len() < total || word_at(&bytes, 8) != checksum(&bytes[CHECKED_FROM..value], &bytes[value..total]) {
             return None;
         }
-        let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
         bytes.truncate(total);
         Some(Record { word, prev, version, bytes, namespace_bytes, key_bytes, deleted })
     }

@@ -8,14 +8,23 @@
 //! 3. quarantined, once nothing leads to it any more: until every lease that could hold its address has ended;
 //! 4. free again, under an incarnation that its last life did not have.
 //!
-//! Invariant: leased = free + live + quarantined, to the byte. A section that is given up takes everything in it along.
+//! Two things keep the trees of free extents out of the way of most blocks. What becomes free is *parked* by its length for
+//! the next buffer of that length, and joins its neighbours only when something fits nowhere else. And a long extent, once
+//! chosen, is the *open run*, off which buffers are cut one behind the other.
+//!
+//! Invariant: leased = free + live + quarantined, to the byte; parked buffers and the open run are free. A section that is
+//! given up takes everything in it along.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use base::Map;
 use base::rt::Instant;
 
 use super::lease::REUSE_AFTER;
 use super::pointer::{Incarnation, UNIT_BYTES};
+
+/// An extent is opened when so many buffers of the length asked for can be cut off it.
+const RUN_BUFFERS_MIN: u64 = 8;
 
 /// A buffer of remote memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -36,10 +45,19 @@ pub struct Accounts {
 struct SectionSpace {
     base: u64,
     bytes: u64,
-    /// A bit a unit: where buffers that are not free begin.
+    /// A bit a unit: where buffers begin that are not free, and those that are parked.
     starts: Box<[u64]>,
+    /// A bit a unit: where parked buffers begin.
+    parked: Box<[u64]>,
     /// Free extents: first unit and number of units.
     free: BTreeMap<u64, u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    base: u64,
+    start: u64,
+    end: u64,
 }
 
 /// See [the module](self).
@@ -48,6 +66,10 @@ pub struct Space {
     sections: BTreeMap<u64, SectionSpace>,
     /// Free extents of all sections by length: bytes, address.
     by_length: BTreeSet<(u64, u64)>,
+    /// The addresses of parked buffers by their length.
+    parked: Map<u64, Vec<u64>>,
+    /// The open run: the base of its section, and where it begins and ends.
+    open: Option<Run>,
     quarantine: VecDeque<(Instant, Extent)>,
     accounts: Accounts,
     incarnation: Incarnation,
@@ -60,6 +82,8 @@ impl Default for Space {
         Space {
             sections: BTreeMap::new(),
             by_length: BTreeSet::new(),
+            parked: Map::default(),
+            open: None,
             quarantine: VecDeque::new(),
             accounts: Accounts::default(),
             incarnation: Incarnation::new(1),
@@ -74,9 +98,16 @@ impl SectionSpace {
         ((unit / 64) as usize, 1 << (unit % 64))
     }
 
+    /// Whether a buffer begins here that is neither free nor parked.
     fn is_start(&self, address: u64) -> bool {
         let (at, bit) = self.bit(address);
-        self.starts[at] & bit != 0
+        self.starts[at] & !self.parked[at] & bit != 0
+    }
+
+    fn set_parked(&mut self, address: u64, parked: bool) {
+        let (at, bit) = self.bit(address);
+        assert!(self.starts[at] & bit != 0 && (self.parked[at] & bit != 0) != parked, "buffers are parked once");
+        self.parked[at] ^= bit;
     }
 
     fn set_start(&mut self, address: u64, start: bool) {
@@ -104,8 +135,9 @@ impl SectionSpace {
     }
 
     /// Where the buffer that begins at `address` ends: at the next buffer, free or not.
-    fn end(&self, address: u64) -> u64 {
+    fn end(&self, address: u64, open: Option<Run>) -> u64 {
         let end = self.next_start(address + UNIT_BYTES);
+        let end = open.filter(|run| (address..end).contains(&run.start)).map_or(end, |run| run.start);
         self.free.range(address..end).next().map_or(end, |(free, _)| *free)
     }
 }
@@ -118,7 +150,13 @@ impl Space {
             "sections are aligned"
         );
         let words = (bytes / UNIT_BYTES / 64) as usize;
-        let section = SectionSpace { base, bytes, starts: vec![0; words].into(), free: BTreeMap::new() };
+        let section = SectionSpace {
+            base,
+            bytes,
+            starts: vec![0; words].into(),
+            parked: vec![0; words].into(),
+            free: BTreeMap::new(),
+        };
         let other = self.sections.insert(base, section);
         assert!(other.is_none(), "a section is leased once");
         self.accounts.leased += bytes;
@@ -133,6 +171,14 @@ impl Space {
         for (address, bytes) in &section.free {
             self.by_length.remove(&(*bytes, *address));
             self.accounts.free -= bytes;
+        }
+        if let Some(run) = self.open.take_if(|run| run.base == base) {
+            self.accounts.free -= run.end - run.start;
+        }
+        for (bytes, addresses) in &mut self.parked {
+            let before = addresses.len();
+            addresses.retain(|address| !within(*address));
+            self.accounts.free -= bytes * (before - addresses.len()) as u64;
         }
         let quarantined = &mut self.accounts.quarantined;
         self.quarantine.retain(|(_, extent)| {
@@ -149,12 +195,51 @@ impl Space {
     /// A buffer of so many bytes, rounded up to units, aligned to `align`; `None` when no free extent is long enough.
     pub fn allocate(&mut self, bytes: usize, align: u64) -> Option<Extent> {
         let bytes = (bytes as u64).next_multiple_of(UNIT_BYTES);
+        let extent = match align <= UNIT_BYTES {
+            true => self.allocate_parked(bytes).or_else(|| self.allocate_open(bytes)),
+            false => None,
+        };
+        let extent = match extent.or_else(|| self.allocate_fitting(bytes, align)) {
+            Some(extent) => extent,
+            None if self.coalesce() => self.allocate_fitting(bytes, align)?,
+            None => return None,
+        };
+        self.accounts.free -= bytes;
+        self.accounts.live += bytes;
+        Some(extent)
+    }
+
+    fn allocate_parked(&mut self, bytes: u64) -> Option<Extent> {
+        let address = self.parked.get_mut(&bytes)?.pop()?;
+        let base = self.base(address);
+        self.section(base).set_parked(address, false);
+        Some(Extent { address, bytes })
+    }
+
+    fn allocate_open(&mut self, bytes: u64) -> Option<Extent> {
+        let run = self.open.as_mut().filter(|run| run.end - run.start >= bytes)?;
+        let (base, address) = (run.base, run.start);
+        run.start += bytes;
+        if run.start == run.end {
+            self.open = None;
+        }
+        self.section(base).set_start(address, true);
+        Some(Extent { address, bytes })
+    }
+
+    /// By best fit.
+    fn allocate_fitting(&mut self, bytes: u64, align: u64) -> Option<Extent> {
         // An extent so long has room wherever it begins; a shorter one may have it by luck, which is not sought.
         let enough = bytes + align.max(UNIT_BYTES) - UNIT_BYTES;
         let (length, first) = self.by_length.range((enough, 0)..).next().copied()?;
         let address = first.next_multiple_of(align.max(UNIT_BYTES));
         let base = self.base(first);
         self.take_free(base, first, length);
+        if align <= UNIT_BYTES && length >= bytes * RUN_BUFFERS_MIN {
+            self.close_run();
+            self.open = Some(Run { base, start: first, end: first + length });
+            return self.allocate_open(bytes);
+        }
         if address > first {
             self.put_free(base, first, address - first);
         }
@@ -162,9 +247,29 @@ impl Space {
             self.put_free(base, address + bytes, first + length - address - bytes);
         }
         self.section(base).set_start(address, true);
-        self.accounts.free -= bytes;
-        self.accounts.live += bytes;
         Some(Extent { address, bytes })
+    }
+
+    /// Joins what is parked, and the open run, with the free extents beside; false where there was none.
+    pub fn coalesce(&mut self) -> bool {
+        let mut any = self.close_run();
+        for (bytes, addresses) in std::mem::take(&mut self.parked) {
+            for address in addresses {
+                let base = self.base(address);
+                let section = self.section(base);
+                section.set_parked(address, false);
+                section.set_start(address, false);
+                self.join(base, Extent { address, bytes });
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn close_run(&mut self) -> bool {
+        let Some(Run { base, start, end }) = self.open.take() else { return false };
+        self.join(base, Extent { address: start, bytes: end - start });
+        true
     }
 
     /// The incarnation of what is allocated now.
@@ -177,7 +282,7 @@ impl Space {
         let section = self.sections.range(..=address).next_back()?.1;
         let is_start =
             address < section.base + section.bytes && address.is_multiple_of(UNIT_BYTES) && section.is_start(address);
-        is_start.then(|| Extent { address, bytes: section.end(address) - address })
+        is_start.then(|| Extent { address, bytes: section.end(address, self.open) - address })
     }
 
     /// Whether an address lies in a leased section.
@@ -233,14 +338,15 @@ impl Space {
 
     /// Every buffer that is live or quarantined, by address.
     pub fn buffers(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.sections.values().flat_map(|section| {
+        self.sections.values().flat_map(move |section| {
             let end = section.base + section.bytes;
             let mut at = section.next_start(section.base);
-            std::iter::from_fn(move || {
-                let extent = (at < end).then(|| Extent { address: at, bytes: section.end(at) - at })?;
+            let all = std::iter::from_fn(move || {
+                let extent = (at < end).then(|| Extent { address: at, bytes: section.end(at, self.open) - at })?;
                 at = section.next_start(at + UNIT_BYTES);
                 Some(extent)
-            })
+            });
+            all.filter(|extent| section.is_start(extent.address))
         })
     }
 
@@ -257,11 +363,16 @@ impl Space {
         self.sections.get_mut(&base).expect("the section is leased")
     }
 
-    /// Makes a buffer free, together with its free neighbours.
+    /// Makes a buffer free, for the next one of its length.
     fn release(&mut self, extent: Extent) {
         let base = self.base(extent.address);
+        self.section(base).set_parked(extent.address, true);
+        self.parked.entry(extent.bytes).or_default().push(extent.address);
+    }
+
+    /// Makes an extent free, together with its free neighbours.
+    fn join(&mut self, base: u64, extent: Extent) {
         let section = self.section(base);
-        section.set_start(extent.address, false);
         let before = section.free.range(..extent.address).next_back().map(|(address, bytes)| (*address, *bytes));
         let end = extent.address + extent.bytes;
         let behind = section.free.get(&end).map(|bytes| (end, *bytes));
@@ -346,6 +457,7 @@ mod tests {
             }
             live.iter().for_each(|extent| space.free(extent.address));
             space.drain(now + Duration::from_secs(100));
+            space.coalesce();
             assert_eq!(space.by_length.len(), 2, "free neighbours are one extent");
             assert_eq!(space.accounts(), Accounts { leased: 2 * SECTION, free: 2 * SECTION, ..Accounts::default() });
         });

@@ -73,6 +73,11 @@ impl Data {
         self.bytes
     }
 
+    /// Whether another version with so many bytes has room without any leaving.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + SLOT_BYTES + bytes <= self.budget_bytes
+    }
+
     /// The version with this tag; counts as used.
     pub fn find(&mut self, tag: Tag) -> Option<&Slot> {
         let at = self.place(tag)?;

@@ -126,6 +126,10 @@ impl Entry {
         self.value = value;
     }
 
+    pub fn has_value(&self) -> bool {
+        self.value.is_some()
+    }
+
     /// Whether the value was asked for since this was last asked.
     pub fn take_value_used(&mut self) -> bool {
         std::mem::take(&mut self.value_used)
@@ -139,6 +143,12 @@ impl Metadata {
 
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether another key has room without any leaving.
+    pub fn has_room(&self, name: Name<'_>) -> bool {
+        let names = name.namespace.len() + name.key.len();
+        self.bytes + ENTRY_BYTES + Names::cost(names) <= self.budget_bytes
     }
 
     #[inline]

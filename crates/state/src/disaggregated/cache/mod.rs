@@ -14,9 +14,13 @@
 //! Tokens are counters shared by many hashes: a token may die for another key's sake, which costs a look-up and is never
 //! wrong.
 //!
+//! What a reader found makes others leave only when its key was asked for before ([`doorkeeper`]): what is read once costs no
+//! more than its read. What a block wrote keeps its value here if the version before had its own here: values follow readers.
+//!
 //! Invariants: an entry is the newest version that any visible height can see; no part is ever above its budget.
 
 mod data;
+mod doorkeeper;
 mod metadata;
 mod places;
 pub mod spare;
@@ -27,6 +31,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use base::{Bytes, Version};
 
 use self::data::Data;
+use self::doorkeeper::Doorkeeper;
 use self::metadata::Metadata;
 use super::fault::{Mutant, mutant};
 use super::index::KeyHash;
@@ -134,6 +139,7 @@ pub enum Found {
 struct Shard {
     metadata: Metadata,
     data: Data,
+    doorkeeper: Doorkeeper,
     /// Hits that the events do not know of yet.
     metadata_hits: u64,
     data_hits: u64,
@@ -180,7 +186,8 @@ impl Caches {
         let shards = 1 << shards.ilog2();
         let shard = || {
             let (metadata, data) = (Metadata::new(metadata_bytes / shards), Data::new(data_bytes / shards));
-            Mutex::new(Shard { metadata, data, ..Shard::default() })
+            let doorkeeper = Doorkeeper::new(metadata_bytes / shards / metadata::ENTRY_BYTES);
+            Mutex::new(Shard { metadata, data, doorkeeper, ..Shard::default() })
         };
         Caches {
             shards: (0..shards).map(|_| shard()).collect(),
@@ -244,9 +251,10 @@ impl Caches {
         Some((known.kind == Kind::Live).then_some(known.version))
     }
 
-    /// What is known of a key's newest version.
-    pub fn newest(&self, hash: KeyHash, name: Name<'_>) -> Option<Known> {
-        self.shard(hash).metadata.find(hash, name).map(|entry| entry.known())
+    /// What is known of a key's newest version, and whether its value is here.
+    pub fn newest(&self, hash: KeyHash, name: Name<'_>) -> Option<(Known, bool)> {
+        let mut shard = self.shard(hash);
+        shard.metadata.find(hash, name).map(|entry| (entry.known(), entry.has_value()))
     }
 
     /// The bytes of a version of a key with this hash.
@@ -266,9 +274,14 @@ impl Caches {
     }
 
     /// Step 3 of learning: what was found is the newest version of the key, unless the token died.
-    pub fn learn(&self, token: Token, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<Kept>) {
+    pub fn learn(&self, token: Token, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<&Kept>) {
         let mut shard = self.shard(hash);
-        if self.is_alive(hash, token) {
+        if !self.is_alive(hash, token) {
+            return;
+        }
+        let was_seen = shard.doorkeeper.saw(hash);
+        if was_seen || shard.metadata.has_room(name) || shard.metadata.place(hash, name).is_some() {
+            let kept = kept.filter(|kept| was_seen || shard.data.has_room(kept.bytes)).cloned();
             self.put(&mut shard, hash, name, known, kept);
         }
     }

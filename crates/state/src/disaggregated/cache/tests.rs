@@ -33,7 +33,7 @@ fn what_was_learnt_before_an_apply_is_not_remembered_after_it() {
     let caches = Caches::new(10_000, 10_000);
     let Found::Nothing(token) = caches.get(hash("a"), name("a"), 9) else { panic!("the cache is empty") };
     caches.replace(hash("a"), name("a"), known(0x2000, 5), Some(kept(5, "new")));
-    caches.learn(token, hash("a"), name("a"), known(0x1000, 4), Some(kept(4, "old")));
+    caches.learn(token, hash("a"), name("a"), known(0x1000, 4), Some(&kept(4, "old")));
     assert_eq!(value(caches.get(hash("a"), name("a"), 9)), Some(Bytes::from_static(b"new")));
     let token = caches.token(hash("b"));
     caches.detach(hash("b"), name("b"), Pointer::NULL);
