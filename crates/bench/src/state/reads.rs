@@ -1,9 +1,10 @@
 //! Reads: warm, cold and of ranges.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{BlockNumber, Bytes, Epoch, Map, Version};
+use base::{BlockNumber, Bytes, BytesMut, Epoch, Map, Version};
 use state::disaggregated::DisaggregatedSettings;
 use state::{Snapshot as _, Versioned};
 use storage::tables::{FjallEngine, FjallOptions, RowBatch, Savepoint, TablesEngine as _};
@@ -26,6 +27,8 @@ const SLOW_BATCHES: usize = 7;
 const SLOW_BATCH: usize = 400;
 /// Records of one range.
 const RANGE: usize = 100;
+/// Bytes of two buckets of the index.
+const BUCKETS_BYTES: usize = 128;
 /// Blocks that the data set is loaded in have so many writes.
 const BLOCK_WRITES: usize = 500;
 
@@ -33,24 +36,26 @@ const BLOCK_WRITES: usize = 500;
 pub struct Reads {
     pub warm_over_hashmap: f64,
     pub cold_us: f64,
+    /// In verbs that read as much as a record has.
+    pub cold_over_verb: f64,
     pub record_overhead_bytes: f64,
 }
 
 /// Batches of reads of random keys by each of the ways, in turns; the median nanoseconds of a read, for each way. A read
-/// gives the length of the value that it found, which is checked.
+/// gives the length of the value that it found, which is checked. Its key is at hand, as that of a proposal or a block is.
 macro_rules! in_turns {
-    ($random:expr, $records:expr, $batches:expr, $batch:expr, $value_bytes:expr, $($read:expr),+ $(,)?) => {{
+    ($random:expr, $keys:expr, $batches:expr, $batch:expr, $value_bytes:expr, $($read:expr),+ $(,)?) => {{
         let mut times = Vec::new();
         for _ in 0..$batches {
-            let places: Vec<usize> = (0..$batch).map(|_| $random.below($records as u64) as usize).collect();
+            let chosen = choose(&mut $random, $keys, $batch);
             let round = [$({
                 let begin = Instant::now();
                 let mut bytes = 0;
-                for place in &places {
-                    bytes += black_box($read(*place).await);
+                for key in &chosen {
+                    bytes += black_box($read(key).await);
                 }
-                let took = each_ns(begin, places.len());
-                if bytes != places.len() * $value_bytes {
+                let took = each_ns(begin, chosen.len());
+                if bytes != chosen.len() * $value_bytes {
                     return Err(failed("a read", "a record was not found, or has another length"));
                 }
                 took
@@ -59,6 +64,11 @@ macro_rules! in_turns {
         }
         std::array::from_fn(|way| median(times.iter().map(|round| round[way]).collect()))
     }};
+}
+
+/// Some of the keys, drawn at random.
+fn choose(random: &mut Random, keys: &[Arc<str>], count: usize) -> Vec<String> {
+    (0..count).map(|_| keys[random.below(keys.len() as u64) as usize].to_string()).collect()
 }
 
 /// The length of a value that was found.
@@ -88,11 +98,11 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
     for key in &keys[..WARM_RECORDS] {
         view.read(NAMESPACE, key).await.map_err(|error| failed("a warm read", error))?;
     }
-    let by_map = |place: usize| std::future::ready(length(map.get(keys[place].as_ref()).cloned()));
-    let by_state = async |place: usize| length(view.read(NAMESPACE, &keys[place]).await.ok().flatten());
-    let by_trait = async |place: usize| length(view.get(NAMESPACE, &keys[place]).await.ok().flatten());
+    let by_map = |key: &str| std::future::ready(length(map.get(key).cloned()));
+    let by_state = async |key: &str| length(view.read(NAMESPACE, key).await.ok().flatten());
+    let by_trait = async |key: &str| length(view.get(NAMESPACE, key).await.ok().flatten());
     let [map_ns, warm_ns, trait_ns]: [f64; 3] =
-        in_turns!(random, WARM_RECORDS, BATCHES, BATCH, options.value_bytes, by_map, by_state, by_trait);
+        in_turns!(random, &keys[..WARM_RECORDS], BATCHES, BATCH, options.value_bytes, by_map, by_state, by_trait);
     let read_row = |figure: &mut Figure, read: &str, way: &str, ns: f64| {
         figure.row(&[("read", read), ("way", way), ("provider", &provider)], &[("median_ns", ns)]);
     };
@@ -135,28 +145,31 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
     let overhead = (audit.index + audit.records) as f64 / audit.entries as f64 - own;
     let view = cold.state.view();
     let before = cold.pool.space.verbs();
-    let by_state = async |place: usize| length(view.read(NAMESPACE, &keys[place]).await.ok().flatten());
+    let by_state = async |key: &str| length(view.read(NAMESPACE, key).await.ok().flatten());
     let (batches, batch) = if latency.is_none() { (BATCHES, BATCH) } else { (SLOW_BATCHES, SLOW_BATCH) };
-    let [cold_ns]: [f64; 1] = in_turns!(random, records, batches, batch, options.value_bytes, by_state);
+    let [cold_ns]: [f64; 1] = in_turns!(random, &keys, batches, batch, options.value_bytes, by_state);
     let verbs = (cold.pool.space.verbs().total() - before.total()) as f64 / (batches * batch) as f64;
+    let [verb_ns, two_verbs_ns] = verbs_alone(options, &cold, &mut random, batches, batch).await?;
     let through = BlockNumber(u64::MAX);
-    let by_engine = |place: usize| {
-        let row = tables.get(NAMESPACE, keys[place].as_bytes(), through).ok().flatten();
+    let by_engine = |key: &str| {
+        let row = tables.get(NAMESPACE, key.as_bytes(), through).ok().flatten();
         std::future::ready(row.and_then(|row| row.value).map_or(0, |value| value.len()))
     };
-    let [engine_ns]: [f64; 1] = in_turns!(random, records, SLOW_BATCHES, SLOW_BATCH, options.value_bytes, by_engine);
+    let [engine_ns]: [f64; 1] = in_turns!(random, &keys, SLOW_BATCHES, SLOW_BATCH, options.value_bytes, by_engine);
     let mut two_sided_times = Vec::new();
     for _ in 0..SLOW_BATCHES {
-        let places: Vec<usize> = (0..SLOW_BATCH).map(|_| random.below(records as u64) as usize).collect();
+        let chosen = choose(&mut random, &keys, SLOW_BATCH);
         let begin = Instant::now();
-        for place in &places {
-            if two_sided.get(&keys[*place]).await?.map(|value| value.len()) != Some(options.value_bytes) {
+        for key in &chosen {
+            if two_sided.get(key).await?.map(|value| value.len()) != Some(options.value_bytes) {
                 return Err(failed("the two-sided baseline", "a record was not found"));
             }
         }
-        two_sided_times.push(each_ns(begin, places.len()));
+        two_sided_times.push(each_ns(begin, chosen.len()));
     }
     read_row(figure, "cold", "state", cold_ns);
+    read_row(figure, "cold", "floor: a verb that reads a record", verb_ns);
+    read_row(figure, "cold", "floor: verbs that read two buckets and a record", two_verbs_ns);
     read_row(figure, "cold", "look-up asked of the memory node", median(two_sided_times));
     read_row(figure, "cold", "storage engine alone", engine_ns);
     figure.row(
@@ -183,5 +196,47 @@ pub async fn measure(options: &Options, latency: Option<Duration>, figure: &mut 
     }
     read_row(figure, "range, an entry", "state over tables in memory", median(ranges));
     read_row(figure, "range, an entry", "storage engine alone", median(engine_ranges));
-    Ok(Reads { warm_over_hashmap: warm_ns / map_ns, cold_us: cold_ns / 1e3, record_overhead_bytes: overhead })
+    let cold_over_verb = cold_ns / verb_ns;
+    Ok(Reads {
+        warm_over_hashmap: warm_ns / map_ns,
+        cold_us: cold_ns / 1e3,
+        cold_over_verb,
+        record_overhead_bytes: overhead,
+    })
+}
+
+/// Medians in nanoseconds of one verb that reads as much as a record has, and of one that reads two buckets followed by such
+/// a one, at random places of the same memory: what no cold read can be faster than.
+async fn verbs_alone(
+    options: &Options,
+    cold: &Remote,
+    random: &mut Random,
+    batches: usize,
+    batch: usize,
+) -> Result<[f64; 2], Error> {
+    let space = &cold.pool.space;
+    let sections = space.sections();
+    let section_bytes = space.section_bytes();
+    let record_bytes = options.value_bytes + 64;
+    let mut times = [Vec::new(), Vec::new()];
+    let mut buffer = BytesMut::with_capacity(record_bytes);
+    for _ in 0..batches {
+        for (way, lengths) in [&[record_bytes][..], &[BUCKETS_BYTES, record_bytes]].into_iter().enumerate() {
+            let places: Vec<u64> = (0..batch * lengths.len())
+                .map(|at| {
+                    let section = &sections[random.below(sections.len() as u64) as usize];
+                    let room = section_bytes - lengths[at % lengths.len()] as u64;
+                    section.address + random.below(room / 16) * 16
+                })
+                .collect();
+            let begin = Instant::now();
+            for (address, length) in places.iter().zip(lengths.iter().cycle()) {
+                buffer.clear();
+                let read = space.read(*address, *length, buffer);
+                buffer = read.await.map_err(|error| failed("a verb", error))?;
+            }
+            times[way].push(each_ns(begin, batch));
+        }
+    }
+    Ok(times.map(median))
 }
