@@ -19,6 +19,7 @@ use base::rt::{self, Stop};
 use chain::Peer;
 use chain::endorse::Endorse;
 use chain::order::Orderer;
+use futures_util::FutureExt as _;
 use futures_util::future::{join_all, select_all, try_join_all};
 use gateway::client::{Target, Tls};
 use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
@@ -340,11 +341,12 @@ impl Running {
         self.ordering.orderer()
     }
 
-    /// Completes when a peer or the orderer has stopped by itself, and says why.
+    /// Completes when a peer, its storage node or the orderer has stopped by itself, and says why.
     pub async fn failed(&self) -> String {
-        let peers = self.computes.iter().map(|compute| Box::pin(compute.failed()));
+        let peers = self.computes.iter().map(|compute| compute.failed().boxed());
+        let storages = self.storages.iter().map(|storage| storage.failed().boxed());
         tokio::select! {
-            (reason, _, _) = select_all(peers) => reason,
+            (reason, _, _) = select_all(peers.chain(storages)) => reason,
             reason = self.ordering.failed() => reason,
         }
     }

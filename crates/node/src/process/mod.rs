@@ -122,8 +122,9 @@ impl Process {
         match &self.kind {
             Kind::Compute(compute) => compute.failed().await,
             Kind::Orderer(ordering) => ordering.failed().await,
+            Kind::Storage(storage) => storage.failed().await,
             // These have no end of their own: what they lose they look for again.
-            Kind::Memory(_) | Kind::Storage(_) | Kind::Gateway(_) => std::future::pending().await,
+            Kind::Memory(_) | Kind::Gateway(_) => std::future::pending().await,
         }
     }
 

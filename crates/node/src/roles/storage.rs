@@ -24,10 +24,14 @@ pub(crate) struct Options<'a> {
 }
 
 /// A storage node that runs.
-pub(crate) struct Storage(StorageNode);
+pub(crate) struct Storage {
+    name: String,
+    node: StorageNode,
+}
 
 impl Storage {
     pub(crate) async fn start(options: Options<'_>) -> Result<Storage, NodeError> {
+        let name = options.name.to_owned();
         let tables = FjallOptions { memtable_bytes: options.memtable_bytes, ..FjallOptions::default() };
         let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), tables).await?;
         let node = StorageNode::open(NodeOptions {
@@ -42,11 +46,16 @@ impl Storage {
         })
         .await?;
         node.serve(options.address).await?;
-        Ok(Storage(node))
+        Ok(Storage { name, node })
+    }
+
+    /// Completes when it is of no more use until it is started again, and says why.
+    pub(crate) async fn failed(&self) -> String {
+        format!("{} takes no more writes: {}; start it again", self.name, self.node.failed().await)
     }
 
     /// Makes everything durable and ends.
     pub(crate) async fn stop(&self) -> Result<(), NodeError> {
-        Ok(self.0.stop().await?)
+        Ok(self.node.stop().await?)
     }
 }

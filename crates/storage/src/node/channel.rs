@@ -13,7 +13,7 @@ use base::rt::{self, Stop, Task};
 use base::{BlockNumber, Epoch, ErrorKind};
 
 use super::message::{Append, Opened, Role};
-use super::server::NodeOptions;
+use super::server::{EngineFailure, NodeOptions};
 use super::{
     APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, BEHIND_BLOCKS_MAX, Backoff, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES,
     epoch, hold_up,
@@ -35,6 +35,7 @@ pub struct Channel {
     epochs: Directory,
     blocks: BlockStore,
     state: LocalStateStore,
+    engine: Arc<EngineFailure>,
     gate: Semaphore,
     /// Changed only by whoever has the whole gate.
     epoch: AtomicU64,
@@ -61,7 +62,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Error::Mismatched`] and [`Error::Corrupt`] for damage; errors of the operating system and the engine.
-    pub async fn open(options: &NodeOptions, name: &str) -> Result<Arc<Channel>, Error> {
+    pub async fn open(options: &NodeOptions, engine: &Arc<EngineFailure>, name: &str) -> Result<Arc<Channel>, Error> {
         let blocks = options.data.subdirectory(super::server::BLOCKS).await?;
         let epochs = options.data.subdirectory(super::server::EPOCHS).await?;
         let path = blocks.path().join(name);
@@ -71,7 +72,7 @@ impl Channel {
         if let Some(torn) = &report.torn_tail {
             tracing::warn!(channel = name, ?torn, "cut an incomplete block off the store");
         }
-        let tables = options.tables.tables(name).await?;
+        let tables = engine.note(options.tables.tables(name).await)?;
         let state = LocalStateStore::open(Arc::new(blocks.clone()), tables, options.materializer.clone()).await?;
         let newest = epoch::read(&epochs, name)?.max(blocks.tip().epoch);
         state.set_epoch(newest);
@@ -81,6 +82,7 @@ impl Channel {
             epochs,
             blocks,
             state,
+            engine: Arc::clone(engine),
             gate: Semaphore::new(GATE_PLACES as usize),
             epoch: AtomicU64::new(newest.get()),
             appender: AtomicU64::new(0),
@@ -167,7 +169,7 @@ impl Channel {
             let _place = self.gate.acquire().await;
             self.check_epoch(given)?;
             hold_up("storage.node.pruning").await;
-            self.note(self.state.prune(oldest).await)
+            self.note(self.engine.note(self.state.prune(oldest).await))
         });
         task.await.unwrap_or(Err(Error::Invalid("the node stopped before it had pruned")))
     }
@@ -185,6 +187,16 @@ impl Channel {
     /// Whether the channel takes writes; one that does not is to be opened again.
     pub fn is_whole(&self) -> bool {
         self.failure.get().is_none()
+    }
+
+    /// Whether it has been asked to end: it may be open a second time then, and what it has is out of date.
+    pub fn has_ended(&self) -> bool {
+        self.stop.is_stopped()
+    }
+
+    /// Completes when it is asked to end.
+    pub async fn ended(&self) {
+        self.stop.stopped().await;
     }
 
     /// Ends the tasks, after what has begun.
@@ -212,7 +224,7 @@ impl Channel {
     async fn materialize_to(&self, height: u64) -> Result<Savepoint, Error> {
         let before = self.state.savepoint().height;
         let started = rt::now();
-        let savepoint = self.note(self.state.materialize(height).await)?;
+        let savepoint = self.note(self.engine.note(self.state.materialize(height).await))?;
         if savepoint.height > before {
             events::BlocksMaterialized.add(savepoint.height - before);
             events::MaterializeTime.record_since(started);

@@ -24,6 +24,9 @@
 //! * What is answered as durable is found again after a crash. The savepoint never covers a block that is not.
 //! * Rows are those of the valid transactions of the node's own blocks. Nobody sends rows to a node.
 //! * At opening a channel its savepoint must name one of its blocks, by hash; else the channel is refused as damaged.
+//! * A channel that failed is opened again for the next client, and the links of the one before end: nobody reads a store that
+//!   another has replaced.
+//! * An engine that takes no more writes ends the node ([`StorageNode::failed`]): only with the node is it opened again.
 //! * All bytes from a link may be hostile: they end their link, or are refused.
 //!
 //! The bytes are described in `docs/formats/storage-messages.md`. Who may be primary, and which epoch it has, is left to

@@ -42,6 +42,28 @@ pub struct NodeOptions {
     pub blocks: BlockOptions,
 }
 
+/// The first failure of the tables' engine. The tables of a channel that is opened again are still the engine's, which takes
+/// no more writes after some errors (a full disk, a failed fsync) until it is opened anew itself: with the whole node.
+#[derive(Default)]
+pub(super) struct EngineFailure {
+    error: OnceLock<Error>,
+    noted: Stop,
+}
+
+impl EngineFailure {
+    /// Notes what writing or opening tables came upon, if the engine is of no more use after it.
+    pub(super) fn note<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &outcome
+            && matches!(error, Error::Broken { .. } | Error::Engine { .. })
+            && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous)
+        {
+            self.error.get_or_init(|| error.clone());
+            self.noted.stop();
+        }
+        outcome
+    }
+}
+
 /// A storage node; see [the module](super). Dropping it without [`StorageNode::stop`] ends it as a crash would.
 pub struct StorageNode {
     shared: Arc<Shared>,
@@ -50,6 +72,7 @@ pub struct StorageNode {
 
 struct Shared {
     options: NodeOptions,
+    engine: Arc<EngineFailure>,
     channels: AsyncMutex<BTreeMap<String, Arc<Channel>>>,
     places: Semaphore,
     links: AtomicU64,
@@ -68,6 +91,7 @@ impl StorageNode {
         }
         let shared = Shared {
             options,
+            engine: Arc::default(),
             channels: AsyncMutex::default(),
             places: Semaphore::new(LINKS_MAX),
             links: AtomicU64::new(1),
@@ -89,6 +113,13 @@ impl StorageNode {
         let task = rt::spawn(accept(Arc::clone(&self.shared), listener)).abort_on_drop();
         lock(&self.listeners).push(task);
         Ok(())
+    }
+
+    /// Completes when the engine behind the tables takes no more writes, and says why: the node is then to be stopped, and
+    /// opened again over an engine that was opened again. Until then it serves what it has.
+    pub async fn failed(&self) -> Error {
+        self.shared.engine.noted.stopped().await;
+        self.shared.engine.error.get().cloned().expect("an error is noted before it is told")
     }
 
     /// Ends all links, lets writes that have begun end, makes all blocks into rows and everything durable.
@@ -130,10 +161,15 @@ async fn accept(shared: Arc<Shared>, mut listener: net::Listener) {
 
 async fn serve_link(shared: Arc<Shared>, link: Link) {
     let number = shared.links.fetch_add(1, Ordering::AcqRel);
-    let stop = shared.stop.clone();
-    let client =
-        Arc::new(Client { shared: Arc::clone(&shared), number, known: Arc::default(), notifier: OnceLock::new() });
-    let ended = serve(link, client, REQUESTS_MAX, stop).await;
+    let (stop, stale) = (shared.stop.clone(), Stop::new());
+    let client = Arc::new(Client {
+        shared: Arc::clone(&shared),
+        number,
+        stale: stale.clone(),
+        known: Arc::default(),
+        notifier: OnceLock::new(),
+    });
+    let ended = stop.or_stopped(serve(link, client, REQUESTS_MAX, stale)).await;
     tracing::debug!(node = shared.options.name, number, ?ended, "a link ended");
 }
 
@@ -160,7 +196,7 @@ impl Shared {
             let text = format!("it keeps {CHANNELS_MAX} channels already; put this one on another node");
             return Err(self.error(ErrorKind::Rejected, &text));
         }
-        let channel = Channel::open(&self.options, name).await?;
+        let channel = Channel::open(&self.options, &self.engine, name).await?;
         channels.insert(name.to_owned(), Arc::clone(&channel));
         Ok(channel)
     }
@@ -215,6 +251,8 @@ fn equal(one: &[u8], other: &[u8]) -> bool {
 struct Client {
     shared: Arc<Shared>,
     number: u64,
+    /// Ends the link when its channel has: whoever opens the next one must be what its clients read.
+    stale: Stop,
     known: Arc<OnceLock<Greeted>>,
     notifier: OnceLock<Notifier>,
 }
@@ -225,8 +263,8 @@ struct Greeted {
     epoch: Epoch,
     /// None for a link that only asks which channels there are.
     channel: Option<Arc<Channel>>,
-    /// Ends with the link.
-    _notices: Vec<AbortOnDrop<()>>,
+    /// Tell the client what moves, and end the link with the channel. They end with the link.
+    _watchers: Vec<AbortOnDrop<()>>,
 }
 
 impl Handler for Client {
@@ -254,6 +292,9 @@ impl Handler for Client {
                 }
             });
         };
+        if channel.has_ended() {
+            return refuse(Refusal::new(ErrorKind::Closed, "the channel was closed; open it again"));
+        }
         let allowed = match &request {
             Request::Append(_) => greeted.role == Role::Appender,
             Request::Close => greeted.role != Role::Reader,
@@ -301,15 +342,22 @@ impl Client {
             return refuse(Refusal::new(ErrorKind::Closed, "the link is closing"));
         };
         let (shared, known, number) = (Arc::clone(&self.shared), Arc::clone(&self.known), self.number);
+        let stale = self.stale.clone();
         Box::pin(async move {
             let Hello { role, epoch, channel, .. } = hello;
-            let mut greeted = Greeted { role, epoch, channel: None, _notices: Vec::new() };
+            let mut greeted = Greeted { role, epoch, channel: None, _watchers: Vec::new() };
             let mut reply = Body::default();
             if !channel.is_empty() {
                 let channel = shared.channel(&channel, role != Role::Reader).await.map_err(refusal)?;
                 let opened = channel.admit(role, epoch, number).await.map_err(refusal)?;
                 reply = opened.encode().into();
-                greeted._notices = notices(&channel, &notifier, opened.durable, opened.savepoint.height);
+                greeted._watchers = notices(&channel, &notifier, opened.durable, opened.savepoint.height);
+                let watched = Arc::clone(&channel);
+                let ending = async move {
+                    watched.ended().await;
+                    stale.stop();
+                };
+                greeted._watchers.push(rt::spawn(ending).abort_on_drop());
                 greeted.channel = Some(channel);
             }
             let again = || Refusal::new(ErrorKind::Rejected, "a link says once what it is for");

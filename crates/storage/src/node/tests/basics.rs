@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::rt::simulation::{Node, Sim, Simulation};
+use base::rt::simulation::{DiskOperation, Node, Sim, Simulation};
 use base::rt::{self, net};
 use base::{ErrorKind, Version};
 
@@ -253,4 +253,88 @@ fn a_node_that_stops_in_order_leaves_everything_in_its_tables() {
         drop(node);
     });
     run.expect("the run is whole");
+}
+
+/// A disk failed for a moment. The node opened the channel again for the primary's next appends, but the link that the same
+/// primary read by went on reading the store of before: it did not find transactions of blocks that were durable, so that this
+/// peer called a repeated transaction new while all others called it a duplicate.
+#[test]
+fn whoever_reads_when_a_channel_is_opened_again_reads_the_new_one() {
+    simulate(5, |_, node| async move {
+        let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+        let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
+        let mut savepoints = state.subscribe_savepoint();
+        let mut chance = Chance::new(11);
+        let first = TestBlock::after(blocks.tip(), &mut chance);
+        first.append(&blocks).await.expect("it follows");
+        blocks.sync().await.expect("the disk works");
+        let places = |block: &TestBlock| {
+            let ids: Vec<TxId> = block.transactions.iter().map(|(id, _)| id.clone()).collect();
+            let blocks = &blocks;
+            async move { blocks.find_transactions(&ids).await.expect("the node answers") }
+        };
+        assert!(places(&first).await.iter().all(Option::is_some));
+
+        node.disk().set_failing(true);
+        let second = TestBlock::after(blocks.tip(), &mut chance);
+        second.append(&blocks).await.expect("it waits here");
+        rt::sleep(Duration::from_millis(30)).await;
+        node.disk().set_failing(false);
+        blocks.sync().await.expect("the block is sent again");
+        assert!(places(&second).await.iter().all(Option::is_some), "a durable block is found");
+
+        // Nor does anybody wait for notices of the channel of before.
+        let other = RemoteStateStore::open(options(1)).await.expect("the node is there");
+        state.get("cc", b"k1", BlockNumber(1)).await.expect("the node answers");
+        other.materialize(2).await.expect("the disk works");
+        let told = rt::timeout(Duration::from_secs(5), savepoints.wait_for(|height| *height == 2)).await;
+        assert!(told.is_ok(), "a savepoint is told to all");
+    });
+}
+
+/// The disk failed while rows were made durable. The node opened the channel again, but the tables are the engine's, which
+/// takes no more writes after a failed fsync: the peer waited for its savepoint for good, and then stopped committing, while
+/// the node called itself healthy.
+#[test]
+fn an_engine_that_takes_no_more_writes_ends_the_node() {
+    let run = Simulation::new(6).time_max(LONG).run(|sim| async move {
+        let node = sim.node("storage");
+        let disk = node.disk();
+        let (reported, reports) = base::rt::channel::oneshot();
+        let served = node.spawn(async move {
+            let started = start().await.expect("the node starts");
+            let error = started.failed().await;
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            // It has ended all the same.
+            let _ = started.stop().await;
+            drop(started);
+            reported.send(()).expect("the client waits");
+            let again = loop {
+                match start().await {
+                    Ok(again) => break again,
+                    // The links of before are ending.
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
+                }
+                rt::sleep(Duration::from_millis(10)).await;
+            };
+            again.failed().await
+        });
+        rt::sleep(Duration::from_millis(50)).await;
+        let client = sim.node("compute").spawn(async move {
+            let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+            let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
+            let mut chance = Chance::new(11);
+            TestBlock::after(blocks.tip(), &mut chance).append(&blocks).await.expect("it follows");
+            blocks.sync().await.expect("the disk works");
+            disk.fail_next(DiskOperation::Sync, 1);
+            rt::timeout(Duration::from_secs(5), state.materialize(1)).await.ok();
+            reports.await.expect("the node notices");
+            rt::sleep(Duration::from_secs(1)).await;
+            let savepoint = state.materialize(1).await.expect("the node was opened again");
+            assert_eq!(savepoint.height, 1);
+        });
+        client.await.expect("nobody crashes the client");
+        drop(served);
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}"));
 }
