@@ -3,12 +3,15 @@
 //! A peer asks for both by the channel's name and knows them by their interfaces only, so that the same peer runs over the
 //! disk of its own process ([`LocalStores`]), or over a storage node ([`NodeStores`]) with its state in pooled memory.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use base::rt::disk::Directory;
-use base::{BlockNumber, Bytes, Epoch};
+use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 use ledger::Block;
 use state::{Monolithic, WorldState};
 use storage::blocks::{BlockOptions, BlockStore, Blocks};
@@ -142,6 +145,14 @@ impl Stores for NodeStores {
         let blocks = RemoteBlocks::open(options.clone()).await?;
         let rows = RemoteStateStore::open(options).await?;
         let state = self.states.open(channel, Arc::new(rows)).await?;
+        // Opening may take long, and notices of the savepoint come meanwhile, whoever is the primary by then.
+        if state.height() > blocks.tip().height {
+            return Err(Error::Storage(storage::Error::Remote {
+                node: self.address.as_str().into(),
+                kind: ErrorKind::Fenced,
+                text: format!("block {} there is not of epoch {}", state.height() - 1, self.epoch),
+            }));
+        }
         Ok(ChannelStores { blocks: Arc::new(blocks), state })
     }
 }

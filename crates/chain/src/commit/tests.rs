@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use base::rt::disk::Directory;
 use base::rt::net::{self, Link, Listener};
 use base::rt::simulation::Simulation;
@@ -11,6 +12,7 @@ use base::{BlockNumber, Bytes, TxId};
 use ledger::Block;
 use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
+use state::{Snapshot, UpdateBatch, WorldState};
 use storage::tables::ModelEngine;
 
 use super::pipeline::append_block;
@@ -23,6 +25,7 @@ use crate::endorse::{Endorse, EndorseError};
 use crate::order::protocol::{Reply, Request};
 use crate::order::{Broadcast, Orderer};
 use crate::peer::Peer;
+use crate::stores::{ChannelStores, Stores};
 use crate::support::{
     CHANNEL, Client, Consortium, Terms_, directory, orderer, orderer_address, peer, peer_options, submit,
 };
@@ -421,4 +424,79 @@ fn a_channel_that_waits_for_its_disk_says_so() {
         both.await.expect("it runs to its end");
     });
     run.expect("the run succeeds");
+}
+
+/// A state whose store has made rows of more blocks than are applied here, as a storage node does by itself.
+struct Ahead(Arc<dyn WorldState>);
+
+#[async_trait]
+impl WorldState for Ahead {
+    fn height(&self) -> u64 {
+        self.0.height()
+    }
+
+    fn snapshot(&self) -> Arc<dyn Snapshot> {
+        self.0.snapshot()
+    }
+
+    async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), state::Error> {
+        self.0.apply(number, batch).await
+    }
+
+    async fn persist(&self) -> Result<u64, state::Error> {
+        self.0.persist().await
+    }
+
+    fn savepoint(&self) -> u64 {
+        self.0.height() + 3
+    }
+
+    async fn digest(&self) -> Result<[u8; 32], state::Error> {
+        self.0.digest().await
+    }
+}
+
+struct AheadStores(Arc<dyn Stores>);
+
+#[async_trait]
+impl Stores for AheadStores {
+    async fn channels(&self) -> Result<Vec<String>, Error> {
+        self.0.channels().await
+    }
+
+    async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
+        let ChannelStores { blocks, state } = self.0.open(channel).await?;
+        Ok(ChannelStores { blocks, state: Arc::new(Ahead(state)) })
+    }
+}
+
+/// A storage node made rows of blocks that were durable and that its peer had not applied yet. The peer's last stage took how
+/// far its savepoint was behind for a number that cannot be negative, and the channel ended with a panic.
+#[test]
+fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = root(&scratch).await;
+        let client = consortium.client();
+        let orderer = orderer(&consortium, &root).await;
+        let engine = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
+        let mut options = peer_options(&consortium, &root, 0, engine).await;
+        options.stores = Arc::new(AheadStores(options.stores));
+        let peer = Peer::open(options).await.expect("the peer opens");
+        peer.join(&consortium.genesis).await.expect("it joins");
+        for account in ["a", "b", "c"] {
+            let args = [account, account, "1", "1"];
+            let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &args).await;
+            channel(&peer).wait_committed(&id).await.expect("the channel runs");
+        }
+        // The stage goes on behind the answer.
+        let height = channel(&peer).height() + 1;
+        let id = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["d", "d", "1", "1"]).await;
+        channel(&peer).wait_committed(&id).await.expect("the channel runs");
+        at_height(&channel(&peer), height).await;
+        assert!(channel(&peer).failure().is_none());
+        peer.stop().await.expect("the peer stops");
+        orderer.stop().await;
+    });
 }
