@@ -2,13 +2,32 @@
 
 use crate::campaign::Totals;
 
-/// Kinds of faults, as [`crate::scenario::kind_of`] names them.
-pub const FAULTS: [&str; 7] = ["break", "crash", "cut", "failing disk", "full disk", "mute", "pause"];
+/// Kinds of faults, as [`crate::scenario::kind_of`] names them, and [`TAKEOVER`].
+pub const FAULTS: [&str; 15] = [
+    "break",
+    "crash memory node",
+    "crash orderer",
+    "crash peer",
+    "crash storage node",
+    "cut",
+    "drift",
+    "failing disk",
+    "full disk",
+    "mute",
+    "pause memory node",
+    "pause orderer",
+    "pause peer",
+    "pause storage node",
+    TAKEOVER,
+];
+
+/// A spare compute node has become the primary, whatever the one before was doing.
+pub const TAKEOVER: &str = "takeover";
 
 /// Validation codes that clients provoke.
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
 
-/// Fault points in the code under test.
+/// Fault points in the code under test that networks of all forms pass.
 pub const FAULT_POINTS: [&str; 12] = [
     "chain.commit.appended",
     "chain.commit.applied",
@@ -24,12 +43,68 @@ pub const FAULT_POINTS: [&str; 12] = [
     "storage.blocks.segment_early",
 ];
 
+/// Fault points that only disaggregated peers pass, and how often they strike where they are drawn: a verb is posted
+/// thousands of times in a run, a section granted a few times.
+pub const POOLED_FAULT_POINTS: [(&str, f64); 48] = [
+    ("pool.fence.answer_lost", 0.2),
+    ("pool.fence.lost", 0.2),
+    ("pool.grant.answer_lost", 0.2),
+    ("pool.grant.lost", 0.2),
+    ("pool.grant.register", 0.2),
+    ("pool.grow.link_lost", 0.2),
+    ("pool.hello.answer_lost", 0.2),
+    ("pool.hello.lost", 0.2),
+    ("pool.list.answer_lost", 0.2),
+    ("pool.list.lost", 0.2),
+    ("pool.release.answer_lost", 0.5),
+    ("pool.release.lost", 0.5),
+    ("pool.revoke.unconfirmed", 0.2),
+    ("pool.room.answer_lost", 0.5),
+    ("pool.room.lost", 0.5),
+    ("rma.sim.delay_revocation", 0.3),
+    ("rma.sim.delay_verb", 0.01),
+    ("rma.sim.exhausted", 0.2),
+    ("rma.sim.lose_completion", 0.001),
+    ("rma.sim.lose_verb", 0.001),
+    ("rma.sim.tear", 0.01),
+    ("state.apply.caches", 0.05),
+    ("state.apply.link", 0.05),
+    ("state.apply.locate", 0.05),
+    ("state.apply.publish", 0.05),
+    ("state.apply.slot", 0.05),
+    ("state.apply.write", 0.05),
+    ("state.fill.begin", 0.04),
+    ("state.fill.slot", 0.04),
+    ("state.fill.write", 0.04),
+    ("state.grow", 0.2),
+    ("state.loss", 0.5),
+    ("state.range.page", 0.02),
+    ("state.read.bucket", 0.02),
+    ("state.read.record", 0.02),
+    ("state.read.storage", 0.02),
+    ("state.savepoint", 0.2),
+    ("state.split.begin", 0.2),
+    ("state.split.directory", 0.2),
+    ("state.split.rewrite", 0.2),
+    ("state.verb.ambiguous", 0.001),
+    ("storage.node.append_received", 0.1),
+    ("storage.node.appended", 0.1),
+    ("storage.node.durable", 0.1),
+    ("storage.node.epoch_written", 0.2),
+    ("storage.node.materialized", 0.5),
+    ("storage.node.materializing", 0.5),
+    ("storage.node.pruning", 0.1),
+];
+
 /// What has not happened.
 pub fn missing(totals: &Totals) -> Vec<String> {
     let faults = FAULTS.iter().filter(|fault| !totals.faults.contains_key(*fault));
     let codes = CODES.iter().filter(|code| !totals.codes.contains_key(code));
-    let points =
-        FAULT_POINTS.iter().filter(|name| totals.fault_points.get(*name).is_none_or(|point| point.injected == 0));
+    let pooled = POOLED_FAULT_POINTS.iter().map(|(name, _)| name);
+    let points = FAULT_POINTS
+        .iter()
+        .chain(pooled)
+        .filter(|name| totals.fault_points.get(*name).is_none_or(|point| point.injected == 0));
     faults
         .map(|fault| format!("the fault {fault}"))
         .chain(codes.map(|code| format!("validation code {code}")))

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use base::rt::simulation::Plan;
+use base::rt;
+use base::rt::simulation::{Node, Plan};
 use chain::validate::Code;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,6 +13,9 @@ use simulator::campaign::{Totals, catch_all, run_seeds};
 use simulator::coverage;
 use simulator::mutant::Mutant;
 use simulator::seed::{Broken, Order, Outcome, run, run_once};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 
 /// Seeds from which on every fault point must have been reached, and every kind of fault have happened.
 const COVERAGE_SEEDS_MIN: u64 = 500;
@@ -39,6 +43,9 @@ struct Arguments {
     /// With --seed: the fault plan to run instead of the seed's own.
     #[arg(long, requires = "seed")]
     plan: Option<Plan>,
+    /// With --seed: print what the nodes log, at this level or by this filter (`debug`, `heddle_chain=info`). Runs it once.
+    #[arg(long, requires = "seed", value_name = "FILTER")]
+    log: Option<EnvFilter>,
     /// With --seed: the mistake to plant.
     #[arg(long, requires = "seed", value_parser = mutant)]
     mutant: Option<Mutant>,
@@ -55,7 +62,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     report_panics_outside_of_simulations();
     let passed = match arguments.seed {
-        Some(seed) => one(&Order { seed, mutant: arguments.mutant, plan: arguments.plan }),
+        Some(seed) => one(&Order { seed, mutant: arguments.mutant, plan: arguments.plan }, arguments.log),
         None => many(arguments.first, arguments.seeds, arguments.mutants),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -78,9 +85,25 @@ fn report_panics_outside_of_simulations() {
     }));
 }
 
+/// Says when and where something is logged, in the simulated world.
+struct Place;
+
+impl FormatTime for Place {
+    fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
+        let Some(node) = Node::current() else { return Ok(()) };
+        let now = rt::now() - rt::Instant::from_nanos(0);
+        write!(writer, "{:>10.6} {:<16}", now.as_secs_f64(), node.name())
+    }
+}
+
 /// Runs one seed and prints its story.
-fn one(order: &Order) -> bool {
-    let result = if order.mutant.is_some() { run_once(order) } else { run(order) };
+fn one(order: &Order, log: Option<EnvFilter>) -> bool {
+    let once = order.mutant.is_some() || log.is_some();
+    if let Some(filter) = log {
+        let to_stdout = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stdout);
+        to_stdout.with_ansi(false).with_timer(Place).init();
+    }
+    let result = if once { run_once(order) } else { run(order) };
     match result {
         Ok(outcome) => {
             outcome.story.iter().for_each(|line| println!("{line}"));

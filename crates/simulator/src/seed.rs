@@ -2,9 +2,10 @@
 //!
 //! 1. The network starts; what contracts need is loaded, without faults yet.
 //! 2. Clients work while the fault plan runs. The witness watches.
-//! 3. Everything is healed. A fresh transaction must commit, and all peers must come to the same height as the orderer.
+//! 3. Everything is healed. A fresh transaction must commit, all peers must come to the same height as the orderer, and
+//!    pooled memory must be accounted for.
 //! 4. All nodes crash once more, and come back with the state that they had.
-//! 5. Peers stop in an orderly way, and their ledgers are verified on disk. Then [`verdict`](crate::verdict) is reached.
+//! 5. Peers and storage nodes stop in an orderly way, and their ledgers are verified on disk. Then [`verdict`](crate::verdict) is reached.
 //!
 //! A seed is run twice. The second run ends with step 4, and must have the digest of the first until there: every task,
 //! message and byte on disk the same.
@@ -14,31 +15,27 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::event::Value;
 use base::rt;
-use base::rt::disk::Directory;
 use base::rt::simulation::{Digest, FaultPoint, Plan, Report, Sim, Simulation};
-use chain::Channel;
-use identity::Hash;
-use ledger::verify::{VerifyOptions, verify};
-use storage::GroupSync;
-use storage::blocks::{BlockOptions, BlockStore};
+use state::disaggregated::fault;
 
 use crate::client::workload::{Call, loads};
-use crate::client::{Claims, Client, wait_until};
+use crate::client::{Claims, Client};
+use crate::coverage::TAKEOVER;
+use crate::ending::{self, caught_up};
 use crate::mutant::Mutant;
-use crate::network::Network;
-use crate::network::members::CHANNEL;
-use crate::network::nodes::{BLOCKS, DATA};
-use crate::scenario::{self, ORDERER, Scenario, kind_of};
-use crate::verdict::{self, Codes, Evidence, PeerEvidence};
+use crate::network::{Network, succession};
+use crate::scenario::{self, Scenario, kind_of};
+use crate::verdict::{self, Codes, Evidence};
 use crate::witness::{Notes, Witness};
 
 /// The most virtual time of a run.
 const TIME_MAX: Duration = Duration::from_secs(300);
 /// The most steps of a run.
-const STEPS_MAX: u64 = 5_000_000;
+const STEPS_MAX: u64 = 20_000_000;
 /// How long the network may take for what it must do without faults.
-const HEALTHY_MAX: Duration = Duration::from_secs(60);
+pub const HEALTHY_MAX: Duration = Duration::from_secs(60);
 /// Lines of the trace that a failure shows.
 const TRACE_LINES: usize = 60;
 
@@ -84,9 +81,16 @@ pub struct Broken {
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {}: {}", self.order.seed, self.reason)?;
-        write!(f, "  replay with: cargo xtask sim --seed {}", self.order.seed)?;
-        if let Some(mutant) = self.order.mutant {
-            write!(f, "\n  with the planted mistake {}", mutant.name())?;
+        let Order { seed, mutant, plan } = &self.order;
+        match (mutant, plan) {
+            (None, None) => write!(f, "  replay with: cargo xtask sim --seed {seed}")?,
+            _ => write!(f, "  replay with: cargo run --release -p heddle-simulator -- --seed {seed}")?,
+        }
+        if let Some(mutant) = mutant {
+            write!(f, " --mutant {}", mutant.name())?;
+        }
+        if let Some(plan) = plan {
+            write!(f, " --plan '{plan}'")?;
         }
         write!(f, "\n  fault plan: {}", self.plan)
     }
@@ -123,7 +127,7 @@ pub fn run(order: &Order) -> Result<Outcome, Box<Broken>> {
 }
 
 fn scenario_of(order: &Order) -> Scenario {
-    let mut scenario = Scenario::of(order.seed);
+    let mut scenario = Scenario::of(order.seed, order.mutant);
     if let Some(plan) = &order.plan {
         scenario.plan = plan.clone();
     }
@@ -159,6 +163,8 @@ fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
         .sync_delay(micros(scenario.sync_micros));
     let mutant = order.mutant;
     let in_world = notes.clone();
+    // The hooks of the state are the thread's, on which the whole world runs.
+    fault::plant(mutant.map_or(fault::Mutant::None, Mutant::of_state));
     let result = simulation.run(|sim| async move {
         let witness = Witness::new(sim.clone(), in_world);
         let watching = witness.clone();
@@ -168,11 +174,21 @@ fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
         };
         watching.watch(driven).await.expect("an error is an accusation, which ends the run")
     });
+    fault::plant(fault::Mutant::None);
     match result {
-        Ok(Report { value: Facts { claims, codes, blocks, digest }, steps, elapsed, fault_points, .. }) => {
+        Ok(Report { events, .. }) if suspicious(&events).is_some() => {
+            let reason = suspicious(&events).unwrap_or_default();
+            Err(Box::new(Broken { order: order.clone(), reason, plan, story: notes.story(), trace: Vec::new() }))
+        }
+        Ok(Report {
+            value: Facts { claims, codes, blocks, takeovers, digest }, steps, elapsed, fault_points, ..
+        }) => {
             let mut faults = BTreeMap::new();
             for step in &plan.steps {
                 *faults.entry(kind_of(&step.fault)).or_default() += 1;
+            }
+            if takeovers > 0 {
+                faults.insert(TAKEOVER, takeovers);
             }
             Ok(Outcome {
                 seed: order.seed,
@@ -195,11 +211,22 @@ fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
     }
 }
 
+/// What the state counts when pooled memory was not as its protocols promise, whether a result was wrong for it or not.
+fn suspicious(events: &BTreeMap<&'static str, Value>) -> Option<String> {
+    let names = ["heddle_state_records_untrusted_total", "heddle_state_slots_missed_total"];
+    let counted = names.into_iter().filter_map(|name| match events.get(name) {
+        Some(Value::Counter(count)) if *count > 0 => Some(format!("{name} is {count}")),
+        _ => None,
+    });
+    counted.reduce(|one, other| format!("{one}, {other}"))
+}
+
 /// What a run leaves.
 struct Facts {
     claims: Claims,
     codes: Codes,
     blocks: u64,
+    takeovers: u64,
     /// Of everything up to the end of step 4.
     digest: Digest,
 }
@@ -233,11 +260,13 @@ async fn drive(
         let sim = sim.clone();
         async move { sim.run_plan(&plan).await }
     });
+    let successions = rt::spawn(succession::reign(Arc::clone(&network))).abort_on_drop();
     for client in work {
         claims.add(client.await.map_err(|_| "a client was aborted")?);
     }
     faults.await.map_err(|_| "the fault plan was aborted")?;
 
+    drop(successions);
     network.heal();
     witness.tell("everything is healed");
     let last = Call::new("basic", "CreateAsset", ["alive", "green", "1", "everybody", "1"].map(str::to_owned));
@@ -245,7 +274,8 @@ async fn drive(
     // What was handed over and not waited for becomes a block, or nothing.
     rt::sleep(2 * network.scenario.batch_timeout + Duration::from_millis(100)).await;
     let height = caught_up(&network).await?;
-    let before = digests(&network).await?;
+    let before = ending::digests(&network).await?;
+    ending::check_memory(&network).await?;
 
     for name in network.server_names() {
         network.node(&name).crash();
@@ -255,22 +285,19 @@ async fn drive(
     if height_after != height {
         return Err(format!("the network had {height} blocks, and {height_after} after a crash of all nodes"));
     }
-    let after = digests(&network).await?;
-    let digest = sim.digest();
+    let after = ending::digests(&network).await?;
+    let (digest, takeovers) = (sim.digest(), network.succession.takeovers());
     if part == Part::ToTheLastCrash {
-        return Ok(Facts { claims, codes: Codes::new(), blocks: height, digest });
+        return Ok(Facts { claims, codes: Codes::new(), blocks: height, takeovers, digest });
     }
-
-    let blocks = orderer_blocks(&network)?;
-    let mut peers = Vec::new();
-    for (place, name) in network.peer_names().into_iter().enumerate() {
-        let blocks = read_all(&*channel(&network, &name)?).await?;
-        peers.push(PeerEvidence { name, blocks, digests: [before[place], after[place]] });
-    }
-    verify_on_disk(&network).await?;
-    let evidence = Evidence { blocks, peers, claims };
+    let evidence = Evidence {
+        blocks: ending::orderer_blocks(&network)?,
+        peers: ending::peers(&network, before, after).await?,
+        claims,
+    };
+    ending::verify_on_disk(&network).await?;
     let codes = verdict::reach(&network, &evidence)?;
-    Ok(Facts { claims: evidence.claims, codes, blocks: height, digest })
+    Ok(Facts { claims: evidence.claims, codes, blocks: height, takeovers, digest })
 }
 
 /// Has calls committed by a client of their own.
@@ -280,91 +307,4 @@ async fn insist(network: &Arc<Network>, calls: Vec<Call>, what: &str) -> Result<
     let done = rt::timeout(HEALTHY_MAX, work).await;
     let done = done.map_err(|_| format!("the network did not {what} within {HEALTHY_MAX:?}"))?;
     done.map_err(|_| "a client was aborted".to_owned())
-}
-
-fn channel(network: &Network, peer: &str) -> Result<Arc<Channel>, String> {
-    let channel = network.peers.of(peer).and_then(|peer| peer.channel(CHANNEL));
-    channel.ok_or_else(|| format!("{peer} does not run"))
-}
-
-fn orderer_height(network: &Network) -> Option<u64> {
-    Some(network.orderer.of(ORDERER)?.chain(CHANNEL)?.height())
-}
-
-/// Waits until all peers have as many blocks as the orderer.
-async fn caught_up(network: &Network) -> Result<u64, String> {
-    let heights = || {
-        let mut heights = vec![orderer_height(network)];
-        heights.extend(network.peer_names().iter().map(|name| Some(channel(network, name).ok()?.height())));
-        heights
-    };
-    let equal = || {
-        let heights = heights();
-        heights[0].is_some() && heights.iter().all(|height| *height == heights[0])
-    };
-    if wait_until(HEALTHY_MAX, equal).await {
-        return Ok(orderer_height(network).expect("the heights were just compared"));
-    }
-    Err(format!("orderer and peers did not come to one height within {HEALTHY_MAX:?}: {:?}", heights()))
-}
-
-/// The digest of every peer's state.
-async fn digests(network: &Network) -> Result<Vec<Hash>, String> {
-    let mut digests = Vec::new();
-    for name in network.peer_names() {
-        let channel = channel(network, &name)?;
-        let digest = network.node(&name).spawn(async move { channel.state().digest().await });
-        let digest = digest.await.map_err(|_| format!("{name} went away"))?;
-        digests.push(digest.map_err(|error| format!("the state of {name}: {error}"))?);
-    }
-    Ok(digests)
-}
-
-fn orderer_blocks(network: &Network) -> Result<Vec<base::Bytes>, String> {
-    let chain =
-        network.orderer.of(ORDERER).and_then(|orderer| orderer.chain(CHANNEL)).ok_or("the orderer went away")?;
-    let block = |number| match chain.block(number) {
-        Ok(Some(block)) => Ok(block),
-        other => Err(format!("the orderer's block {number}: {other:?}")),
-    };
-    (0..chain.height()).map(block).collect()
-}
-
-async fn read_all(channel: &Channel) -> Result<Vec<base::Bytes>, String> {
-    let mut blocks = Vec::new();
-    for number in 0..channel.height() {
-        match channel.read_block(number).await {
-            Ok(Some(block)) => blocks.push(block),
-            other => return Err(format!("a peer's block {number}: {other:?}")),
-        }
-    }
-    Ok(blocks)
-}
-
-/// Stops the peers and the orderer, and verifies what they leave on disk.
-async fn verify_on_disk(network: &Network) -> Result<(), String> {
-    for name in network.peer_names() {
-        let peer = network.peers.of(&name).ok_or_else(|| format!("{name} does not run"))?;
-        let stopped = network.node(&name).spawn(async move { peer.stop().await.map_err(|error| error.to_string()) });
-        stopped.await.map_err(|_| format!("{name} went away"))?.map_err(|error| format!("stopping {name}: {error}"))?;
-    }
-    for name in network.server_names() {
-        let options = VerifyOptions { validated: name != ORDERER, creators: false };
-        if name == ORDERER {
-            // It has no orderly way to end here; its log is read as a crash leaves it.
-            network.node(&name).crash();
-        } else if !wait_until(HEALTHY_MAX, || network.peers.of(&name).is_none()).await {
-            return Err(format!("{name} was stopped and runs on"));
-        }
-        let verified = network.node(&name).spawn(async move {
-            let directory = Directory::open(format!("{DATA}/{BLOCKS}/{CHANNEL}")).await;
-            let directory = directory.map_err(|error| error.to_string())?;
-            let store = BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await;
-            let (store, _) = store.map_err(|error| error.to_string())?;
-            verify(&store, options, |_| {}).await.map_err(|error| error.to_string())
-        });
-        let report = verified.await.map_err(|_| format!("{name} went away"))?;
-        report.map_err(|reason| format!("the ledger of {name} on disk: {reason}"))?;
-    }
-    Ok(())
 }

@@ -1,11 +1,12 @@
 //! What outsiders saw, held against what is seen later.
 //!
-//! The witness stands outside of the simulated world: it is on no node, and survives every crash. It holds three rules
+//! The witness stands outside of the simulated world: it is on no node, and survives every crash. It holds four rules
 //! at every moment of a run:
 //! 1. At every number there is one block, with one filter and one commit hash, at whatever peer and whenever it is seen.
 //! 2. What a node has shown it still has after a crash. A peer shows a block when its height moves, when it tells a client
 //!    of a commit, or when it endorses on what the block wrote; an orderer when a peer has the block.
-//! 3. A client that asks twice about a transaction is told the same.
+//! 3. No block of an epoch is appended from the height on that a later epoch was opened at, at one peer.
+//! 4. A client that asks twice about a transaction is told the same.
 //!
 //! The first breach is an accusation, and the run ends with it.
 
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use base::Epoch;
 use base::rt::{self, Instant, Stop, simulation::Sim};
 use identity::{Hash, hex};
 use ledger::Block;
@@ -42,6 +44,23 @@ impl Notes {
     }
 }
 
+/// Who shows a block: a node, for a peer that may have several.
+#[derive(Clone, Debug)]
+pub struct Shower {
+    /// What clients know it as.
+    pub peer: String,
+    pub node: String,
+    /// Of a compute node's time as primary.
+    pub epoch: Option<Epoch>,
+}
+
+impl Shower {
+    /// One that is all of its kind.
+    pub fn node(name: &str) -> Shower {
+        Shower { peer: name.to_owned(), node: name.to_owned(), epoch: None }
+    }
+}
+
 /// Sees everything. Clones share what they saw.
 #[derive(Clone)]
 pub struct Witness {
@@ -56,6 +75,8 @@ struct Seen {
     blocks: Vec<ShownBlock>,
     /// By node: blocks that somebody else has seen of it.
     shown: BTreeMap<String, u64>,
+    /// By peer and epoch: the height that was found.
+    reigns: BTreeMap<(String, Epoch), u64>,
     /// By transaction: what clients were told.
     commits: BTreeMap<String, Commit>,
     accusation: Option<String>,
@@ -127,7 +148,8 @@ impl Witness {
     }
 
     /// A peer has a block as committed.
-    pub fn committed(&self, peer: &str, block: &Block) {
+    pub fn committed(&self, shower: &Shower, block: &Block) {
+        let peer = &shower.node;
         let number = block.number().get();
         let commit_hash = match block.metadata().commit_hash() {
             Ok(commit_hash) => commit_hash,
@@ -154,7 +176,7 @@ impl Witness {
             }
         }
         // The orderer's as well: this peer has the block from it.
-        for node in [peer, crate::scenario::ORDERER] {
+        for node in [&shower.peer, crate::scenario::ORDERER] {
             let most = seen.shown.entry(node.to_owned()).or_default();
             *most = (*most).max(number + 1);
         }
@@ -168,14 +190,43 @@ impl Witness {
     }
 
     /// A node has started, with this many blocks.
-    pub fn opened(&self, node: &str, height: u64) {
-        let shown = self.lock().shown.get(node).copied().unwrap_or_default();
-        self.tell(format_args!("{node} starts with {height} blocks"));
+    pub fn opened(&self, shower: &Shower, height: u64) {
+        let Shower { peer, node, epoch } = shower;
+        let shown = self.lock().shown.get(peer).copied().unwrap_or_default();
+        match epoch {
+            Some(epoch) => self.tell(format_args!("{node} starts with {height} blocks under epoch {epoch}")),
+            None => self.tell(format_args!("{node} starts with {height} blocks")),
+        }
+        if let Some(epoch) = epoch {
+            let mut seen = self.lock();
+            let is_replaced = seen.reigns.keys().any(|(of, later)| of == peer && later > epoch);
+            seen.reigns.entry((peer.clone(), *epoch)).or_insert(height);
+            if is_replaced {
+                // It found these blocks long ago, and cannot add to them.
+                return;
+            }
+        }
         if height < shown {
             self.accuse(format_args!(
-                "{node} has shown {shown} blocks and starts with {height}: a block was visible before it was durable"
+                "{peer} has shown {shown} blocks, and {node} starts with {height}: a block was visible before it was durable"
             ));
         }
+    }
+
+    /// Rule 3, of a stored block.
+    ///
+    /// # Errors
+    /// If a later epoch had been opened at or below it.
+    pub fn check_epoch(&self, peer: &str, number: u64, epoch: Epoch) -> Result<(), String> {
+        let seen = self.lock();
+        let later =
+            seen.reigns.iter().find(|((of, opened), height)| of == peer && *opened > epoch && number >= **height);
+        later.map_or(Ok(()), |((_, opened), height)| {
+            Err(format!(
+                "block {number} of {peer} is of epoch {epoch}, and epoch {opened} had been opened at {height}: a primary \
+                 that was replaced has written"
+            ))
+        })
     }
 
     /// A client was told what became of its transaction.

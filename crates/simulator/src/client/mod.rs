@@ -29,7 +29,7 @@ use proto::protos::{Endorsement, ProposalResponse};
 use proto::rwset::TxReadWriteSet;
 
 use crate::network::Network;
-use crate::network::members::CHANNEL;
+use crate::network::members::{CHANNEL, ORGANIZATIONS};
 use crate::network::nodes::{ORDER_ADDRESS, peer_address};
 use crate::network::service::{Caller, Commit, Kind, Verdict};
 use crate::scenario::ORDERER;
@@ -115,7 +115,7 @@ struct Endorsed {
 
 impl Client {
     pub fn new(network: Arc<Network>, place: usize, chance: Chance) -> Client {
-        let peers = network.peer_names().iter().map(|_| Caller::default()).collect();
+        let peers = (0..ORGANIZATIONS).map(|_| Caller::default()).collect();
         Client {
             name: crate::scenario::client(place),
             signer: network.members.clients[place].clone(),
@@ -205,6 +205,17 @@ impl Client {
         self.submit(&signer, &proposal, endorsed, conduct).await
     }
 
+    /// A node of each peer: the one that commits, or now and then another, which may have been replaced and not know it.
+    fn compute_nodes(&mut self) -> Vec<String> {
+        let network = &self.network;
+        let nodes = (0..ORGANIZATIONS).map(|place| {
+            let mut nodes = network.scenario.compute_nodes(place);
+            let other = self.chance.one_in(6).then(|| self.chance.index(nodes.len()));
+            nodes.swap_remove(other.unwrap_or_else(|| network.succession.primary(place)))
+        });
+        nodes.collect()
+    }
+
     /// Step 2. The error says whether the peers refused or could not.
     async fn endorsed(&mut self, proposal: &Proposal) -> Result<Endorsed, &'static str> {
         let needed = self.network.scenario.endorsements_min;
@@ -214,7 +225,7 @@ impl Client {
         while places.len() > needed + extra {
             places.remove(self.chance.index(places.len()));
         }
-        let names = self.network.peer_names();
+        let names = self.compute_nodes();
         let calls = self.peers.iter_mut().enumerate().filter(|(place, _)| places.contains(place));
         let calls = calls.map(|(place, peer)| {
             let address = peer_address(&names[place]);
@@ -235,7 +246,7 @@ impl Client {
                 self.tell(proposal, format_args!("{} says {}", names[place], response.message));
                 return Err("refused");
             }
-            self.look_at(&names[place], &response.payload);
+            self.look_at(&crate::scenario::peer(place), &response.payload);
             let endorsement = response.endorsement.ok_or("a response without an endorsement")?;
             match &mut endorsed {
                 None => endorsed = Some(Endorsed { result: response.payload, endorsements: vec![endorsement] }),
@@ -321,15 +332,14 @@ impl Client {
     }
 
     async fn committed(&mut self, tx_id: &str, envelope: &Bytes) -> Commit {
-        let names = self.network.peer_names();
         let question = Bytes::copy_from_slice(tx_id.as_bytes());
         for asked in 1.. {
-            let place = self.chance.index(names.len());
-            let address = peer_address(&names[place]);
+            let place = self.chance.index(ORGANIZATIONS);
+            let address = peer_address(&self.compute_nodes()[place]);
             match self.peers[place].call(&address, Kind::Commit, &question, PATIENCE).await {
                 Ok(answer) if answer.verdict == Verdict::Done => {
                     let commit = Commit::decode(&answer.body);
-                    self.network.witness.told(&names[place], tx_id, commit);
+                    self.network.witness.told(&crate::scenario::peer(place), tx_id, commit);
                     return commit;
                 }
                 _ => self.pause().await,

@@ -1,6 +1,8 @@
 //! What clients ask for: calls of the compiled-in contracts, on few keys and some of them far oftener than others, so that
 //! transactions meet.
 
+use std::collections::BTreeMap;
+
 use base::Bytes;
 use base::rt::simulation::Chance;
 use contract::contracts::ycsb;
@@ -53,6 +55,18 @@ pub fn loads(scenario: &Scenario) -> Vec<Call> {
         Call::new("ycsb", "load", ["0".into(), scenario.records.to_string(), RECORD_BYTES.to_string(), "7".into()]),
         Call::new("basic", "InitLedger", []),
     ]
+}
+
+/// Keys that clients write and delete, by contract, whether they are there or not.
+pub fn keys(scenario: &Scenario) -> BTreeMap<&'static str, Vec<String>> {
+    let accounts =
+        (0..scenario.customers).flat_map(|number| ["checking", "savings"].map(|of| format!("{of}_{number}")));
+    let assets = (1..=ASSETS).map(|number| format!("asset{number}"));
+    BTreeMap::from([
+        ("smallbank", accounts.collect()),
+        ("ycsb", (0..scenario.records).map(ycsb::record_key).collect()),
+        ("basic", assets.collect()),
+    ])
 }
 
 /// Draws calls.

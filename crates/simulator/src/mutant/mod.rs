@@ -1,23 +1,21 @@
 //! Planted mistakes that the checkers must catch: a simulator that finds nothing says nothing until these are found.
 //!
-//! None of them is in the code under test. They are disks that lie and a state engine that lies, put under the first peer
-//! or under the orderer: to the layers above they look like a block published before its fsync, a savepoint that covers
-//! what it does not hold, a read that an invalidation did not reach.
+//! Most are not in the code under test. They are disks, engines, stores and hosts that lie, put under the first peer or under
+//! the orderer: to the layers above they look like a block published before its fsync, a savepoint that covers what it does
+//! not hold, a read that an invalidation did not reach, a fence that does not hold. The others are hooks that the layers
+//! below have for their own simulations; what they break must be seen from here as well.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+mod engine;
+mod pools;
 
-use async_trait::async_trait;
-use base::{BlockNumber, Version};
-use prost::Message;
-use proto::kvrwset::KvrwSet;
-use storage::Error;
-use storage::tables::{Pruned, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine};
+use std::time::Duration;
 
-use crate::client::envelope::read_write_set_of;
+use state::disaggregated::fault;
+
 use crate::network::Network;
-use crate::network::members::CHANNEL;
-use crate::scenario::{self, ORDERER};
+use crate::scenario::{self, Form, ORDERER, Pools};
+pub use engine::LyingEngine;
+pub use pools::{HastyStores, LyingHost};
 
 /// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,17 +32,35 @@ pub enum Mutant {
     ReplaySkips,
     /// The first peer's savepoint moves without the rows that it covers, so that a replay begins too late.
     SavepointEmpty,
+    /// The first peer's storage node answers appends although its fsync has done nothing.
+    StorageAnswersUnsynced,
+    /// The first peer's compute node publishes a block before the storage node has answered.
+    CommitUnanswered,
+    /// Storage nodes append without looking at the epoch.
+    AppendUnfenced,
+    /// The first peer's compute nodes all open under the epoch that they find, so that nobody is fenced.
+    EpochKept,
+    /// The first peer's memory nodes answer a fence and leave memory with whoever had it.
+    MemoryKept,
+    /// Links and slots point to a record before it was written.
+    LinkEarly,
 }
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 6] = [
+    pub const ALL: [Mutant; 12] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
         Mutant::InvalidApplied,
         Mutant::ReplaySkips,
         Mutant::SavepointEmpty,
+        Mutant::StorageAnswersUnsynced,
+        Mutant::CommitUnanswered,
+        Mutant::AppendUnfenced,
+        Mutant::EpochKept,
+        Mutant::MemoryKept,
+        Mutant::LinkEarly,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -58,6 +74,12 @@ impl Mutant {
             Mutant::InvalidApplied => "invalid-applied",
             Mutant::ReplaySkips => "replay-skips",
             Mutant::SavepointEmpty => "savepoint-empty",
+            Mutant::StorageAnswersUnsynced => "storage-answers-unsynced",
+            Mutant::CommitUnanswered => "commit-unanswered",
+            Mutant::AppendUnfenced => "append-unfenced",
+            Mutant::EpochKept => "epoch-kept",
+            Mutant::MemoryKept => "memory-kept",
+            Mutant::LinkEarly => "link-early",
         }
     }
 
@@ -66,135 +88,53 @@ impl Mutant {
         Mutant::ALL.into_iter().find(|mutant| mutant.name() == name)
     }
 
+    /// The form that its peer must have, given pools by chance.
+    pub fn form(self, pools: Pools) -> Form {
+        match self {
+            Mutant::PeerPublishesUnsynced
+            | Mutant::OrdererDeliversUnsynced
+            | Mutant::ConflictMissed
+            | Mutant::InvalidApplied
+            | Mutant::ReplaySkips
+            | Mutant::SavepointEmpty => Form::Monolithic,
+            Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered => Form::Disaggregated(pools),
+            // Those show only where somebody is replaced.
+            Mutant::AppendUnfenced | Mutant::EpochKept | Mutant::MemoryKept => {
+                Form::Disaggregated(Pools { has_spare: true, whims_every: Duration::from_millis(300), ..pools })
+            }
+            // And this where there is memory to go wrong, and where it is looked at.
+            Mutant::LinkEarly => Form::Disaggregated(Pools {
+                sections_max: pools.sections_max.max(4),
+                donor_sections: pools.donor_sections.max(4),
+                metadata_cache_bytes: 2_000,
+                data_cache_bytes: 0,
+                ..pools
+            }),
+        }
+    }
+
+    /// Whether this mistake is planted in the peer at this place.
+    pub fn is_in(self, network: &Network, place: usize) -> bool {
+        network.mutant == Some(self) && place == Mutant::PEER
+    }
+
+    /// The hook of the state that it uses.
+    pub fn of_state(self) -> fault::Mutant {
+        match self {
+            Mutant::LinkEarly => fault::Mutant::LinkEarly,
+            _ => fault::Mutant::None,
+        }
+    }
+
     /// Plants it where that is done from outside, when the network runs and faults are about to begin.
     pub fn plant(self, network: &Network) {
+        let lie = |node: &str| network.node(node).disk().set_lying(true);
         match self {
-            Mutant::PeerPublishesUnsynced => network.node(&scenario::peer(Mutant::PEER)).disk().set_lying(true),
-            Mutant::OrdererDeliversUnsynced => network.node(ORDERER).disk().set_lying(true),
+            Mutant::PeerPublishesUnsynced => lie(&scenario::peer(Mutant::PEER)),
+            Mutant::StorageAnswersUnsynced => lie(&scenario::storage(Mutant::PEER)),
+            Mutant::OrdererDeliversUnsynced => lie(ORDERER),
+            Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
             _ => {}
         }
-    }
-
-    /// A peer's state engine, which lies if this mutant sits there.
-    pub fn engine(network: &Arc<Network>, place: usize, engine: Arc<dyn TablesEngine>) -> Arc<dyn TablesEngine> {
-        match network.mutant {
-            Some(mutant) if place == Mutant::PEER => Arc::new(LyingEngine { mutant, network: network.clone(), engine }),
-            _ => engine,
-        }
-    }
-}
-
-struct LyingEngine {
-    mutant: Mutant,
-    network: Arc<Network>,
-    engine: Arc<dyn TablesEngine>,
-}
-
-#[async_trait]
-impl TablesEngine for LyingEngine {
-    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
-        let tables = self.engine.tables(name).await?;
-        let found = tables.savepoint();
-        Ok(Arc::new(LyingTables {
-            mutant: self.mutant,
-            network: Arc::clone(&self.network),
-            found,
-            tables,
-            remembered: Mutex::default(),
-        }))
-    }
-}
-
-struct LyingTables {
-    mutant: Mutant,
-    network: Arc<Network>,
-    /// The savepoint at opening.
-    found: Savepoint,
-    tables: Arc<dyn Tables>,
-    remembered: Mutex<Remembered>,
-}
-
-/// Rows by namespace and key.
-type Remembered = BTreeMap<(String, Vec<u8>), Option<Row>>;
-
-impl LyingTables {
-    /// Adds what invalid transactions of the blocks that a batch covers would have written.
-    fn with_invalid(&self, mut batch: RowBatch) -> Result<RowBatch, Error> {
-        let Some(chain) = self.network.orderer.of(ORDERER).and_then(|orderer| orderer.chain(CHANNEL)) else {
-            return Ok(batch);
-        };
-        for number in self.tables.savepoint().height..batch.savepoint().height {
-            let Ok(Some(block)) = chain.block(number) else { continue };
-            let Ok(block) = proto::common::Block::decode(block) else { continue };
-            let filter = self.network.witness.filter(number).unwrap_or_default();
-            for (place, envelope) in block.data.unwrap_or_default().data.iter().enumerate() {
-                let is_valid = filter.get(place).is_none_or(|code| *code == 0);
-                let sets = read_write_set_of(envelope).filter(|_| !is_valid).map(|set| set.ns_rwset);
-                for namespace in sets.unwrap_or_default() {
-                    let writes = KvrwSet::decode(namespace.rwset).map(|set| set.writes).unwrap_or_default();
-                    for write in writes {
-                        let value = (!write.is_delete && !write.value.is_empty()).then_some(write.value);
-                        let version = Version::new(number, place as u32);
-                        batch.put(&namespace.namespace, write.key.as_bytes(), version, value)?;
-                    }
-                }
-            }
-        }
-        Ok(batch)
-    }
-}
-
-#[async_trait]
-impl Tables for LyingTables {
-    fn write(&self, batch: RowBatch) -> Result<(), Error> {
-        self.tables.write(match self.mutant {
-            Mutant::InvalidApplied => self.with_invalid(batch)?,
-            Mutant::SavepointEmpty if batch.savepoint().height.is_multiple_of(3) => RowBatch::new(batch.savepoint()),
-            _ => batch,
-        })
-    }
-
-    async fn persist(&self) -> Result<Savepoint, Error> {
-        self.tables.persist().await
-    }
-
-    fn savepoint(&self) -> Savepoint {
-        let savepoint = self.tables.savepoint();
-        if self.mutant == Mutant::ReplaySkips && savepoint == self.found && savepoint.height > 1 {
-            return Savepoint { height: savepoint.height + 1, ..savepoint };
-        }
-        savepoint
-    }
-
-    fn durable_savepoint(&self) -> Savepoint {
-        self.tables.durable_savepoint()
-    }
-
-    fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, Error> {
-        let row = self.tables.get(namespace, key, through)?;
-        if self.mutant != Mutant::ConflictMissed || key.last().is_none_or(|byte| byte % 2 == 1) {
-            return Ok(row);
-        }
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(remembered.entry((namespace.to_owned(), key.to_vec())).or_insert(row).clone())
-    }
-
-    fn range(
-        &self,
-        namespace: &str,
-        start: &[u8],
-        end: &[u8],
-        through: BlockNumber,
-        limit: usize,
-    ) -> Result<RangePage, Error> {
-        self.tables.range(namespace, start, end, through, limit)
-    }
-
-    fn namespaces(&self) -> Result<Vec<String>, Error> {
-        self.tables.namespaces()
-    }
-
-    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, Error> {
-        self.tables.prune(oldest, rows_max)
     }
 }

@@ -1,8 +1,15 @@
 //! The simulated network: one orderer and a peer for each organisation, on nodes of their own, running the real code.
+//!
+//! * [`nodes`]: the orderer, monolithic peers, and what all peers do alike.
+//! * [`compute`]: compute nodes of disaggregated peers; [`pools`]: their memory and storage nodes.
+//! * [`succession`]: who is the primary of a disaggregated peer.
 
+pub mod compute;
 pub mod members;
 pub mod nodes;
+pub mod pools;
 pub mod service;
+pub mod succession;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +17,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::rt::simulation::{Node, Sim};
 use chain::Peer;
 use chain::order::Orderer;
+use rma::sim::SimFabric;
 
 use crate::mutant::Mutant;
-use crate::scenario::{self, ORDERER, Scenario};
+use crate::scenario::{self, Form, ORDERER, Scenario};
 use crate::witness::Witness;
+use compute::Pooled;
 use members::{Members, ORGANIZATIONS};
+use pools::Store;
+use succession::Succession;
 
 /// What nodes run, where the simulator's end can take hold of it. Nodes have nothing of one another from here.
 pub struct Running<T>(Mutex<BTreeMap<String, Arc<T>>>);
@@ -64,6 +75,11 @@ pub struct Network {
     pub mutant: Option<Mutant>,
     pub peers: Running<Peer>,
     pub orderer: Running<Orderer>,
+    /// The pooled memory of compute nodes.
+    pub pooled: Running<Pooled>,
+    pub stores: Running<Store>,
+    pub fabric: SimFabric,
+    pub succession: Succession,
 }
 
 impl Network {
@@ -76,6 +92,7 @@ impl Network {
     ) -> Result<Arc<Network>, String> {
         let members = Members::found(&scenario)?;
         let network = Arc::new(Network {
+            fabric: SimFabric::new(&sim),
             sim,
             scenario,
             members,
@@ -83,16 +100,33 @@ impl Network {
             mutant,
             peers: Running::default(),
             orderer: Running::default(),
+            pooled: Running::default(),
+            stores: Running::default(),
+            succession: Succession::default(),
         });
-        let of = Arc::clone(&network);
-        network.node(ORDERER).start(move || nodes::supervise(Arc::clone(&of), ORDERER.to_owned(), nodes::order));
-        for name in network.peer_names() {
-            let of = Arc::clone(&network);
-            network
-                .node(&name.clone())
-                .start(move || nodes::supervise(Arc::clone(&of), name.clone(), nodes::endorse_and_commit));
+        network.start_node(ORDERER.to_owned(), nodes::order);
+        for place in 0..ORGANIZATIONS {
+            let Form::Disaggregated(_) = &network.scenario.forms[place] else {
+                network.start_node(scenario::peer(place), nodes::endorse_and_commit);
+                continue;
+            };
+            network.start_node(scenario::storage(place), pools::keep);
+            for name in network.scenario.memory_nodes(place) {
+                network.start_node(name, pools::lend);
+            }
+            for name in network.scenario.compute_nodes(place) {
+                network.start_node(name, compute::endorse_and_commit);
+            }
         }
         Ok(network)
+    }
+
+    fn start_node<F>(self: &Arc<Self>, name: String, role: fn(Arc<Network>, String) -> F)
+    where
+        F: Future<Output = Result<(), nodes::Ended>> + Send + 'static,
+    {
+        let of = Arc::clone(self);
+        self.node(&name.clone()).start(move || nodes::supervise(Arc::clone(&of), name.clone(), role));
     }
 
     /// A node.
@@ -100,19 +134,34 @@ impl Network {
         self.sim.node(name)
     }
 
-    /// The names of the peers' nodes.
-    pub fn peer_names(&self) -> Vec<String> {
-        (0..ORGANIZATIONS).map(scenario::peer).collect()
+    /// The node that commits for each peer.
+    pub fn primaries(&self) -> Vec<String> {
+        (0..ORGANIZATIONS).map(|place| self.primary(place)).collect()
     }
 
-    /// All nodes that hold data.
+    /// The node that commits for a peer.
+    pub fn primary(&self, place: usize) -> String {
+        self.scenario.compute_nodes(place).swap_remove(self.succession.primary(place))
+    }
+
+    /// All nodes that run something for the network.
     pub fn server_names(&self) -> Vec<String> {
-        std::iter::once(ORDERER.to_owned()).chain(self.peer_names()).collect()
+        let mut names = vec![ORDERER.to_owned()];
+        for (place, form) in self.scenario.forms.iter().enumerate() {
+            names.extend(self.scenario.compute_nodes(place));
+            names.extend(self.scenario.memory_nodes(place));
+            names.extend(form.pools().map(|_| scenario::storage(place)));
+        }
+        names
     }
 
-    /// Which organisation's peer a node is.
-    pub fn place(&self, peer: &str) -> usize {
-        self.peer_names().iter().position(|name| name == peer).expect("a peer's node has a peer's name")
+    /// Which organisation's node this is.
+    pub fn place(&self, node: &str) -> usize {
+        let is_of = |place: &usize| {
+            let rest = node.strip_prefix(&scenario::peer(*place));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        (0..ORGANIZATIONS).find(is_of).expect("a peer's node has a peer's name")
     }
 
     /// Ends all faults: links and disks work, and all nodes are up.
@@ -125,6 +174,7 @@ impl Network {
             let node = self.node(&name);
             node.disk().set_capacity(None);
             node.disk().set_failing(false);
+            node.set_clock_drift_ppm(0);
             node.resume();
             node.restart();
         }

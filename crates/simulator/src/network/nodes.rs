@@ -1,4 +1,5 @@
-//! What runs on the nodes: the orderer and the peers, each under a supervisor.
+//! What runs on the nodes: the orderer and the peers, each under a supervisor. [`super::compute`] and [`super::pools`] have
+//! the nodes of disaggregated peers.
 //!
 //! A supervisor starts its node's role, and starts it again a little later when the role ends by an error of its own: a
 //! full disk, a failed fsync. A crash ends the supervisor too; the node's restart runs it anew on what the disk has left.
@@ -9,10 +10,10 @@ use std::time::Duration;
 
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
-use base::{Bytes, ErrorKind, TxId};
+use base::{Bytes, Epoch, ErrorKind, TxId};
 use chain::endorse::Endorse;
 use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
-use chain::{Channel, LocalStores, Peer, PeerOptions, commit, order, peer};
+use chain::{Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
 use contract::Registry;
 use ledger::Block;
 use prost::Message;
@@ -23,8 +24,9 @@ use storage::{DataDirectory, GroupSync};
 use super::Network;
 use super::members::CHANNEL;
 use super::service::{Answer, Commit, Kind, serve};
-use crate::mutant::Mutant;
-use crate::scenario::ORDERER;
+use crate::mutant::LyingEngine;
+use crate::scenario::{self, ORDERER};
+use crate::witness::Shower;
 
 /// Where the orderer serves blocks.
 pub const BLOCKS_ADDRESS: &str = "orderer blocks";
@@ -34,10 +36,12 @@ pub const ORDER_ADDRESS: &str = "orderer service";
 pub const DATA: &str = "/data";
 /// The directory of an orderer's logs, and of a peer's ledgers.
 pub const BLOCKS: &str = "blocks";
-const TABLES: &str = "tables";
+pub const TABLES: &str = "tables";
 
 /// How long a role that failed waits before it is started again.
 const RESTART_WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long the observer waits before it asks for a block again.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// How long a peer holds a question for a commit before it says that there is none yet.
 const COMMIT_WAIT: Duration = Duration::from_millis(400);
 
@@ -48,8 +52,8 @@ pub fn peer_address(name: &str) -> String {
 
 /// Why a role ended.
 pub struct Ended {
-    kind: ErrorKind,
-    reason: String,
+    pub kind: ErrorKind,
+    pub reason: String,
 }
 
 macro_rules! ended_from {
@@ -62,7 +66,7 @@ macro_rules! ended_from {
     };
 }
 
-ended_from!(chain::Error, storage::Error);
+ended_from!(chain::Error, storage::Error, pool::Error, rma::Error);
 
 impl From<std::io::Error> for Ended {
     fn from(error: std::io::Error) -> Ended {
@@ -80,6 +84,11 @@ where
             Ok(()) => return,
             Err(Ended { kind: ErrorKind::Corrupt, reason }) => {
                 network.witness.accuse(format_args!("{name} finds its data corrupt: {reason}"));
+                return;
+            }
+            // What a compute node asks of pools is never wrong.
+            Err(Ended { kind: ErrorKind::Rejected, reason }) => {
+                network.witness.accuse(format_args!("{name} is refused for good: {reason}"));
                 return;
             }
             Err(Ended { reason, .. }) => network.witness.tell(format_args!("{name} ends: {reason}")),
@@ -102,7 +111,7 @@ pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     .await?;
     orderer.join(&network.members.genesis).await?;
     let chain = orderer.chain(CHANNEL).expect("the channel was just joined");
-    network.witness.opened(&name, chain.height());
+    network.witness.opened(&Shower::node(&name), chain.height());
     let _handle = network.orderer.show(&name, Arc::clone(&orderer));
     orderer.serve(BLOCKS_ADDRESS).await?;
     let broken = Arc::new(Notify::new());
@@ -133,65 +142,83 @@ async fn take_envelope(orderer: Arc<Orderer>, broken: Arc<Notify>, kind: Kind, b
     }
 }
 
-/// A peer's role.
+/// A monolithic peer's role.
 pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let scenario = &network.scenario;
     let data = DataDirectory::open(DATA).await?;
     let tables: Arc<dyn TablesEngine> = ModelEngine::open(data.subdirectory(TABLES).await?).await?;
     let place = network.place(&name);
-    let peer = Peer::open(PeerOptions {
+    let stores = Arc::new(LocalStores {
         name: name.clone(),
+        directory: data.subdirectory(BLOCKS).await?,
+        sync: GroupSync::new(),
+        tables: LyingEngine::over(&network, place, tables),
+        blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
+        state: state::Settings {
+            cache_bytes: scenario.cache_bytes,
+            delta_bytes_max: scenario.delta_bytes,
+            ..state::Settings::default()
+        },
+    });
+    let peer = Peer::open(peer_options(&network, &name, place, stores)).await?;
+    serve_peer(&network, &name, place, None, peer, async |_| {}).await
+}
+
+/// What the peer of an organisation is made of, over whatever stores.
+pub fn peer_options(network: &Network, name: &str, place: usize, stores: Arc<dyn Stores>) -> PeerOptions {
+    let persist_interval_blocks = network.scenario.persist_interval_blocks;
+    let replay_blocks_max = persist_interval_blocks + 8;
+    PeerOptions {
+        name: name.to_owned(),
         signer: network.members.peers[place].clone(),
-        stores: Arc::new(LocalStores {
-            name: name.clone(),
-            directory: data.subdirectory(BLOCKS).await?,
-            sync: GroupSync::new(),
-            tables: Mutant::engine(&network, place, tables),
-            blocks: BlockOptions { segment_bytes: scenario.segment_bytes, ..BlockOptions::default() },
-            state: state::Settings {
-                cache_bytes: scenario.cache_bytes,
-                delta_bytes_max: scenario.delta_bytes,
-                ..state::Settings::default()
-            },
-        }),
+        stores,
         registry: Registry::native(),
         definitions: Default::default(),
         orderers: vec![BLOCKS_ADDRESS.to_owned()],
         settings: peer::Settings {
-            commit: commit::pipeline::Settings {
-                persist_interval_blocks: scenario.persist_interval_blocks,
-                replay_blocks_max: scenario.persist_interval_blocks + 8,
-            },
+            commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max },
             ..peer::Settings::default()
         },
-    })
-    .await?;
+    }
+}
+
+/// Runs an open peer on its node until its channel stops. `end` is given whether that was in order.
+pub async fn serve_peer(
+    network: &Arc<Network>,
+    name: &str,
+    place: usize,
+    epoch: Option<Epoch>,
+    peer: Arc<Peer>,
+    end: impl AsyncFnOnce(bool),
+) -> Result<(), Ended> {
     let channel = match peer.channel(CHANNEL) {
         Some(channel) => channel,
         None => peer.join(&network.members.genesis).await?,
     };
-    network.witness.opened(&name, channel.height());
-    let _handle = network.peers.show(&name, Arc::clone(&peer));
-    let observer = rt::spawn(observe(Arc::clone(&network), name.clone(), Arc::clone(&channel))).abort_on_drop();
+    let shown = Shower { peer: scenario::peer(place), node: name.to_owned(), epoch };
+    network.witness.opened(&shown, channel.height());
+    let _handle = network.peers.show(name, Arc::clone(&peer));
+    let observer = rt::spawn(observe(Arc::clone(network), shown, Arc::clone(&channel))).abort_on_drop();
     let handler = {
         let (peer, channel) = (Arc::clone(&peer), Arc::clone(&channel));
         move |kind, body| answer(Arc::clone(&peer), Arc::clone(&channel), kind, body)
     };
-    let service: AbortOnDrop<()> = serve(&peer_address(&name), handler).await?;
+    let service: AbortOnDrop<()> = serve(&peer_address(name), handler).await?;
     channel.stopped().await;
     drop((service, observer));
     let stopped = peer.stop().await;
-    let reason = match (channel.failure(), &stopped) {
-        (Some(failure), _) => failure.to_string(),
-        (None, Err(error)) => error.to_string(),
+    end(channel.failure().is_none() && stopped.is_ok()).await;
+    let (kind, reason) = match (channel.failure(), &stopped) {
+        (Some(failure), _) => (failure.kind(), failure.to_string()),
+        (None, Err(error)) => (error.kind(), error.to_string()),
         (None, Ok(())) => return Ok(()),
     };
-    let kind = channel.failure().map_or(ErrorKind::Closed, |failure| failure.kind());
     Err(Ended { kind, reason })
 }
 
 /// Shows the witness every block that the peer shows, from the first one on each time that the peer starts.
-async fn observe(network: Arc<Network>, name: String, channel: Arc<Channel>) {
+async fn observe(network: Arc<Network>, shower: Shower, channel: Arc<Channel>) {
+    let name = &shower.node;
     let mut committed = channel.committed();
     let mut next = 0;
     loop {
@@ -199,12 +226,17 @@ async fn observe(network: Arc<Network>, name: String, channel: Arc<Channel>) {
             let block = match channel.read_block(next).await {
                 Ok(Some(bytes)) => Block::parse(&bytes).map_err(|error| error.to_string()),
                 Ok(None) => Err("it is not there".to_owned()),
+                // A storage node may be away for a while.
+                Err(error) if error.kind() == ErrorKind::Retry => {
+                    rt::sleep(ASK_AGAIN).await;
+                    continue;
+                }
                 // The disk may fail; a later start looks again.
                 Err(error) if error.kind() != ErrorKind::Corrupt => return,
                 Err(error) => Err(error.to_string()),
             };
             match block {
-                Ok(block) => network.witness.committed(&name, &block),
+                Ok(block) => network.witness.committed(&shower, &block),
                 Err(reason) => {
                     return network.witness.accuse(format_args!("{name} has committed block {next}, but {reason}"));
                 }

@@ -80,7 +80,7 @@ struct Chain {
 
 impl Chain {
     fn new() -> Chain {
-        let members = Members::found(&Scenario::of(0)).expect("the members are founded");
+        let members = Members::found(&Scenario::of(0, None)).expect("the members are founded");
         let config = ledger::ChannelConfig::from_block(&members.genesis).expect("the genesis block is usable");
         let mut oracle = Oracle::new(Rules {
             channel: CHANNEL.to_owned(),

@@ -1,17 +1,27 @@
-//! What a seed decides before anything runs: how large and how slow the network is, and what breaks when.
+//! What a seed decides before anything runs: how large and how slow the network is, which form each peer has, and what
+//! breaks when.
+
+mod faults;
+mod form;
 
 use std::time::Duration;
 
-use base::rt::simulation::{Bounds, Chance, Fault, FaultKind, Plan, Step};
+use base::rt::simulation::{Chance, Plan};
 use ledger::config::EndorsementRule;
 
-use crate::coverage::FAULT_POINTS;
+use crate::mutant::Mutant;
 use crate::network::members::ORGANIZATIONS;
+
+pub use faults::kind_of;
+pub use form::{Form, Pools};
 
 /// Client operations that a seed has at least.
 pub const OPERATIONS_MIN: usize = 200;
 /// Faults that a seed has at least.
 pub const FAULTS_MIN: usize = 3;
+
+/// Records of which an index of pooled memory needs more than it begins with.
+const MANY_RECORDS: u64 = 700;
 
 /// The orderer's node.
 pub const ORDERER: &str = "orderer";
@@ -19,6 +29,43 @@ pub const ORDERER: &str = "orderer";
 /// The node of a peer, by the place of its organisation.
 pub fn peer(place: usize) -> String {
     format!("peer{}", place + 1)
+}
+
+/// The compute node that stands by for a peer.
+pub fn spare(place: usize) -> String {
+    format!("peer{}-spare", place + 1)
+}
+
+/// The storage node of a peer.
+pub fn storage(place: usize) -> String {
+    format!("peer{}-storage", place + 1)
+}
+
+/// A memory node of a peer.
+pub fn memory(place: usize, number: usize) -> String {
+    format!("peer{}-memory{}", place + 1, number + 1)
+}
+
+/// What a node is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Orderer,
+    /// A monolithic peer, or a compute node.
+    Peer,
+    Storage,
+    Memory,
+    Client,
+}
+
+/// The role of a node of this name.
+pub fn role_of(node: &str) -> Role {
+    match node {
+        ORDERER => Role::Orderer,
+        _ if node.starts_with("client") => Role::Client,
+        _ if node.ends_with("-storage") => Role::Storage,
+        _ if node.contains("-memory") => Role::Memory,
+        _ => Role::Peer,
+    }
 }
 
 /// The node of a client.
@@ -56,18 +103,26 @@ pub struct Scenario {
     pub cache_bytes: usize,
     /// Bytes of what is not persisted at which a peer persists it before it goes on.
     pub delta_bytes: usize,
+    /// Of each organisation's peer.
+    pub forms: Vec<Form>,
     /// How often faults are injected at points in the code.
     pub fault_points: Vec<(&'static str, f64)>,
     pub plan: Plan,
 }
 
 impl Scenario {
-    /// What `seed` decides.
-    pub fn of(seed: u64) -> Scenario {
+    /// What `seed` decides. A planted mistake says which form its peer must have.
+    pub fn of(seed: u64, mutant: Option<Mutant>) -> Scenario {
         // Not the generator of the run itself, which starts from the seed as it is.
         let mut chance = Chance::new(seed ^ 0x5ce7_a110_5eed_0000);
         let clients = 6 + chance.index(9);
         let think_max = Duration::from_millis(5 + chance.below(60));
+        // Now and then so many that the index of pooled memory has to grow.
+        let records = if chance.one_in(10) { MANY_RECORDS + chance.below(100) } else { 20 + chance.below(60) };
+        let mut forms: Vec<Form> = (0..ORGANIZATIONS).map(|_| Form::draw(&mut chance)).collect();
+        if let Some(mutant) = mutant {
+            forms[Mutant::PEER] = mutant.form(Pools::draw(&mut chance));
+        }
         let (link, sync) = (&[(50, 500), (20, 100), (200, 5_000)], &[(50, 2_000), (20, 200), (1_000, 25_000)]);
         Scenario {
             seed,
@@ -75,20 +130,34 @@ impl Scenario {
             operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(2),
             think_max,
             customers: 4 + chance.below(20),
-            records: 20 + chance.below(60),
+            records,
             endorsements_min: *chance.pick(&[2, 2, 2, 1, 3]),
             durable_acknowledgements: chance.one_in(2),
             batch_messages: 4 + chance.below(7) as u32,
             batch_timeout: Duration::from_millis(10 + chance.below(90)),
             link_micros: *chance.pick(link),
             sync_micros: *chance.pick(sync),
-            persist_interval_blocks: 1 + chance.below(12),
+            // Now and then so many that a storage node makes rows by itself before it is asked to.
+            persist_interval_blocks: if chance.one_in(5) { 30 } else { 1 + chance.below(12) },
             segment_bytes: *chance.pick(&[20_000, 60_000, 64 << 20]),
             cache_bytes: *chance.pick(&[0, 2_000, 1 << 20]),
-            fault_points: fault_points(&mut chance),
-            plan: plan(&mut chance, clients),
+            fault_points: faults::points(&mut chance, &forms, records),
+            plan: faults::plan(&mut chance, &forms, clients),
+            forms,
             delta_bytes: *chance.pick(&[3_000, 20_000, 128 << 20]),
         }
+    }
+
+    /// The compute nodes of a peer: the one that begins as its primary first.
+    pub fn compute_nodes(&self, place: usize) -> Vec<String> {
+        let has_spare = self.forms[place].pools().is_some_and(|pools| pools.has_spare);
+        std::iter::once(peer(place)).chain(has_spare.then(|| spare(place))).collect()
+    }
+
+    /// The memory nodes of a peer.
+    pub fn memory_nodes(&self, place: usize) -> Vec<String> {
+        let count = self.forms[place].pools().map_or(0, |pools| pools.memory_nodes);
+        (0..count).map(|number| memory(place, number)).collect()
     }
 
     /// The policy of all contracts.
@@ -101,75 +170,6 @@ impl Scenario {
     }
 }
 
-/// In half of the seeds none, else a few points: a run in which everything is held up shows little else.
-fn fault_points(chance: &mut Chance) -> Vec<(&'static str, f64)> {
-    if chance.one_in(2) {
-        return Vec::new();
-    }
-    let count = 1 + chance.index(4);
-    (0..count).map(|_| (*chance.pick(&FAULT_POINTS), *chance.pick(&[0.02, 0.05, 0.2]))).collect()
-}
-
-/// Faults of nodes, and faults of what is between nodes, clients included.
-fn plan(chance: &mut Chance, clients: usize) -> Plan {
-    let servers: Vec<String> = std::iter::once(ORDERER.to_owned()).chain((0..ORGANIZATIONS).map(peer)).collect();
-    let everybody = servers.iter().cloned().chain((0..clients).map(client)).collect();
-    let within = Duration::from_millis(20)..Duration::from_millis(2_500);
-    let of_nodes = Bounds {
-        nodes: servers.clone(),
-        kinds: vec![
-            FaultKind::Crash,
-            FaultKind::Crash,
-            FaultKind::Crash,
-            FaultKind::Crash,
-            FaultKind::Pause,
-            FaultKind::Fill,
-            FaultKind::Fail,
-        ],
-        faults: 2 + chance.index(6),
-        within: within.clone(),
-        lasting: Duration::from_millis(1)..Duration::from_millis(800),
-        down_max: 1 + chance.index(4),
-    };
-    let of_links = Bounds {
-        nodes: if chance.one_in(2) { servers.clone() } else { everybody },
-        kinds: vec![FaultKind::Cut, FaultKind::Cut, FaultKind::Break],
-        faults: 1 + chance.index(4),
-        within,
-        lasting: Duration::from_millis(5)..Duration::from_millis(1_500),
-        down_max: 0,
-    };
-    let mut steps = Plan::random(chance.number(), &of_nodes).steps;
-    steps.extend(Plan::random(chance.number(), &of_links).steps);
-    // Steps that did not fit beside the others are missing.
-    for (place, node) in servers.iter().enumerate().take(FAULTS_MIN.saturating_sub(steps.len())) {
-        let at = Duration::from_millis(3_000 + 500 * place as u64);
-        steps.push(Step { at, fault: Fault::Crash(node.clone()), lasting: Some(Duration::from_millis(200)) });
-    }
-    steps.sort_by_key(|step| step.at);
-    Plan { steps }
-}
-
-/// The kind of a fault, for counting.
-pub fn kind_of(fault: &Fault) -> &'static str {
-    match fault {
-        Fault::Crash(_) => "crash",
-        Fault::Restart(_) => "restart",
-        Fault::Pause(_) => "pause",
-        Fault::Resume(_) => "resume",
-        Fault::Cut(..) => "cut",
-        Fault::Mute(..) => "mute",
-        Fault::Heal(..) => "heal",
-        Fault::Break(..) => "break",
-        Fault::Fill(_) => "full disk",
-        Fault::Free(_) => "free",
-        Fault::Fail(_) => "failing disk",
-        Fault::Mend(_) => "mend",
-        Fault::Rot(_) => "rot",
-        Fault::Drift(..) => "drift",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,11 +177,11 @@ mod tests {
     #[test]
     fn every_seed_has_enough_operations_and_faults_and_repeats() {
         for seed in 0..500 {
-            let scenario = Scenario::of(seed);
+            let scenario = Scenario::of(seed, None);
             assert!(scenario.clients * scenario.operations >= OPERATIONS_MIN, "seed {seed}");
             assert!(scenario.plan.steps.len() >= FAULTS_MIN, "seed {seed}: {}", scenario.plan);
             assert_eq!(Plan::parse(&scenario.plan.to_string()).as_ref(), Ok(&scenario.plan));
-            assert_eq!(format!("{scenario:?}"), format!("{:?}", Scenario::of(seed)));
+            assert_eq!(format!("{scenario:?}"), format!("{:?}", Scenario::of(seed, None)));
         }
     }
 }

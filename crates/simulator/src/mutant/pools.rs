@@ -1,0 +1,140 @@
+//! Stores and hosts that lie to a disaggregated peer.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base::rt::channel::WatchReceiver;
+use base::{BlockNumber, Bytes, TxId};
+use chain::{ChannelStores, Stores};
+use rma::{Capability, Endpoint, Host, NodeId, RegionId, Rights};
+use storage::Error;
+use storage::blocks::{Blocks, NewBlock, StoredBlock, Tip, TransactionPlace};
+
+use super::Mutant;
+use crate::network::Network;
+
+/// Stores whose blocks say that they are durable before the storage node does.
+pub struct HastyStores(Arc<dyn Stores>);
+
+impl HastyStores {
+    /// A peer's stores, which lie if that mistake is planted.
+    pub fn over(network: &Network, place: usize, stores: Arc<dyn Stores>) -> Arc<dyn Stores> {
+        match Mutant::CommitUnanswered.is_in(network, place) {
+            true => Arc::new(HastyStores(stores)),
+            false => stores,
+        }
+    }
+}
+
+#[async_trait]
+impl Stores for HastyStores {
+    async fn channels(&self) -> Result<Vec<String>, chain::Error> {
+        self.0.channels().await
+    }
+
+    async fn open(&self, channel: &str) -> Result<ChannelStores, chain::Error> {
+        let ChannelStores { blocks, state } = self.0.open(channel).await?;
+        Ok(ChannelStores { blocks: Arc::new(HastyBlocks(blocks)), state })
+    }
+}
+
+struct HastyBlocks(Arc<dyn Blocks>);
+
+#[async_trait]
+impl Blocks for HastyBlocks {
+    async fn append(&self, block: NewBlock<'_>) -> Result<(), Error> {
+        self.0.append(block).await
+    }
+
+    async fn sync(&self) -> Result<u64, Error> {
+        Ok(self.0.tip().height)
+    }
+
+    fn tip(&self) -> Tip {
+        self.0.tip()
+    }
+
+    fn durable_height(&self) -> u64 {
+        self.0.durable_height()
+    }
+
+    fn subscribe_durable(&self) -> WatchReceiver<u64> {
+        self.0.subscribe_durable()
+    }
+
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
+        self.0.read(number).await
+    }
+
+    async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, Error> {
+        self.0.read_stored(number).await
+    }
+
+    async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
+        self.0.read_page(from, limit).await
+    }
+
+    async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, Error> {
+        self.0.transactions(number).await
+    }
+
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error> {
+        self.0.number_by_hash(header_hash).await
+    }
+
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+        self.0.find_transactions(ids).await
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.0.close().await
+    }
+}
+
+/// A memory node's host that says it has taken memory back, and has not.
+pub struct LyingHost(Arc<dyn Host>);
+
+impl LyingHost {
+    /// A memory node's host, which lies if that mistake is planted.
+    pub fn over(network: &Network, place: usize, host: Arc<dyn Host>) -> Arc<dyn Host> {
+        match Mutant::MemoryKept.is_in(network, place) {
+            true => Arc::new(LyingHost(host)),
+            false => host,
+        }
+    }
+}
+
+#[async_trait]
+impl Host for LyingHost {
+    fn node(&self) -> NodeId {
+        self.0.node()
+    }
+
+    async fn register(&self, name: &str, bytes: u64) -> Result<RegionId, rma::Error> {
+        self.0.register(name, bytes).await
+    }
+
+    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, rma::Error> {
+        self.0.grant(region, rights)
+    }
+
+    async fn revoke(&self, capability: &Capability) -> Result<(), rma::Error> {
+        self.0.revoke(capability).await
+    }
+
+    async fn deregister(&self, _region: RegionId) -> Result<(), rma::Error> {
+        Ok(())
+    }
+
+    async fn accept(&self) -> Result<Endpoint, rma::Error> {
+        self.0.accept().await
+    }
+
+    fn address(&self) -> String {
+        self.0.address()
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}

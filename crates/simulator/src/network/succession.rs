@@ -1,0 +1,77 @@
+//! Who is the primary of a disaggregated peer: what a manager decides in production.
+//!
+//! It stands outside of the simulated world and looks at it from there: a primary that was down, paused or cut off from its
+//! storage node for longer than the peer is patient is replaced by its spare, if that is up. Now and then a primary is
+//! replaced to which nothing has happened. Nobody tells a primary that it has been replaced: it finds itself fenced.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base::rt;
+
+use super::Network;
+use super::members::ORGANIZATIONS;
+use crate::scenario::{self, Pools};
+
+/// How often it looks.
+const PERIOD: Duration = Duration::from_millis(5);
+
+/// The primaries.
+#[derive(Default)]
+pub struct Succession(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// By the place of the organisation: which of its compute nodes.
+    primaries: [usize; ORGANIZATIONS],
+    takeovers: u64,
+}
+
+impl Succession {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which of a peer's compute nodes is its primary.
+    pub fn primary(&self, place: usize) -> usize {
+        self.lock().primaries[place]
+    }
+
+    /// How often a spare has become a primary.
+    pub fn takeovers(&self) -> u64 {
+        self.lock().takeovers
+    }
+}
+
+/// Replaces primaries of all peers, until it is aborted.
+pub async fn reign(network: Arc<Network>) {
+    let peers: Vec<(usize, &Pools)> = (0..ORGANIZATIONS)
+        .filter_map(|place| Some((place, network.scenario.forms[place].pools()?)))
+        .filter(|(_, pools)| pools.has_spare)
+        .collect();
+    let mut away_since = [None; ORGANIZATIONS];
+    let mut reigning_since = [rt::now(); ORGANIZATIONS];
+    loop {
+        rt::sleep(PERIOD).await;
+        let now = rt::now();
+        for (place, pools) in &peers {
+            let (name, storage) = (network.primary(*place), scenario::storage(*place));
+            let node = network.node(&name);
+            let is_away = !node.is_up() || node.is_paused() || network.sim.is_cut(&name, &storage);
+            let since = &mut away_since[*place];
+            *since = if is_away { since.or(Some(now)) } else { None };
+            let is_given_up = since.is_some_and(|since| now - since >= pools.patience);
+            let is_whim = !pools.whims_every.is_zero() && now - reigning_since[*place] >= pools.whims_every;
+            let other = 1 - network.succession.primary(*place);
+            let spare = network.node(&network.scenario.compute_nodes(*place)[other]);
+            if (is_given_up || is_whim) && spare.is_up() && !spare.is_paused() {
+                network.witness.tell(format_args!("{} is to take over from {name}", spare.name()));
+                let mut state = network.succession.lock();
+                state.primaries[*place] = other;
+                state.takeovers += 1;
+                drop(state);
+                (away_since[*place], reigning_since[*place]) = (None, now);
+            }
+        }
+    }
+}
