@@ -3,15 +3,16 @@
 //! 1. Posting puts a verb into the queue and among those in flight. Nothing is written yet.
 //! 2. Whoever polls a completion writes the queue, many verbs with one call, and reads replies for a short while
 //!    ([`TcpOptions::spin`]), for itself and for all others. Replies come in the order of posting.
-//! 3. What is not there by then a task of the connection waits for, through the runtime's own reactor. It rests while
-//!    nothing is awaited, so that a reply which a spinning waiter reads wakes nobody else.
+//! 3. What is not there by then the waiter [asks](Client::ask) a task of the connection to wait for, through the runtime's
+//!    own reactor. It rests as soon as that has come, whatever else is in flight by then: it would be woken by each reply
+//!    that a spinning waiter reads for itself, and waking costs as much as half a round trip.
 //!
 //! Invariants: the order of verbs in flight is the order of their frames; a lost connection completes each as ambiguous.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -21,8 +22,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
-use super::peer::{Assembly, Peer, header_of};
+use super::peer::{Assembly, Peer, Pumped, header_of};
 use super::pipe::{Pipe, ReadBuffer, read_to_end_of};
+use super::spin::Spin;
 use super::wire::{HEADER_BYTES, Header, Kind, Status, TRAILER_BYTES, Verb, u64_at};
 use super::{CLOSING_TIME_MAX, HANDSHAKE_TIME_MAX, PROFILE, TcpOptions, clock, tune};
 use crate::{
@@ -32,10 +34,10 @@ use crate::{
 
 /// How often a connection on which nothing is awaited is looked at.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
-/// How often spinning may fail in a row before it is tried only now and then.
-const SPIN_FAILURES_MAX: i32 = 4;
-/// Then every so many times.
-const SPIN_TRIALS: i32 = 32;
+/// A waiter that reads for itself and others gives its thread back after so long, if its own reply has not come by then.
+const DRIVE_TIME_MAX: std::time::Duration = std::time::Duration::from_millis(2);
+/// A reply of more than this is read to where its caller wants it without a copy in between.
+const DIRECT_BYTES_MIN: usize = 16 << 10;
 
 /// The endpoint's hold on its connection.
 struct Handle(Arc<Client>);
@@ -49,18 +51,22 @@ struct Client {
     input: Mutex<Input>,
     /// Something is to be waited for by the task.
     wanted: Notify,
-    /// Above 0, how many times in a row spinning has failed; counts on beyond the bound.
-    spin_failures: AtomicI32,
+    spin: Spin,
     closing: AtomicBool,
-    /// The rest of a frame is on its way. Written under the lock of the input.
-    partial: AtomicBool,
+    /// Whoever receives messages has asked the task to wait for one.
+    receiver_asked: AtomicBool,
+    /// Behind the number of the verb of whose reply a part has come; 0 when there is none. Written under the lock of the
+    /// input.
+    partial: AtomicU64,
 }
 
 /// Verbs in flight. Locked before the outgoing queue, so that both have the same order.
 struct Posted {
     in_flight: VecDeque<Pending>,
-    /// Of the next verb to be posted.
-    next: u32,
+    /// Of the next verb to be posted. Frames have the lower half of it.
+    next: u64,
+    /// The task waits for the replies of verbs before this one.
+    asked: u64,
     /// Nothing more is posted.
     closed: bool,
     /// The connection is lost.
@@ -68,7 +74,7 @@ struct Posted {
 }
 
 struct Pending {
-    sequence: u32,
+    sequence: u64,
     outcome: Outcome,
 }
 
@@ -87,6 +93,7 @@ enum State {
     Header,
     /// The payload of a read arrives where its caller wants it.
     Payload {
+        sequence: u64,
         into: BytesMut,
         missing: usize,
         trailer: bool,
@@ -163,12 +170,13 @@ impl Connected {
             node: self.node,
             name: self.host,
             options: options.clone(),
-            posted: Mutex::new(Posted { in_flight: VecDeque::new(), next: 0, closed: false, lost: false }),
+            posted: Mutex::new(Posted { in_flight: VecDeque::new(), next: 0, asked: 0, closed: false, lost: false }),
             input: Mutex::new(Input { buffer: ReadBuffer::new(), state: State::Header }),
             wanted: Notify::new(),
-            spin_failures: AtomicI32::new(0),
+            spin: Spin::default(),
             closing: AtomicBool::new(false),
-            partial: AtomicBool::new(false),
+            receiver_asked: AtomicBool::new(false),
+            partial: AtomicU64::new(0),
         });
         base::rt::spawn(attend(Attending(Arc::clone(&client))));
         Endpoint::new(Arc::new(Handle(client)))
@@ -232,10 +240,27 @@ impl Client {
         !self.peer.outgoing().is_empty() || self.peer.pipe.wants_write()
     }
 
+    /// Whether the task is to wait for something that comes in.
     fn wants_read(&self) -> bool {
-        let waits = !self.posted().in_flight.is_empty() || self.peer.is_awaited();
-        // Credit for messages that wait comes in too, and the rest of what has begun to come.
-        waits || self.partial.load(Ordering::Acquire) || !self.peer.outgoing().is_done()
+        let (asked, next_reply) = {
+            let posted = self.posted();
+            (posted.asked, posted.in_flight.front().map(|pending| pending.sequence))
+        };
+        // A reply of which a part has come is not in flight any more. Nobody else reads while a connection ends.
+        let verbs =
+            next_reply.is_some_and(|next| next < asked) || (1..=asked).contains(&self.partial.load(Ordering::Acquire));
+        let message = self.receiver_asked.load(Ordering::Acquire) && self.peer.is_awaited();
+        // Credit for messages that wait comes in too.
+        verbs || message || !self.peer.outgoing().is_done()
+    }
+
+    /// Has the task wait for what is in flight.
+    fn ask(&self) {
+        {
+            let mut posted = self.posted();
+            posted.asked = posted.next;
+        }
+        self.wanted.notify_one();
     }
 
     /// Waits on the socket as long as there is something to wait for.
@@ -284,39 +309,49 @@ impl Client {
     /// Writes and reads what can be; `WouldBlock` when neither changed what is waited for.
     fn pump(&self) -> io::Result<()> {
         let before = (self.wants_write(), self.wants_read());
-        let read = self.take_in(&mut self.input())?;
+        let read = self.take_in(&mut self.input(), &|| false)?;
         self.write_out()?;
-        if read || before != (self.wants_write(), self.wants_read()) || self.peer.outgoing().is_closed() {
+        let wants = (self.wants_write(), self.wants_read());
+        let rests = wants == (false, false) && !self.closing.load(Ordering::Acquire);
+        if read || before != wants || rests || self.peer.outgoing().is_closed() {
             return Ok(());
         }
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Writes the queue. True when something is left of it.
-    fn write_out(&self) -> io::Result<bool> {
+    /// Writes the queue.
+    fn write_out(&self) -> io::Result<Pumped> {
         let mut outgoing = self.peer.outgoing();
         if outgoing.is_empty() && self.peer.pipe.is_plain() {
-            return Ok(false);
+            return Ok(Pumped { left: false, moved: false });
         }
-        let left = outgoing.pump(&self.peer.pipe, usize::MAX);
+        let pumped = outgoing.pump(&self.peer.pipe, usize::MAX);
         drop(outgoing);
-        left.inspect_err(|_| self.fail())
+        pumped.inspect_err(|_| self.fail())
     }
 
     fn write_out_or_ask(&self) {
-        if let Ok(true) = self.write_out() {
+        if let Ok(Pumped { left: true, .. }) = self.write_out() {
             self.wanted.notify_one();
         }
     }
 
-    /// Reads and understands whatever is there. True when that was something.
-    fn take_in(&self, input: &mut Input) -> io::Result<bool> {
+    /// Reads and understands whatever is there, or less, as soon as `done`. True when that was something.
+    fn take_in(&self, input: &mut Input, done: &dyn Fn() -> bool) -> io::Result<bool> {
         let mut any = false;
         loop {
-            match self.step(input) {
+            let step = match self.step(input) {
+                // What TLS has read and not given no socket tells of: then all of it is taken.
+                Ok(Step::More) if self.peer.pipe.is_plain() && done() => {
+                    any = true;
+                    Ok(Step::Nothing)
+                }
+                step => step,
+            };
+            match step {
                 Ok(Step::More) => any = true,
                 Ok(Step::Nothing) => {
-                    self.partial.store(!matches!(input.state, State::Header), Ordering::Release);
+                    self.partial.store(input.partial(), Ordering::Release);
                     return Ok(any);
                 }
                 Ok(Step::End) => {
@@ -343,7 +378,12 @@ impl Client {
                 read
             }
             State::Message(assembly) if !assembly.is_whole() && input.buffer.filled().is_empty() => assembly.read(pipe),
-            _ => input.buffer.fill(pipe, usize::MAX),
+            // The bytes of a long reply are left in the socket until it is known where they go.
+            State::Header if input.buffer.filled().len() < HEADER_BYTES && self.expects_long_reply() => {
+                let missing = HEADER_BYTES - input.buffer.filled().len();
+                input.buffer.fill(pipe, missing).map(|filled| filled.bytes)
+            }
+            _ => input.buffer.fill(pipe, usize::MAX).map(|filled| filled.bytes),
         };
         match read {
             Ok(0) => Ok(Step::End),
@@ -355,6 +395,12 @@ impl Client {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Step::More),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the next reply, if it is not a refusal, is to be read without a copy.
+    fn expects_long_reply(&self) -> bool {
+        matches!(self.posted().in_flight.front(), Some(Pending { outcome: Outcome::Read { length, .. }, .. })
+            if *length > DIRECT_BYTES_MIN)
     }
 
     /// Takes the next thing off the buffer. False when more bytes are needed.
@@ -427,7 +473,7 @@ impl Client {
         }
         let is_read = {
             let posted = self.posted();
-            let pending = posted.in_flight.front().filter(|pending| pending.sequence == header.sequence);
+            let pending = posted.in_flight.front().filter(|pending| pending.sequence as u32 == header.sequence);
             let expected = match &pending.ok_or(Error::Malformed("a reply to no verb"))?.outcome {
                 Outcome::Read { length, .. } => *length,
                 Outcome::Write { .. } => 0,
@@ -447,12 +493,12 @@ impl Client {
             return Ok(false);
         }
         input.buffer.consume(HEADER_BYTES);
-        let Some(Pending { outcome, .. }) = self.posted().in_flight.pop_front() else { return Ok(true) };
+        let Some(Pending { outcome, sequence }) = self.posted().in_flight.pop_front() else { return Ok(true) };
         if is_read {
             if let Outcome::Read { mut into, length, completer, .. } = outcome {
                 into.reserve(length);
                 let trailer = header.kind == Kind::LongReply;
-                input.state = State::Payload { into, missing: length, trailer, completer };
+                input.state = State::Payload { sequence, into, missing: length, trailer, completer };
             }
             return Ok(true);
         }
@@ -540,10 +586,10 @@ impl Client {
         }
         let sequence = posted.next;
         let mut head = [0; HEADER_BYTES + super::wire::VERB_BYTES];
-        head[..HEADER_BYTES].copy_from_slice(&Header { sequence, ..header }.encode());
+        head[..HEADER_BYTES].copy_from_slice(&Header { sequence: sequence as u32, ..header }.encode());
         head[HEADER_BYTES..].copy_from_slice(&verb.encode());
         self.peer.outgoing().post(&head, parts, counts)?;
-        posted.next = sequence.wrapping_add(1);
+        posted.next = sequence + 1;
         posted.in_flight.push_back(Pending { sequence, outcome: outcome() });
         Ok(())
     }
@@ -571,14 +617,15 @@ impl Client {
             Err(error) => Completion::ready(Err(error)),
         }
     }
+}
 
-    /// Whether the next waiter is to spin.
-    fn spins(&self) -> bool {
-        let failures = self.spin_failures.load(Ordering::Relaxed);
-        if failures < SPIN_FAILURES_MAX {
-            return true;
+impl Input {
+    /// As [`Client::partial`].
+    fn partial(&self) -> u64 {
+        match &self.state {
+            State::Payload { sequence, .. } => sequence + 1,
+            _ => 0,
         }
-        self.spin_failures.fetch_add(1, Ordering::Relaxed) % SPIN_TRIALS == 0
     }
 }
 
@@ -611,34 +658,69 @@ impl Outcome {
     }
 }
 
-impl Drive for Client {
-    fn drive(&self, done: &dyn Fn() -> bool) {
-        self.write_out_or_ask();
-        let mut until = None;
-        loop {
+impl Client {
+    /// Writes and reads for a short while, until `done`. False when it has given up before.
+    fn work(&self, done: &dyn Fn() -> bool) -> bool {
+        // The loss of the connection completes everything.
+        let Ok(Pumped { mut left, mut moved }) = self.write_out() else { return true };
+        // When spinning began, and until when it goes on; longer as long as something moves.
+        let mut spun = None;
+        let mut helped = false;
+        let is_done = loop {
             // Whoever has the input reads for all.
-            if let Ok(mut input) = self.input.try_lock()
-                && self.take_in(&mut input).is_err()
-            {
-                return;
+            if let Ok(mut input) = self.input.try_lock() {
+                match self.take_in(&mut input, done) {
+                    Ok(any) => moved |= any,
+                    Err(_) => return true,
+                }
             }
             if done() {
-                if until.is_some() {
-                    self.spin_failures.store(0, Ordering::Relaxed);
+                if spun.is_some() {
+                    self.spin.succeeded();
                 }
-                return;
+                break true;
             }
-            match until {
-                None if self.options.spin.is_zero() || !self.spins() => break,
-                None => until = Some(clock() + self.options.spin),
-                Some(until) if clock() >= until => {
-                    self.spin_failures.fetch_add(1, Ordering::Relaxed);
-                    break;
+            match spun {
+                None if self.options.spin.is_zero() || !self.spin.is_worth_it() => break false,
+                None => {
+                    let now = clock();
+                    spun = Some((now, now + self.options.spin));
                 }
-                Some(_) => std::hint::spin_loop(),
+                Some((began, until)) => {
+                    let now = clock();
+                    if moved && now - began < DRIVE_TIME_MAX {
+                        helped = true;
+                        spun = Some((began, now + self.options.spin));
+                    } else if now >= until {
+                        if !helped {
+                            self.spin.failed();
+                        }
+                        break false;
+                    } else {
+                        std::hint::spin_loop();
+                    }
+                }
             }
+            moved = false;
+            if left {
+                match self.write_out() {
+                    Ok(pumped) => Pumped { left, moved } = pumped,
+                    Err(_) => return true,
+                }
+            }
+        };
+        if left {
+            self.wanted.notify_one();
         }
-        self.wanted.notify_one();
+        is_done
+    }
+}
+
+impl Drive for Client {
+    fn drive(&self, done: &dyn Fn() -> bool) {
+        if !self.work(done) {
+            self.ask();
+        }
     }
 }
 
@@ -735,7 +817,11 @@ impl Connection for Handle {
     fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
         let mut polled = self.0.peer.poll_receive(cx);
         if polled.is_pending() {
-            self.0.drive(&|| !self.0.peer.is_awaited());
+            self.0.receiver_asked.store(false, Ordering::Release);
+            if !self.0.work(&|| !self.0.peer.is_awaited()) {
+                self.0.receiver_asked.store(true, Ordering::Release);
+                self.0.wanted.notify_one();
+            }
             polled = self.0.peer.poll_receive(cx);
         }
         match std::task::ready!(polled) {

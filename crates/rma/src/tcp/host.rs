@@ -1,7 +1,7 @@
 //! A `tcp` host, and the endpoints that it accepted.
 
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
@@ -15,7 +15,8 @@ use rustix::fd::OwnedFd;
 use super::client::total;
 use super::memory::Regions;
 use super::peer::{Peer, TURN_BYTES_MAX};
-use super::{PROFILE, TcpOptions, server, start_thread};
+use super::spin::Spin;
+use super::{PROFILE, TcpOptions, clock, server, start_thread};
 use crate::{
     Capability, Completion, Connection, Endpoint, Error, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId,
     Profile, RegionId, Rights, Tokens,
@@ -23,6 +24,8 @@ use crate::{
 
 /// Connections that nobody has accepted yet; one more is refused.
 const BACKLOG_MAX: usize = 64;
+/// Pauses between two looks at what the progress thread delivers, which must not wait for whoever looks.
+const LOOK_PAUSES: usize = 4;
 
 /// What a host's handles, endpoints and progress thread share.
 pub struct Shared {
@@ -35,6 +38,8 @@ pub struct Shared {
     /// Connections that the progress thread is to look at, each once.
     pub attention: Mutex<Set<u64>>,
     pub stopping: AtomicBool,
+    /// The connection at which the progress thread looks again and again; 0 when it does not.
+    pub looked_at: AtomicU64,
 }
 
 impl Shared {
@@ -87,6 +92,7 @@ impl TcpHost {
             wake,
             attention: Mutex::new(Set::default()),
             stopping: AtomicBool::new(false),
+            looked_at: AtomicU64::new(0),
         });
         let (sender, accepted) = bounded(BACKLOG_MAX);
         let progress = server::Progress::new(listener, Arc::clone(&shared), sender)
@@ -167,17 +173,46 @@ pub struct Accepted {
     pub name: String,
     /// Set when the last handle is dropped.
     pub dropped: Arc<AtomicBool>,
+    pub spin: Spin,
 }
 
 impl Accepted {
+    /// Writes the queue, or has the progress thread do so if it looks at this socket all the time: two that use one socket
+    /// at once keep each other waiting for the kernel's lock, asleep.
     fn write_out(&self) {
+        // In this order, and the other way round at the thread: it sees the request, or we that it looks no more.
+        self.peer.ask();
+        if self.shared.looked_at.load(Ordering::SeqCst) == self.connection {
+            return;
+        }
+        self.peer.take_asked();
         let mut outgoing = self.peer.outgoing();
         // The progress thread sees an error as well, and writes the rest. No more than its own turn: it may wait for this.
-        let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX).unwrap_or(true);
+        let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX).map_or(true, |pumped| pumped.left);
         drop(outgoing);
         if left {
             self.shared.attend(self.connection);
         }
+    }
+}
+
+impl Accepted {
+    /// Looks for a short while whether the progress thread delivers something. False when it did not.
+    fn spins(&self) -> bool {
+        let spin = self.shared.options.spin;
+        if spin.is_zero() || !self.spin.is_worth_it() {
+            return false;
+        }
+        let until = clock() + spin;
+        while clock() < until {
+            if !self.peer.is_awaited() {
+                self.spin.succeeded();
+                return true;
+            }
+            (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
+        }
+        self.spin.failed();
+        false
     }
 }
 
@@ -222,7 +257,11 @@ impl Connection for Accepted {
     }
 
     fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
-        let (incoming, credit) = std::task::ready!(self.peer.poll_receive(cx))?;
+        let mut polled = self.peer.poll_receive(cx);
+        if polled.is_pending() && self.spins() {
+            polled = self.peer.poll_receive(cx);
+        }
+        let (incoming, credit) = std::task::ready!(polled)?;
         if credit {
             self.write_out();
         }

@@ -26,6 +26,7 @@ mod memory;
 mod peer;
 mod pipe;
 mod server;
+mod spin;
 mod tls;
 mod wire;
 

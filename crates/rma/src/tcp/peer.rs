@@ -9,7 +9,8 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 
 use base::{Bytes, BytesMut};
@@ -39,8 +40,19 @@ const REPLY_BYTES_MAX: usize = 4 << 20;
 const REGION_BYTES_MAX: usize = 256 << 10;
 /// Bytes that one turn of a host's connection writes; what is left has another turn, behind the others'.
 pub const TURN_BYTES_MAX: usize = 2 << 20;
+/// Looks at the queue's lock before whoever wants it sleeps: about as long as a call that writes takes.
+const LOCK_LOOKS_MAX: usize = 200;
 /// Buffers in one call.
 const SLICES_MAX: usize = 64;
+
+/// What writing a queue out has come to.
+#[derive(Clone, Copy)]
+pub struct Pumped {
+    /// Something is left of it.
+    pub left: bool,
+    /// Something went out.
+    pub moved: bool,
+}
 
 /// What goes out.
 pub struct Outgoing {
@@ -226,12 +238,13 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Writes until nothing is left, nothing goes out, or `most` bytes are out. Gives whether something is left.
+    /// Writes until nothing is left, nothing goes out, or `most` bytes are out.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn pump(&mut self, pipe: &Pipe, most: usize) -> io::Result<bool> {
+    pub fn pump(&mut self, pipe: &Pipe, most: usize) -> io::Result<Pumped> {
         let mut out = 0;
+        let pumped = |left: bool, out: usize| Ok(Pumped { left, moved: out > 0 });
         loop {
             while let Some(Segment::Taken(_)) = self.segments.front() {
                 if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
@@ -241,13 +254,14 @@ impl Outgoing {
             if self.bytes == 0 {
                 self.tail.clear();
                 self.tail_out = 0;
-                return if pipe.is_plain() { Ok(false) } else { pipe.push() };
+                let left = !pipe.is_plain() && pipe.push()?;
+                return pumped(left, out);
             }
             if out >= most {
-                return Ok(true);
+                return pumped(true, out);
             }
             let written = match self.write_once(pipe) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return pumped(true, out),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 written => written?,
             };
@@ -273,6 +287,7 @@ impl Outgoing {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
         let mut all = true;
+        let mut region_follows = false;
         for segment in &self.segments {
             match segment {
                 Segment::Bytes(bytes) if count < SLICES_MAX => {
@@ -280,7 +295,8 @@ impl Outgoing {
                     count += 1;
                 }
                 Segment::Taken(_) => {}
-                _ => {
+                other => {
+                    region_follows = matches!(other, Segment::Region(_));
                     all = false;
                     break;
                 }
@@ -290,7 +306,8 @@ impl Outgoing {
             slices[count] = IoSlice::new(&self.tail[self.tail_out..]);
             count += 1;
         }
-        let written = pipe.write(&slices[..count])?;
+        // The header of a long reply goes out with its first bytes.
+        let written = if region_follows { pipe.write_more(&slices[..count])? } else { pipe.write(&slices[..count])? };
         let mut rest = written;
         while let Some(segment) = self.segments.front_mut() {
             match segment {
@@ -381,6 +398,8 @@ pub struct Peer {
     pub pipe: Pipe,
     outgoing: Mutex<Outgoing>,
     inbox: Mutex<Inbox>,
+    /// An endpoint has left its queue to the progress thread.
+    asked: AtomicBool,
 }
 
 impl Peer {
@@ -394,11 +413,31 @@ impl Peer {
             taken_bytes: 0,
             closed: false,
         };
-        Peer { pipe, outgoing: Mutex::new(Outgoing::new()), inbox: Mutex::new(inbox) }
+        let outgoing = Mutex::new(Outgoing::new());
+        Peer { pipe, outgoing, inbox: Mutex::new(inbox), asked: AtomicBool::new(false) }
     }
 
+    /// Asks the progress thread to write the queue.
+    pub fn ask(&self) {
+        self.asked.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether that was asked for, once.
+    #[inline]
+    pub fn take_asked(&self) -> bool {
+        self.asked.load(Ordering::SeqCst) && self.asked.swap(false, Ordering::SeqCst)
+    }
+
+    /// The queue, which whoever writes keeps locked for some microseconds: that is looked for, since sleeping takes longer.
     #[inline]
     pub fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        for _ in 0..LOCK_LOOKS_MAX {
+            match self.outgoing.try_lock() {
+                Ok(guard) => return guard,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

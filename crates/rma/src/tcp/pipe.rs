@@ -88,12 +88,24 @@ impl Pipe {
     /// # Errors
     /// `WouldBlock` when nothing does.
     pub fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_with(slices, SendFlags::NOSIGNAL)
+    }
+
+    /// As [`Pipe::write`], for bytes that others follow at once: they share a packet.
+    ///
+    /// # Errors
+    /// As [`Pipe::write`].
+    pub fn write_more(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_with(slices, SendFlags::NOSIGNAL | SendFlags::MORE)
+    }
+
+    fn write_with(&self, slices: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
         let Some(mut tls) = self.tls() else {
             return match slices {
-                [one] => Ok(rustix::net::send(&self.socket, one, SendFlags::NOSIGNAL)?),
+                [one] => Ok(rustix::net::send(&self.socket, one, flags)?),
                 many => {
                     let mut none = SendAncillaryBuffer::default();
-                    Ok(rustix::net::sendmsg(&self.socket, many, &mut none, SendFlags::NOSIGNAL)?)
+                    Ok(rustix::net::sendmsg(&self.socket, many, &mut none, flags)?)
                 }
             };
         };
@@ -157,6 +169,15 @@ fn push_out(tls: &mut rustls::Connection, mut socket: &TcpStream) -> io::Result<
 /// Bytes that a connection reads ahead.
 const READ_BUFFER_BYTES: usize = 128 << 10;
 
+/// What a read has come to.
+#[derive(Clone, Copy)]
+pub struct Filled {
+    /// How many bytes; 0 is the end.
+    pub bytes: usize,
+    /// There was no more at that time, or the socket tells of it.
+    pub drained: bool,
+}
+
 /// Bytes that were read and not yet understood.
 pub struct ReadBuffer {
     bytes: Box<[MaybeUninit<u8>]>,
@@ -193,16 +214,17 @@ impl ReadBuffer {
     /// # Errors
     /// As [`Pipe::read`].
     #[inline]
-    pub fn fill(&mut self, pipe: &Pipe, limit: usize) -> io::Result<usize> {
+    pub fn fill(&mut self, pipe: &Pipe, limit: usize) -> io::Result<Filled> {
         if self.bytes.len() - self.end < READ_BUFFER_BYTES / 4 && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         assert!(self.end < self.bytes.len(), "whoever reads takes frames off a full buffer");
         let until = self.bytes.len().min(self.end.saturating_add(limit));
-        let read = pipe.read(&mut self.bytes[self.end..until])?;
-        self.end += read;
-        Ok(read)
+        let asked = until - self.end;
+        let bytes = pipe.read(&mut self.bytes[self.end..until])?;
+        self.end += bytes;
+        Ok(Filled { bytes, drained: bytes < asked })
     }
 
     /// Moves at most `limit` bytes to the end of `into`.

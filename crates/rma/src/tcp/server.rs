@@ -28,7 +28,8 @@ use super::handshake::{self, Answered, CHALLENGE_BYTES, Challenged, HELLO_BYTES,
 use super::host::{Accepted, Shared};
 use super::memory::{Refusal, Region};
 use super::peer::{Assembly, Outgoing, Peer, RegionRead, TURN_BYTES_MAX, header_of};
-use super::pipe::{Pipe, ReadBuffer};
+use super::pipe::{Filled, Pipe, ReadBuffer};
+use super::spin::Spin;
 use super::wire::{HEADER_BYTES, Header, Kind, Status, VERB_BYTES, Verb};
 use super::{CLOSING_TIME_MAX, HANDSHAKE_TIME_MAX, clock, tune};
 use crate::{Capability, Endpoint, Error, Incoming, Rights, WORD_BYTES};
@@ -63,6 +64,8 @@ pub struct Progress {
     next: u64,
     /// Served last.
     hot: Option<u64>,
+    /// As the endpoints were told, [`Progress::look_at`].
+    looked_at: u64,
     /// Connections that have more to do than any socket tells of: bytes that were read and are not understood.
     unfinished: Vec<u64>,
     /// The listener is not watched while there are too many strangers.
@@ -84,6 +87,12 @@ struct Served {
     finished: bool,
     /// It is among the unfinished ones.
     unfinished: bool,
+    /// Bytes were read and not carried out, because it was crowded.
+    held_back: bool,
+    /// What was carried out may have put something into the queue.
+    pushed: bool,
+    /// Something waited to go out after the last turn.
+    left: bool,
 }
 
 enum State {
@@ -111,6 +120,8 @@ struct Payload {
 /// Whether a connection goes on.
 #[derive(PartialEq, Eq)]
 enum Turn {
+    /// As before the turn, there is nothing to write, and nothing more was there to be read.
+    Nothing,
     /// Nothing more is there that its socket would not tell of.
     Idle,
     /// It had its turn, and there may be more on this side of the socket.
@@ -122,7 +133,7 @@ enum Turn {
 #[derive(PartialEq, Eq)]
 enum Step {
     Done,
-    /// Nothing has come.
+    /// Nothing more has come.
     Nothing,
     /// Its replies must go out first.
     Crowded,
@@ -142,6 +153,7 @@ impl Progress {
             connections,
             next: FIRST_CONNECTION,
             hot: None,
+            looked_at: 0,
             unfinished: Vec::new(),
             listening: true,
         })
@@ -155,10 +167,11 @@ impl Progress {
         loop {
             let now = clock();
             let spinning = now < spin_until;
+            self.look_at(if spinning { self.hot } else { None });
             if spinning && let Some(hot) = self.hot {
                 looks = looks.wrapping_add(1);
                 if !looks.is_multiple_of(LOOKS) {
-                    if self.serve(hot) {
+                    if self.serve(hot, false) {
                         spin_until = clock() + spin;
                     } else {
                         std::hint::spin_loop();
@@ -189,6 +202,18 @@ impl Progress {
         self.shared.regions.clear();
     }
 
+    /// Says at which connection this thread looks, so that endpoints leave the writing to it.
+    fn look_at(&mut self, connection: Option<u64>) {
+        let connection = connection.unwrap_or(0);
+        let before = self.looked_at;
+        if connection != before {
+            self.looked_at = connection;
+            self.shared.looked_at.store(connection, Ordering::SeqCst);
+            // What was left to us by then.
+            self.serve(before, false);
+        }
+    }
+
     /// Serves whatever is ready. True when that was a connection with something to say.
     fn turn(&mut self, wait: Option<Duration>) -> bool {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
@@ -202,13 +227,13 @@ impl Progress {
             match event.data.u64() {
                 OF_LISTENER => self.accept(),
                 OF_WAKE => self.attend(),
-                connection => any |= self.serve(connection),
+                connection => any |= self.serve(connection, false),
             }
         }
         for connection in std::mem::take(&mut self.unfinished) {
             if let Some(served) = self.connections.get_mut(&connection) {
                 served.unfinished = false;
-                any |= self.serve(connection);
+                any |= self.serve(connection, false);
             }
         }
         any
@@ -267,6 +292,9 @@ impl Progress {
             closing: false,
             finished: false,
             unfinished: false,
+            held_back: false,
+            pushed: false,
+            left: false,
         };
         self.connections.insert(self.next, served);
         self.next += 1;
@@ -287,7 +315,7 @@ impl Progress {
                 served.closing = true;
                 served.deadline = Some(clock() + CLOSING_TIME_MAX);
             }
-            self.serve(connection);
+            self.serve(connection, true);
         }
     }
 
@@ -315,13 +343,14 @@ impl Progress {
         }
     }
 
-    /// Serves a connection. True when it had something to say.
-    fn serve(&mut self, connection: u64) -> bool {
+    /// Serves a connection; `asked` by an endpoint, which may have left something to write. True when something was done.
+    fn serve(&mut self, connection: u64, asked: bool) -> bool {
         let Some(served) = self.connections.get_mut(&connection) else { return false };
         let door = Door { shared: &self.shared, accepted: &self.accepted, connection };
         let mut any = false;
-        let mut turn = served.turn(&door, &mut any);
-        if turn != Turn::Over {
+        let asked = served.peer.take_asked() || asked;
+        let mut turn = served.turn(&door, asked, &mut any);
+        if turn != Turn::Over && turn != Turn::Nothing {
             turn = served.watch(&self.epoll, connection, turn).unwrap_or(Turn::Over);
         }
         if turn == Turn::Unfinished && !std::mem::replace(&mut served.unfinished, true) {
@@ -357,9 +386,10 @@ impl Served {
         let outgoing = self.peer.outgoing();
         let (crowded, empty) = (outgoing.is_crowded(), outgoing.is_empty());
         drop(outgoing);
+        self.left = !empty || self.peer.pipe.wants_write();
         let mut interest = epoll::EventFlags::empty();
         interest.set(epoll::EventFlags::IN, !crowded);
-        interest.set(epoll::EventFlags::OUT, !empty || self.peer.pipe.wants_write());
+        interest.set(epoll::EventFlags::OUT, self.left);
         if interest != self.interest {
             epoll::modify(epoll, &self.peer.pipe, epoll::EventData::new_u64(connection), interest)?;
             self.interest = interest;
@@ -368,7 +398,7 @@ impl Served {
     }
 
     /// Reads, carries out and replies, until nothing is left or the others are to have their turn.
-    fn turn(&mut self, door: &Door<'_>, any: &mut bool) -> Turn {
+    fn turn(&mut self, door: &Door<'_>, asked: bool, any: &mut bool) -> Turn {
         let mut turn = Turn::Unfinished;
         for _ in 0..TURN_READS_MAX {
             match self.step(door, any) {
@@ -385,13 +415,21 @@ impl Served {
                 }
             }
         }
+        // Neither a look that finds nothing nor a message that came in must wait for the queue, which an endpoint locks
+        // while it writes: whoever waits for a lock sleeps, and being woken takes longer than a round trip.
+        let may_write = self.pushed || self.left || asked || self.closing || !self.peer.pipe.is_plain();
+        if turn == Turn::Idle && !may_write {
+            return Turn::Nothing;
+        }
+        self.pushed = false;
         let mut outgoing = self.peer.outgoing();
         let closed = outgoing.is_closed();
-        let left = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX);
+        let pumped = outgoing.pump(&self.peer.pipe, TURN_BYTES_MAX);
         let done = outgoing.is_done();
         drop(outgoing);
-        if left.is_err() || closed {
-            return Turn::Over;
+        match pumped {
+            Ok(pumped) if !closed => *any |= pumped.moved,
+            _ => return Turn::Over,
         }
         if self.closing && done && !self.peer.pipe.wants_write() && !self.finished {
             self.peer.pipe.finish();
@@ -402,39 +440,42 @@ impl Served {
 
     /// Carries out what is there, then reads once.
     fn step(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
-        if self.carry_out(door, any)? == Step::Crowded {
+        // Whatever was read was carried out then, unless it was crowded.
+        if (self.held_back || self.left) && self.carry_out(door, any)? == Step::Crowded {
             return Ok(Step::Crowded);
         }
+        let pipe = &self.peer.pipe;
+        let some = |bytes: usize| Filled { bytes, drained: false };
         let read = match &mut self.state {
             State::Payload(payload) => {
                 let missing = usize::try_from(payload.length - payload.landed).expect("a transfer is bounded");
                 let buffered = self.buffer.filled().len();
-                let direct = payload.refusal.is_none() && missing > DIRECT_BYTES_MIN && self.peer.pipe.is_plain();
+                let direct = payload.refusal.is_none() && missing > DIRECT_BYTES_MIN && pipe.is_plain();
                 if direct && buffered == 0 {
-                    match payload.receive(&self.peer.pipe, missing)? {
+                    match payload.receive(pipe, missing)? {
                         // Less than a word is there: through the buffer, no more than that.
-                        0 => self.buffer.fill(&self.peer.pipe, payload.to_boundary()),
-                        received => Ok(received),
+                        0 => self.buffer.fill(pipe, payload.to_boundary()),
+                        received => Ok(some(received)),
                     }
                 } else if direct && buffered < WORD_BYTES {
                     let limit = payload.to_boundary().saturating_sub(buffered).max(1);
-                    self.buffer.fill(&self.peer.pipe, limit)
+                    self.buffer.fill(pipe, limit)
                 } else {
-                    self.buffer.fill(&self.peer.pipe, usize::MAX)
+                    self.buffer.fill(pipe, usize::MAX)
                 }
             }
             State::Message(assembly) if !assembly.is_whole() && self.buffer.filled().is_empty() => {
-                assembly.read(&self.peer.pipe)
+                assembly.read(pipe).map(some)
             }
-            _ => self.buffer.fill(&self.peer.pipe, usize::MAX),
+            _ => self.buffer.fill(pipe, usize::MAX),
         };
         match read {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => {
+            Ok(Filled { bytes: 0, .. }) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(Filled { drained, .. }) => {
                 *any = true;
-                // Whether it is crowded then is seen at the next step.
-                self.carry_out(door, any)?;
-                Ok(Step::Done)
+                // Where nothing more was there the replies go out at once: whoever waits for them sends nothing before.
+                let step = self.carry_out(door, any)?;
+                Ok(if step == Step::Nothing && !drained { Step::Done } else { step })
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Step::Nothing),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Step::Done),
@@ -445,7 +486,8 @@ impl Served {
     /// Carries out what was read.
     fn carry_out(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
         loop {
-            if self.peer.outgoing().is_crowded() {
+            self.held_back = (self.pushed || self.left) && self.peer.outgoing().is_crowded();
+            if self.held_back {
                 return Ok(Step::Crowded);
             }
             match self.understand(door) {
@@ -458,6 +500,7 @@ impl Served {
 
     /// Takes the next thing off the buffer. False when more bytes are needed.
     fn understand(&mut self, door: &Door<'_>) -> Result<bool, Error> {
+        self.pushed |= !matches!(self.state, State::Header | State::Message(_));
         match &mut self.state {
             State::Hello => {
                 let Some(hello) = self.buffer.filled().first_chunk::<HELLO_BYTES>() else { return Ok(false) };
@@ -503,6 +546,7 @@ impl Served {
                     connection: door.connection,
                     name,
                     dropped: Arc::clone(&self.dropped),
+                    spin: Spin::default(),
                 }));
                 // There was room, and nobody else fills it; if the host has gone, the endpoint closes with this.
                 let _ = door.accepted.try_send(endpoint);
@@ -540,6 +584,7 @@ impl Served {
         let Some(header) = header_of(self.buffer.filled()) else { return Ok(false) };
         let header = header?;
         let length = header.length as usize;
+        self.pushed |= header.kind != Kind::Message;
         match header.kind {
             Kind::Message => {
                 self.peer.admit(length)?;
