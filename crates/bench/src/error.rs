@@ -45,9 +45,9 @@ pub enum Error {
         /// What the gateway said last.
         reason: String,
     },
-    /// A part of the world state's measurement could not be set up or went wrong.
+    /// A part of a figure could not be set up or went wrong.
     #[error("{what}: {reason}")]
-    State {
+    Part {
         /// Which part.
         what: &'static str,
         /// Why.
@@ -70,7 +70,7 @@ impl Error {
     /// What the caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Load { .. } | Error::Write { .. } | Error::State { .. } => ErrorKind::Rejected,
+            Error::Load { .. } | Error::Write { .. } | Error::Part { .. } => ErrorKind::Rejected,
             Error::ServerGone(_) | Error::Interrupted => ErrorKind::Closed,
             Error::Proc(source) => ErrorKind::of_io(source),
             Error::Stalled { .. } | Error::Connect { .. } | Error::NotEndorsed { .. } => ErrorKind::Retry,

@@ -19,6 +19,7 @@ pub mod process;
 pub mod progress;
 pub mod random;
 pub mod report;
+pub mod rma;
 pub mod state;
 pub mod tally;
 pub mod workload;

@@ -26,7 +26,7 @@ const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
 static HOSTS: AtomicU64 = AtomicU64::new(0);
 
 pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
-    Error::State { what, reason: error.to_string() }
+    Error::Part { what, reason: error.to_string() }
 }
 
 /// A memory node within this process, and its owner's side.

@@ -75,7 +75,7 @@ impl TwoSided {
         match self.endpoint.receive().await.map_err(failed)? {
             Incoming::Message(reply) => Ok(reply),
             Incoming::Immediate { .. } => {
-                Err(Error::State { what: "the two-sided baseline", reason: "a notice that nobody sent".to_owned() })
+                Err(Error::Part { what: "the two-sided baseline", reason: "a notice that nobody sent".to_owned() })
             }
         }
     }

@@ -54,6 +54,53 @@ the monolithic state, and a baseline that asks the memory node's processor for a
 buffers, all in the same run. The ratios at the end are held against their bounds.
 docs/formats/bench.md explains the JSON.")]
     State(State),
+    /// Remote memory alone: what each verb costs, for each provider beside its floor
+    #[command(after_help = "\
+Examples:
+  heddle bench rma
+  heddle bench rma --rounds 5 --batch-ms 1                   a quick look
+  heddle bench rma --provider tcp --unshaped
+  heddle bench rma --json rma.json --plot rma.svg
+
+No network is started. Verbs over shm stand beside a copy of the same size or the atomic
+instruction, verbs over tcp beside a request and a reply of the same sizes over a bare socket
+whose ends wait in the same way; batches of both alternate. The ratios at the end are held
+against their bounds. docs/formats/bench.md explains the JSON.")]
+    Rma(Rma),
+}
+
+/// Verbs of remote memory.
+#[derive(Args, Debug, Clone)]
+pub struct Rma {
+    /// Batches of each verb and of its floor, in turns
+    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=9_999))]
+    pub rounds: u64,
+    /// How long each batch takes, in milliseconds
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub batch_ms: u64,
+    /// Remote memory that cold reads and writes go over, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
+    pub data_mib: u64,
+    /// Fixes the places of cold reads and writes
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    /// Measure this provider alone
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub provider: Option<Provider>,
+    /// Leave out the interconnects that are slowed down to 2 and 8 µs a verb
+    #[arg(long)]
+    pub unshaped: bool,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// A way to reach remote memory.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Provider {
+    /// Memory that processes of one machine share
+    Shm,
+    /// Between any two hosts
+    Tcp,
 }
 
 /// A measurement that needs no network.

@@ -6,7 +6,7 @@ use base::rt::Stop;
 use bench::figure::Figure;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::bench::{FigureOutput, State};
+use crate::cli::bench::{FigureOutput, Provider, Rma, State};
 use crate::failure::Failure;
 use crate::output;
 
@@ -24,6 +24,23 @@ pub async fn state(arguments: &State, stop: &Stop) -> Result<(), Failure> {
     };
     let progress = Progress::new();
     let figure = bench::state::run(&options, stop, |part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.output)
+}
+
+pub async fn rma(arguments: &Rma, stop: &Stop) -> Result<(), Failure> {
+    let defaults = bench::rma::Options::default();
+    let options = bench::rma::Options {
+        rounds: usize::try_from(arguments.rounds).expect("at most 9,999, says the command line"),
+        batch: Duration::from_millis(arguments.batch_ms),
+        data_bytes: arguments.data_mib << 20,
+        seed: arguments.seed,
+        shm: arguments.provider != Some(Provider::Tcp),
+        tcp: arguments.provider != Some(Provider::Shm),
+        shapes: if arguments.unshaped { Vec::new() } else { defaults.shapes },
+    };
+    let progress = Progress::new();
+    let figure = bench::rma::run(&options, stop, |part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }

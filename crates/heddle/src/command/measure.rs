@@ -56,6 +56,7 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
             measure_network(run, workload, &stop).await
         }
         Bench::State(arguments) => super::figure::state(arguments, &stop).await,
+        Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
     }
 }
 
@@ -112,7 +113,7 @@ fn workload(bench: &Bench) -> Result<Option<Arc<dyn Workload>>, Failure> {
                 seed: bench.run.seed,
             })
         }
-        Bench::State(_) => return Ok(None),
+        Bench::State(_) | Bench::Rma(_) => return Ok(None),
     }))
 }
 

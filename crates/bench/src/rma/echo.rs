@@ -1,0 +1,259 @@
+//! The floor of `tcp`: a request and a reply over a bare socket, of the bytes that the verb moves.
+//!
+//! 1. A thread reads requests, as many as have come, and writes as many replies with one call.
+//! 2. The caller writes requests and reads replies, by the same calls whether one is in flight or many.
+//! 3. Both ends look at the socket again and again for as long as the provider's do, and sleep only then.
+//!
+//! Nothing is checked, copied or handed on: what lands lies in one buffer, what leaves comes from one.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::processors::Placed;
+use super::samples::Floor;
+use super::target::failed;
+use super::verbs::{Case, Verb};
+use crate::error::Error;
+
+/// Several small requests or replies go through one call, up to so many bytes.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of an address, or of an outcome.
+const WORD_BYTES: usize = 8;
+
+/// The caller's end.
+pub struct Echo {
+    socket: TcpStream,
+    request: Repeated,
+    reply: Repeated,
+    depth: usize,
+    wait: Wait,
+}
+
+/// Frames of one size, one behind the other. The buffer has a whole number of them.
+struct Repeated {
+    frame_bytes: usize,
+    buffer: Vec<u8>,
+}
+
+impl Repeated {
+    /// A buffer of `frames`, or of as many as go through one call.
+    fn new(frame_bytes: usize, frames: usize) -> Repeated {
+        let frames = frames.max(CHUNK_BYTES / frame_bytes).max(1);
+        Repeated { frame_bytes, buffer: vec![7; frames * frame_bytes] }
+    }
+
+    /// Where byte number `at` is, and at most `most` behind it.
+    fn from(&mut self, at: usize, most: usize) -> &mut [u8] {
+        let start = at % self.buffer.len();
+        let end = self.buffer.len().min(start.saturating_add(most));
+        &mut self.buffer[start..end]
+    }
+}
+
+/// The bytes of a request and of its reply.
+fn bytes(case: &Case) -> (usize, usize) {
+    match case.verb {
+        Verb::Read => (WORD_BYTES, case.bytes),
+        Verb::Write | Verb::WriteWithImmediate => (case.bytes, WORD_BYTES),
+        Verb::CompareSwap => (2 * WORD_BYTES, WORD_BYTES),
+        Verb::FetchAdd => (WORD_BYTES, WORD_BYTES),
+        Verb::Send => (case.bytes, case.bytes),
+    }
+}
+
+impl Echo {
+    /// Starts the thread and connects to it.
+    ///
+    /// # Errors
+    /// There is no port or no thread left.
+    pub fn start(case: &Case, spin: Duration, placed: &Placed) -> Result<Echo, Error> {
+        let failed = |error: io::Error| failed("a socket to compare with", error);
+        let (request, reply) = bytes(case);
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+        let socket = TcpStream::connect(listener.local_addr().map_err(failed)?).map_err(failed)?;
+        let (served, _) = listener.accept().map_err(failed)?;
+        for socket in [&socket, &served] {
+            socket.set_nodelay(true).map_err(failed)?;
+            socket.set_nonblocking(true).map_err(failed)?;
+        }
+        let depth = case.depth();
+        let server = Server {
+            socket: served,
+            request: Repeated::new(request, 1),
+            reply: Repeated::new(reply, 1),
+            wait: Wait::new(spin),
+        };
+        // It ends with the connection.
+        let thread = std::thread::Builder::new().name("echo".to_owned());
+        let place = placed.answering();
+        let serve = move || {
+            place();
+            server.run();
+        };
+        thread.spawn(serve).map_err(failed)?;
+        Ok(Echo {
+            socket,
+            request: Repeated::new(request, 1),
+            // What many reads get lies in as many places.
+            reply: Repeated::new(reply, if reply >= CHUNK_BYTES { depth } else { 1 }),
+            depth,
+            wait: Wait::new(spin),
+        })
+    }
+
+    /// Does `count`, at most `depth` of them in flight.
+    fn exchange(&mut self, count: usize, depth: usize) -> io::Result<()> {
+        let (mut sent, mut received) = (0, 0);
+        let wanted = count * self.reply.frame_bytes;
+        while received < wanted {
+            let may_send = count.min(received / self.reply.frame_bytes + depth) * self.request.frame_bytes;
+            let mut moved = false;
+            if sent < may_send
+                && let Some(written) = now(self.socket.write(self.request.from(sent, may_send - sent)))?
+            {
+                (sent, moved) = (sent + written, true);
+            }
+            // While one is in flight and not out, nothing can have come.
+            if (sent == may_send || depth > 1)
+                && let Some(read) = now(self.socket.read(self.reply.from(received, wanted - received)))?
+            {
+                (received, moved) = (received + read, true);
+            }
+            match moved {
+                true => self.wait.restart(),
+                false => self.wait.once(&self.socket, sent < may_send)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Floor for Echo {
+    fn one_by_one(&mut self, count: usize, samples: &mut Vec<u32>) -> Result<(), Error> {
+        let mut last = Instant::now();
+        for _ in 0..count {
+            self.exchange(1, 1).map_err(lost)?;
+            let now = Instant::now();
+            samples.push(u32::try_from((now - last).as_nanos()).unwrap_or(u32::MAX));
+            last = now;
+        }
+        Ok(())
+    }
+
+    fn many(&mut self, count: usize) -> Result<(), Error> {
+        self.exchange(count, self.depth).map_err(lost)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+fn lost(error: io::Error) -> Error {
+    failed("a socket to compare with", error)
+}
+
+/// The other end.
+struct Server {
+    socket: TcpStream,
+    request: Repeated,
+    reply: Repeated,
+    wait: Wait,
+}
+
+impl Server {
+    fn run(mut self) {
+        // The caller has gone: there is nobody to tell.
+        let _ = self.serve();
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        let (mut received, mut sent) = (0, 0);
+        loop {
+            let Some(read) = now(self.socket.read(self.request.from(received, usize::MAX)))? else {
+                self.wait.once(&self.socket, false)?;
+                continue;
+            };
+            self.wait.restart();
+            received += read;
+            let owed = received / self.request.frame_bytes * self.reply.frame_bytes;
+            while sent < owed {
+                match now(self.socket.write(self.reply.from(sent, owed - sent)))? {
+                    Some(written) => {
+                        sent += written;
+                        self.wait.restart();
+                    }
+                    None => self.wait.once(&self.socket, true)?,
+                }
+            }
+        }
+    }
+}
+
+/// What a call on a socket that never waits has done; `None` for nothing.
+fn now(done: io::Result<usize>) -> io::Result<Option<usize>> {
+    match done {
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        Ok(count) => Ok(Some(count)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waiting as the provider does: looks for a while, then sleeps.
+struct Wait {
+    spin: Duration,
+    until: Option<Instant>,
+}
+
+impl Wait {
+    fn new(spin: Duration) -> Wait {
+        Wait { spin, until: None }
+    }
+
+    /// Something has come.
+    fn restart(&mut self) {
+        self.until = None;
+    }
+
+    /// Nothing has: looks again soon, or when there is something.
+    fn once(&mut self, socket: &TcpStream, writes: bool) -> io::Result<()> {
+        let now = Instant::now();
+        if now < *self.until.get_or_insert(now + self.spin) {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let flags = if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        match poll(&mut [PollFd::new(socket, flags)], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verbs::Pattern;
+    use super::*;
+
+    #[test]
+    fn every_request_has_its_reply_one_by_one_and_many_at_a_time() {
+        for verb in [Verb::Read, Verb::Write, Verb::CompareSwap, Verb::Send] {
+            for bytes in [8, 1000, 1 << 20] {
+                let case = Case { verb, bytes, pattern: Pattern::Warm };
+                for spin in [Duration::ZERO, Duration::from_micros(40)] {
+                    let mut echo = Echo::start(&case, spin, &Placed::caller()).expect("ports are free");
+                    let mut samples = Vec::new();
+                    echo.one_by_one(3, &mut samples).expect("it answers");
+                    assert_eq!(samples.len(), 3);
+                    echo.many(2 * case.depth() + 1).expect("it answers");
+                }
+            }
+        }
+    }
+}

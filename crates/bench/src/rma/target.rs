@@ -1,0 +1,133 @@
+//! What is measured: a host with a region, and a connection to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::Bytes;
+use rma::shaped::{Shape, Shaped};
+use rma::shm::Shm;
+use rma::tcp::{Tcp, TcpOptions};
+use rma::{Capability, Credential, Endpoint, Fabric, Host, HostOptions, NodeId, Rights, Token};
+
+use super::copy::Memory;
+use super::echo::Echo;
+use super::processors::Placed;
+use super::samples::Floor;
+use super::verbs::{Caller, Case};
+use crate::error::Error;
+
+/// Bytes a second of a shaped link: 56 Gbit/s, as for `heddle bench state`.
+const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
+/// Where nothing is cold, a region of this size does.
+const WARM_BYTES: u64 = 8 << 20;
+/// The region is touched in pieces of this size before anything is measured.
+const TOUCHED_BYTES: usize = 1 << 20;
+
+/// Names of hosts are those of the process.
+static HOSTS: AtomicU64 = AtomicU64::new(0);
+
+pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
+    Error::Part { what, reason: error.to_string() }
+}
+
+/// A way to reach memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Provider {
+    Shm,
+    Tcp,
+}
+
+impl Provider {
+    /// Its name in tables.
+    pub fn name(self, latency: Option<Duration>) -> String {
+        let name = match self {
+            Provider::Shm => "shm",
+            Provider::Tcp => "tcp",
+        };
+        match latency {
+            None => name.to_owned(),
+            Some(latency) => format!("{name} + {} µs", latency.as_micros()),
+        }
+    }
+
+    fn fabric(self, latency: Option<Duration>) -> Arc<dyn Fabric> {
+        let bare: Arc<dyn Fabric> = match self {
+            Provider::Shm => Arc::new(Shm::default()),
+            Provider::Tcp => Arc::new(Tcp::default()),
+        };
+        match latency {
+            None => bare,
+            Some(latency) => Arc::new(Shaped::new(bare, Shape { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND })),
+        }
+    }
+
+    /// Where a host of it listens: any port, or a name of its own.
+    fn address(self) -> String {
+        match self {
+            Provider::Shm => {
+                format!("local:bench-rma-{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed))
+            }
+            Provider::Tcp => "127.0.0.1:0".to_owned(),
+        }
+    }
+}
+
+/// A connection to a host with a region.
+pub struct Link {
+    pub provider: Provider,
+    pub endpoint: Endpoint,
+    /// The host's end of the connection.
+    pub accepted: Endpoint,
+    pub capability: Capability,
+    pub region_bytes: u64,
+    _host: Arc<dyn Host>,
+}
+
+/// A connection, and what its verbs are compared with.
+pub struct Target {
+    link: Link,
+    /// Memory of this process that the copies of the floor go to; none where the floor is a socket.
+    memory: Option<Memory>,
+    placed: Placed,
+}
+
+impl Target {
+    pub async fn start(provider: Provider, latency: Option<Duration>, data_bytes: u64) -> Result<Target, Error> {
+        let failed = |error: rma::Error| failed("a host and a connection to it", error);
+        let region_bytes = match provider {
+            Provider::Shm => data_bytes.max(WARM_BYTES),
+            Provider::Tcp => WARM_BYTES,
+        };
+        let token = Token::random();
+        let expected = token.clone();
+        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
+        let fabric = provider.fabric(latency);
+        let host = fabric.host(&provider.address(), options).await.map_err(failed)?;
+        let region = host.register("bench", region_bytes).await.map_err(failed)?;
+        let capability = host.grant(region, Rights::ALL).map_err(failed)?;
+        let credential = Credential { name: "bench".to_owned(), token };
+        let endpoint = fabric.connect(&host.address(), &credential).await.map_err(failed)?;
+        let accepted = host.accept().await.map_err(failed)?;
+        // Memory is given when it is first touched, which is not what is measured.
+        let zeroes = Bytes::from(vec![0; TOUCHED_BYTES]);
+        for at in (0..region_bytes).step_by(TOUCHED_BYTES) {
+            let length = (region_bytes - at).min(TOUCHED_BYTES as u64) as usize;
+            endpoint.write(&capability, at, &[zeroes.slice(..length)]).await.map_err(failed)?;
+        }
+        let memory = (provider == Provider::Shm).then(|| Memory::new(region_bytes as usize));
+        let link = Link { provider, endpoint, accepted, capability, region_bytes, _host: host };
+        Ok(Target { link, memory, placed: Placed::caller() })
+    }
+
+    /// Whoever calls a verb, and its floor. Both go to the same places.
+    pub async fn sides(&mut self, case: &Case, seed: u64) -> Result<(Caller<'_>, Box<dyn Floor + '_>), Error> {
+        let places = case.places(self.link.region_bytes, seed);
+        let floor: Box<dyn Floor> = match &mut self.memory {
+            Some(memory) => Box::new(memory.floor(case, places.clone())),
+            None => Box::new(Echo::start(case, TcpOptions::default().spin, &self.placed)?),
+        };
+        let caller = Caller::new(&self.link, case, places).await;
+        Ok((caller.map_err(|error| failed("a verb", error))?, floor))
+    }
+}

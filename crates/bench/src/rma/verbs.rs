@@ -1,0 +1,297 @@
+//! Calling verbs: one after the other, or many in flight.
+
+use std::time::Instant;
+
+use base::{Bytes, BytesMut};
+use rma::{Error, Incoming};
+
+use super::target::{Link, Provider};
+use crate::random::Random;
+
+/// Verbs in flight, unless their bytes are many.
+const DEPTH_MAX: usize = 64;
+/// Bytes in flight.
+const DEPTH_BYTES: usize = 4 << 20;
+/// Places that verbs go to in turn.
+const PLACES: usize = 4096;
+/// The one place that warm verbs go to.
+const WARM_PLACE: u64 = 4096;
+/// Places are so many bytes apart: a line of the caches.
+const LINE_BYTES: u64 = 64;
+
+/// What is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verb {
+    Read,
+    Write,
+    WriteWithImmediate,
+    CompareSwap,
+    FetchAdd,
+    /// A message that its receiver takes; over a network, and its answer.
+    Send,
+}
+
+/// Where it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pattern {
+    /// One place, which the caches have.
+    Warm,
+    /// Places all over the region.
+    Cold,
+}
+
+/// What one row measures.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub verb: Verb,
+    pub bytes: usize,
+    pub pattern: Pattern,
+}
+
+impl Verb {
+    pub const ALL: [Verb; 6] =
+        [Verb::Read, Verb::Write, Verb::WriteWithImmediate, Verb::CompareSwap, Verb::FetchAdd, Verb::Send];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Read => "read",
+            Verb::Write => "write",
+            Verb::WriteWithImmediate => "write with immediate",
+            Verb::CompareSwap => "compare-swap",
+            Verb::FetchAdd => "fetch-add",
+            Verb::Send => "send",
+        }
+    }
+
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Verb::CompareSwap | Verb::FetchAdd)
+    }
+}
+
+impl Pattern {
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Warm => "warm",
+            Pattern::Cold => "cold",
+        }
+    }
+}
+
+impl Case {
+    /// How many are in flight when many are.
+    pub fn depth(&self) -> usize {
+        (DEPTH_BYTES / self.bytes).clamp(1, DEPTH_MAX)
+    }
+
+    /// Where in a region they go, in turn.
+    pub fn places(&self, region_bytes: u64, seed: u64) -> Vec<u64> {
+        let mut random = Random::new(seed);
+        let lines = (region_bytes - self.bytes as u64) / LINE_BYTES + 1;
+        let mut place = || match self.pattern {
+            Pattern::Warm => WARM_PLACE,
+            Pattern::Cold => random.below(lines) * LINE_BYTES,
+        };
+        (0..PLACES).map(|_| place()).collect()
+    }
+}
+
+/// Whoever calls a verb of one case.
+pub struct Caller<'a> {
+    link: &'a Link,
+    verb: Verb,
+    bytes: usize,
+    depth: usize,
+    places: Vec<u64>,
+    next: usize,
+    payload: [Bytes; 1],
+    /// What reads go into, in turn.
+    buffers: Vec<BytesMut>,
+    /// What stands at the place of atomic verbs.
+    word: u64,
+}
+
+impl<'a> Caller<'a> {
+    pub async fn new(link: &'a Link, case: &Case, places: Vec<u64>) -> Result<Caller<'a>, Error> {
+        let word = link.endpoint.fetch_add(&link.capability, places[0], 0).await?;
+        Ok(Caller {
+            link,
+            verb: case.verb,
+            bytes: case.bytes,
+            depth: case.depth(),
+            places,
+            next: 0,
+            payload: [Bytes::from(vec![7; case.bytes])],
+            buffers: (0..case.depth()).map(|_| BytesMut::with_capacity(case.bytes)).collect(),
+            word,
+        })
+    }
+
+    /// Calls `count` verbs one after the other, and notes how many nanoseconds each took.
+    ///
+    /// # Errors
+    /// A verb fails, or its outcome is wrong.
+    pub async fn one_by_one(&mut self, count: usize, samples: &mut Vec<u32>) -> Result<(), Error> {
+        let mut last = Instant::now();
+        for _ in 0..count {
+            self.one().await?;
+            let now = Instant::now();
+            samples.push(u32::try_from((now - last).as_nanos()).unwrap_or(u32::MAX));
+            last = now;
+            if self.verb == Verb::WriteWithImmediate {
+                // Its completion is not its receipt, which is the other side's time.
+                notice(self.link.accepted.receive().await?)?;
+                last = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&mut self) -> u64 {
+        self.next = (self.next + 1) % PLACES;
+        self.places[self.next]
+    }
+
+    #[inline]
+    async fn one(&mut self) -> Result<(), Error> {
+        let place = self.place();
+        let Link { endpoint, accepted, capability, .. } = self.link;
+        match self.verb {
+            Verb::Read => {
+                let into = std::mem::take(&mut self.buffers[0]);
+                self.buffers[0] = emptied(endpoint.read(capability, place, self.bytes, into).await?, self.bytes)?;
+            }
+            Verb::Write => endpoint.write(capability, place, &self.payload).await?,
+            Verb::WriteWithImmediate => endpoint.write_with_immediate(capability, place, &self.payload, 1).await?,
+            Verb::CompareSwap => {
+                let found = endpoint.compare_swap(capability, place, self.word, self.word + 1).await?;
+                self.count(found)?;
+            }
+            Verb::FetchAdd => {
+                let found = endpoint.fetch_add(capability, place, 1).await?;
+                self.count(found)?;
+            }
+            Verb::Send => {
+                let sent = endpoint.send(&self.payload);
+                let message = message(accepted.receive().await?, self.bytes)?;
+                sent.await?;
+                if self.link.provider == Provider::Tcp {
+                    let sent = accepted.send(&[message]);
+                    drop(self::message(endpoint.receive().await?, self.bytes)?);
+                    sent.await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `count` verbs, a batch in flight at a time.
+    ///
+    /// # Errors
+    /// A verb fails, or its outcome is wrong.
+    pub async fn many(&mut self, count: usize) -> Result<(), Error> {
+        let mut left = count;
+        while left > 0 {
+            let batch = left.min(self.depth);
+            self.batch(batch).await?;
+            left -= batch;
+        }
+        Ok(())
+    }
+
+    async fn batch(&mut self, batch: usize) -> Result<(), Error> {
+        let Link { endpoint, accepted, capability, .. } = self.link;
+        match self.verb {
+            Verb::Read => {
+                let mut reads = Vec::with_capacity(batch);
+                for index in 0..batch {
+                    let (place, into) = (self.place(), std::mem::take(&mut self.buffers[index]));
+                    reads.push(endpoint.read(capability, place, self.bytes, into));
+                }
+                endpoint.flush();
+                for (index, read) in reads.into_iter().enumerate() {
+                    self.buffers[index] = emptied(read.await?, self.bytes)?;
+                }
+            }
+            Verb::Write | Verb::WriteWithImmediate => {
+                let immediate = self.verb == Verb::WriteWithImmediate;
+                let mut writes = Vec::with_capacity(batch);
+                for _ in 0..batch {
+                    let place = self.place();
+                    writes.push(match immediate {
+                        true => endpoint.write_with_immediate(capability, place, &self.payload, 1),
+                        false => endpoint.write(capability, place, &self.payload),
+                    });
+                }
+                endpoint.flush();
+                for write in writes {
+                    write.await?;
+                    if immediate {
+                        notice(accepted.receive().await?)?;
+                    }
+                }
+            }
+            Verb::CompareSwap | Verb::FetchAdd => {
+                let mut words = Vec::with_capacity(batch);
+                for index in 0..batch as u64 {
+                    let (place, expected) = (self.place(), self.word + index);
+                    words.push(match self.verb {
+                        Verb::CompareSwap => endpoint.compare_swap(capability, place, expected, expected + 1),
+                        _ => endpoint.fetch_add(capability, place, 1),
+                    });
+                }
+                endpoint.flush();
+                for word in words {
+                    let found = word.await?;
+                    self.count(found)?;
+                }
+            }
+            Verb::Send => {
+                let sent: Vec<_> = (0..batch).map(|_| endpoint.send(&self.payload)).collect();
+                let mut answered = Vec::with_capacity(batch);
+                for _ in 0..batch {
+                    let message = message(accepted.receive().await?, self.bytes)?;
+                    if self.link.provider == Provider::Tcp {
+                        answered.push(accepted.send(&[message]));
+                    }
+                }
+                for _ in 0..answered.len() {
+                    drop(message(endpoint.receive().await?, self.bytes)?);
+                }
+                for sent in sent.into_iter().chain(answered) {
+                    sent.await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, found: u64) -> Result<(), Error> {
+        if found != self.word {
+            return Err(Error::Malformed("an atomic verb found what nobody put there"));
+        }
+        self.word += 1;
+        Ok(())
+    }
+}
+
+fn emptied(mut buffer: BytesMut, bytes: usize) -> Result<BytesMut, Error> {
+    if buffer.len() != bytes {
+        return Err(Error::Malformed("a read of another length"));
+    }
+    buffer.clear();
+    Ok(buffer)
+}
+
+fn message(incoming: Incoming, bytes: usize) -> Result<Bytes, Error> {
+    match incoming {
+        Incoming::Message(message) if message.len() == bytes => Ok(message),
+        _ => Err(Error::Malformed("another message than was sent")),
+    }
+}
+
+fn notice(incoming: Incoming) -> Result<(), Error> {
+    match incoming {
+        Incoming::Immediate { immediate: 1, .. } => Ok(()),
+        _ => Err(Error::Malformed("another notice than was sent")),
+    }
+}
