@@ -6,6 +6,7 @@
 //! * [`client`]: who uses and misuses the network.
 //! * [`witness`]: what outsiders saw, held against what is seen later, while a seed runs.
 //! * [`oracle`]: the ledger's rules, one transaction after the other; [`verdict`]: the end of a run against it.
+//! * [`reads`]: what endorsers read, held against the ledger.
 //! * [`mutant`]: planted mistakes, which the checkers must catch.
 //! * [`seed`]: one run; [`ending`]: what a run looks at when its faults are over; [`campaign`]: many, over all processors.
 //!
@@ -18,6 +19,7 @@ pub mod ending;
 pub mod mutant;
 pub mod network;
 pub mod oracle;
+pub mod reads;
 pub mod scenario;
 pub mod seed;
 pub mod verdict;

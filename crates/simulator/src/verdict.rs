@@ -12,6 +12,7 @@ use crate::client::{Claims, short};
 use crate::network::Network;
 use crate::network::members::CHANNEL;
 use crate::oracle::{Judged, Oracle, Rules};
+use crate::reads;
 
 /// What a peer has at the end.
 pub struct PeerEvidence {
@@ -52,6 +53,9 @@ pub fn reach(network: &Network, evidence: &Evidence) -> Result<Codes, String> {
                 return Err(format!("the state of {}{when} is not the oracle's", peer.name));
             }
         }
+    }
+    for endorsed in network.witness.endorsements() {
+        reads::check(&oracle, &endorsed)?;
     }
     check_claims(network, &evidence.claims, &judged)?;
     check_money(&evidence.claims, &oracle, &judged)?;

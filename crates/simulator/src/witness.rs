@@ -20,6 +20,7 @@ use identity::{Hash, hex};
 use ledger::Block;
 
 use crate::network::service::Commit;
+use crate::reads::Endorsed;
 
 /// Lines of the story that are kept.
 const LINES_MAX: usize = 2_000;
@@ -77,6 +78,9 @@ struct Seen {
     shown: BTreeMap<String, u64>,
     /// By peer and epoch: the height that was found.
     reigns: BTreeMap<(String, Epoch), u64>,
+    /// By node: blocks up to which it has told clients of commits.
+    told: BTreeMap<String, u64>,
+    endorsed: Vec<Endorsed>,
     /// By transaction: what clients were told.
     commits: BTreeMap<String, Commit>,
     accusation: Option<String>,
@@ -134,6 +138,21 @@ impl Witness {
             (Some(output), None) => output,
             (_, accusation) => panic!("{}", accusation.unwrap_or_default()),
         }
+    }
+
+    /// Blocks up to which a node has told of commits: whatever it reads from now on, it reads at that height or above.
+    pub fn told_by(&self, node: &str) -> u64 {
+        self.lock().told.get(node).copied().unwrap_or_default()
+    }
+
+    /// A node has endorsed.
+    pub fn endorsed(&self, endorsed: Endorsed) {
+        self.lock().endorsed.push(endorsed);
+    }
+
+    /// All endorsements.
+    pub fn endorsements(&self) -> Vec<Endorsed> {
+        self.lock().endorsed.clone()
     }
 
     /// What clients were told, by transaction.
@@ -230,8 +249,13 @@ impl Witness {
     }
 
     /// A client was told what became of its transaction.
-    pub fn told(&self, peer: &str, tx_id: &str, commit: Commit) {
+    pub fn told(&self, peer: &str, node: &str, tx_id: &str, commit: Commit) {
         self.shown(peer, commit.block);
+        {
+            let mut seen = self.lock();
+            let most = seen.told.entry(node.to_owned()).or_default();
+            *most = (*most).max(commit.block + 1);
+        }
         let before = self.lock().commits.insert(tx_id.to_owned(), commit);
         if before.is_some_and(|before| before != commit) {
             self.accuse(format_args!("{peer} says {commit:?} of transaction {tx_id}, and it was {before:?}"));

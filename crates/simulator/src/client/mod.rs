@@ -32,6 +32,7 @@ use crate::network::Network;
 use crate::network::members::{CHANNEL, ORGANIZATIONS};
 use crate::network::nodes::{ORDER_ADDRESS, peer_address};
 use crate::network::service::{Caller, Commit, Kind, Verdict};
+use crate::reads;
 use crate::scenario::ORDERER;
 use envelope::{Proposal, Spoiled, endorse, read_write_set};
 use workload::{Call, Workload};
@@ -226,6 +227,7 @@ impl Client {
             places.remove(self.chance.index(places.len()));
         }
         let names = self.compute_nodes();
+        let told: Vec<u64> = names.iter().map(|name| self.network.witness.told_by(name)).collect();
         let calls = self.peers.iter_mut().enumerate().filter(|(place, _)| places.contains(place));
         let calls = calls.map(|(place, peer)| {
             let address = peer_address(&names[place]);
@@ -246,7 +248,7 @@ impl Client {
                 self.tell(proposal, format_args!("{} says {}", names[place], response.message));
                 return Err("refused");
             }
-            self.look_at(&crate::scenario::peer(place), &response.payload);
+            self.look_at(place, &names[place], told[place], &response.payload);
             let endorsement = response.endorsement.ok_or("a response without an endorsement")?;
             match &mut endorsed {
                 None => endorsed = Some(Endorsed { result: response.payload, endorsements: vec![endorsement] }),
@@ -258,13 +260,15 @@ impl Client {
     }
 
     /// What a peer read tells which blocks it has let us see.
-    fn look_at(&mut self, peer: &str, result: &Bytes) {
+    fn look_at(&mut self, place: usize, node: &str, height_min: u64, result: &Bytes) {
         let Some(set) = read_write_set(result) else { return };
+        let node = node.to_owned();
+        self.network.witness.endorsed(reads::Endorsed { node, height_min, set: set.clone() });
         let sets =
             set.ns_rwset.iter().filter_map(|namespace| proto::kvrwset::KvrwSet::decode(namespace.rwset.clone()).ok());
         let reads = sets.flat_map(|set| set.reads).filter_map(|read| read.version);
         if let Some(newest) = reads.map(|version| version.block_num).max() {
-            self.network.witness.shown(peer, newest);
+            self.network.witness.shown(&crate::scenario::peer(place), newest);
             self.blocks = self.blocks.max(newest);
         }
         if rogue::is_harmless(&set) {
@@ -335,11 +339,12 @@ impl Client {
         let question = Bytes::copy_from_slice(tx_id.as_bytes());
         for asked in 1.. {
             let place = self.chance.index(ORGANIZATIONS);
-            let address = peer_address(&self.compute_nodes()[place]);
+            let node = self.compute_nodes().swap_remove(place);
+            let address = peer_address(&node);
             match self.peers[place].call(&address, Kind::Commit, &question, PATIENCE).await {
                 Ok(answer) if answer.verdict == Verdict::Done => {
                     let commit = Commit::decode(&answer.body);
-                    self.network.witness.told(&crate::scenario::peer(place), tx_id, commit);
+                    self.network.witness.told(&crate::scenario::peer(place), &node, tx_id, commit);
                     return commit;
                 }
                 _ => self.pause().await,

@@ -44,11 +44,13 @@ pub enum Mutant {
     MemoryKept,
     /// Links and slots point to a record before it was written.
     LinkEarly,
+    /// A fill goes on although the key was invalidated meanwhile.
+    FillSurvives,
 }
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 12] = [
+    pub const ALL: [Mutant; 13] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -61,6 +63,7 @@ impl Mutant {
         Mutant::EpochKept,
         Mutant::MemoryKept,
         Mutant::LinkEarly,
+        Mutant::FillSurvives,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -80,6 +83,7 @@ impl Mutant {
             Mutant::EpochKept => "epoch-kept",
             Mutant::MemoryKept => "memory-kept",
             Mutant::LinkEarly => "link-early",
+            Mutant::FillSurvives => "fill-survives",
         }
     }
 
@@ -102,8 +106,8 @@ impl Mutant {
             Mutant::AppendUnfenced | Mutant::EpochKept | Mutant::MemoryKept => {
                 Form::Disaggregated(Pools { has_spare: true, whims_every: Duration::from_millis(300), ..pools })
             }
-            // And this where there is memory to go wrong, and where it is looked at.
-            Mutant::LinkEarly => Form::Disaggregated(Pools {
+            // And these where there is memory to go wrong, and where it is looked at.
+            Mutant::LinkEarly | Mutant::FillSurvives => Form::Disaggregated(Pools {
                 sections_max: pools.sections_max.max(4),
                 donor_sections: pools.donor_sections.max(4),
                 metadata_cache_bytes: 2_000,
@@ -122,6 +126,7 @@ impl Mutant {
     pub fn of_state(self) -> fault::Mutant {
         match self {
             Mutant::LinkEarly => fault::Mutant::LinkEarly,
+            Mutant::FillSurvives => fault::Mutant::FillSurvives,
             _ => fault::Mutant::None,
         }
     }
@@ -133,6 +138,8 @@ impl Mutant {
             Mutant::PeerPublishesUnsynced => lie(&scenario::peer(Mutant::PEER)),
             Mutant::StorageAnswersUnsynced => lie(&scenario::storage(Mutant::PEER)),
             Mutant::OrdererDeliversUnsynced => lie(ORDERER),
+            // Held up while storage answers, so that blocks come in between.
+            Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
             _ => {}
         }

@@ -68,6 +68,8 @@ pub struct Rules {
 pub struct Oracle {
     rules: Rules,
     state: BTreeMap<Key, Row>,
+    /// The blocks that wrote a key, and the version that each left it with; none where it was deleted.
+    history: BTreeMap<Key, Vec<(u64, Option<Version>)>>,
     /// Ids of all transactions of earlier blocks, valid or not.
     known: BTreeSet<String>,
     tip: Option<common::BlockHeader>,
@@ -83,12 +85,24 @@ struct Endorsed {
 impl Oracle {
     /// A ledger without blocks.
     pub fn new(rules: Rules) -> Oracle {
-        Oracle { rules, state: BTreeMap::new(), known: BTreeSet::new(), tip: None, commit_hash: None }
+        Oracle {
+            rules,
+            state: BTreeMap::new(),
+            history: BTreeMap::new(),
+            known: BTreeSet::new(),
+            tip: None,
+            commit_hash: None,
+        }
     }
 
     /// All live keys.
     pub fn state(&self) -> &BTreeMap<Key, Row> {
         &self.state
+    }
+
+    /// The blocks that wrote a key, in order, and what each left.
+    pub fn history(&self, key: &Key) -> &[(u64, Option<Version>)] {
+        self.history.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Adds the next block.
@@ -270,6 +284,9 @@ impl Oracle {
                 let key = (namespace.clone(), write.key);
                 let value = if write.is_delete { Bytes::new() } else { write.value };
                 let row = Row { value, version };
+                let history = self.history.entry(key.clone()).or_default();
+                history.retain(|(block, _)| *block != version.0);
+                history.push((version.0, (!row.value.is_empty()).then_some(version)));
                 match row.value.is_empty() {
                     true => self.state.remove(&key),
                     false => self.state.insert(key.clone(), row.clone()),
