@@ -21,7 +21,7 @@ use storage::tables::{RowBatch, TablesEngine};
 use storage::{GroupSync, Materializer, StateStore};
 
 use crate::Error;
-use crate::commit::replay::stored_updates;
+use crate::commit::replay::{StoredWrite, stored_writes};
 
 /// The blocks and the state of one channel.
 #[derive(Clone)]
@@ -179,9 +179,9 @@ impl Materializer for BlockRows {
             // The genesis block writes nothing; its configuration is read from the block itself.
             return Ok(());
         }
-        let updates = stored_updates(&parsed).map_err(|error| unreadable(error.to_string()))?;
-        updates.iter().try_for_each(|(namespace, key, update)| {
-            batch.put(namespace, key.as_bytes(), update.version, update.value.clone())
+        let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
+        writes.into_iter().try_for_each(|StoredWrite { namespace, key, value, version }| {
+            batch.put(namespace, key.as_bytes(), version, value.map(Bytes::copy_from_slice))
         })
     }
 }

@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-use base::{BlockNumber, Version};
+use base::{BlockNumber, Bytes, Version};
 use ledger::Block;
-use ledger::transaction::Transaction;
+use ledger::transaction::results_of_valid;
 use state::{UpdateBatch, WorldState};
 use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::events;
-use crate::rwset::ReadWriteSet;
+use crate::rwset::visit_writes;
 use crate::validate::Code;
 
 /// Brings the state to the height of the block store.
@@ -45,42 +45,62 @@ pub async fn replay(store: &dyn Blocks, state: &dyn WorldState) -> Result<u64, E
     Ok(replayed)
 }
 
-/// What the valid transactions of a stored block write.
+/// A write of a stored block: the last one of its key there.
+pub struct StoredWrite<'a> {
+    pub namespace: &'a str,
+    pub key: &'a str,
+    /// Shares the block's memory; nothing where the key is deleted.
+    pub value: Option<&'a [u8]>,
+    pub version: Version,
+}
+
+/// What the valid transactions of a stored block write, in the order of namespaces and keys.
 ///
 /// # Errors
 /// [`Error::Stored`] where a transaction that is marked valid cannot be read.
-pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
+pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
     block.check_filter()?;
     let number = block.number().get();
-    let filter = block.metadata().filter();
-    let mut batch = UpdateBatch::default();
-    batch.set_block_hash(block.hash());
-    for (position, (envelope, code)) in block.envelopes().zip(filter).enumerate() {
+    let mut writes = Vec::with_capacity(2 * block.len());
+    for (position, (envelope, code)) in block.envelope_slices().zip(block.metadata().filter()).enumerate() {
         if !Code(*code).is_valid() {
             continue;
         }
         let broken =
             |reason: String| Error::Stored { block: number, reason: format!("transaction {position}: {reason}") };
-        let transaction = Transaction::parse(&envelope).map_err(|invalid| broken(invalid.to_string()))?;
-        if transaction.is_config() {
-            continue;
-        }
-        let results = transaction
-            .action()
-            .and_then(|action| action.outcome(transaction.header()))
-            .map_err(|invalid| broken(invalid.to_string()))?
-            .results();
-        let set = ReadWriteSet::decode(results).map_err(|error| broken(error.to_string()))?;
-        collect(&set, Version::new(number, position as u32), &mut batch);
+        let results = results_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
+        let Some(results) = results else { continue };
+        let version = Version::new(number, position as u32);
+        visit_writes(envelope, results, |namespace, key, value| {
+            writes.push(StoredWrite { namespace, key, value: value.map(|value| value.of(envelope)), version });
+        })
+        .map_err(|error| broken(error.to_string()))?;
     }
-    Ok(batch)
+    // Stable: of the writes of one key the last stays the last.
+    writes.sort_by(|one, other| (one.namespace, one.key).cmp(&(other.namespace, other.key)));
+    writes.dedup_by(|later, earlier| {
+        let same = (later.namespace, later.key) == (earlier.namespace, earlier.key);
+        if same {
+            std::mem::swap(later, earlier);
+        }
+        same
+    });
+    Ok(writes)
 }
 
-fn collect(set: &ReadWriteSet, version: Version, batch: &mut UpdateBatch) {
-    for namespace in &set.namespaces {
-        let name: Arc<str> = set.name(namespace).into();
-        for write in &namespace.writes {
-            batch.put(&name, set.write_key(write).into(), set.write_value(write), version);
+/// The same, to be applied.
+///
+/// # Errors
+/// As [`stored_writes`].
+pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
+    let mut batch = UpdateBatch::default();
+    batch.set_block_hash(block.hash());
+    let mut name: Arc<str> = "".into();
+    for StoredWrite { namespace, key, value, version } in stored_writes(block)? {
+        if *name != *namespace {
+            name = namespace.into();
         }
+        batch.put(&name, key.into(), value.map(Bytes::copy_from_slice), version);
     }
+    Ok(batch)
 }

@@ -180,6 +180,41 @@ impl ReadWriteSet {
     }
 }
 
+/// Shows `visit` what a transaction that was found valid writes, in the order of its bytes: namespace, key, and the place of
+/// the value in `source`, nothing for a delete. `set` is the place of its `TxReadWriteSet`. Only writes are looked at.
+///
+/// # Errors
+/// The bytes are no such message as far as they were looked at.
+pub fn visit_writes<'a>(
+    source: &'a [u8],
+    set: Span,
+    mut visit: impl FnMut(&'a str, &'a str, Option<Span>),
+) -> Result<(), DecodeError> {
+    let mut namespaces = Fields::new(source, set);
+    while let Some(namespace) = namespaces.next()? {
+        if namespace.number != 2 {
+            continue;
+        }
+        let (mut name, mut writes) = ("", Span::default());
+        let mut fields = Fields::new(source, namespace.span()?);
+        while let Some(field) = fields.next()? {
+            match field.number {
+                1 => name = field.span()?.text(source)?,
+                2 => writes = field.span()?,
+                _ => {}
+            }
+        }
+        let mut entries = Fields::new(source, writes);
+        while let Some(entry) = entries.next()? {
+            if entry.number == 3 {
+                let written = write(source, entry.span()?)?;
+                visit(name, written.key.text(source)?, (!written.is_delete).then_some(written.value));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// How many entries may still follow.
 struct Room(usize);
 

@@ -38,5 +38,5 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{DecodeError, Namespace, Range, RangeReads, Read, ReadVersion, ReadWriteSet, Write};
+pub use decode::{DecodeError, Namespace, Range, RangeReads, Read, ReadVersion, ReadWriteSet, Write, visit_writes};
 pub use record::{RangeRecorder, Recorder};

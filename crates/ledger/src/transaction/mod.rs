@@ -23,11 +23,13 @@
 
 mod action;
 mod header;
+mod results;
 #[cfg(test)]
 mod tests;
 
 pub use action::{Action, Endorsement, Event, Outcome, proposal_hash};
 pub use header::{ChaincodeName, Header};
+pub use results::results_of_valid;
 
 use base::{Bytes, ErrorKind};
 use proto::common::HeaderType;

@@ -18,7 +18,8 @@ pub fn fingerprint(id: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(id)
 }
 
-const SHARDS: usize = 256;
+/// Shards of a table.
+pub const SHARDS: usize = 256;
 const SLOTS_MIN: usize = 16;
 const EMPTY: u64 = u64::MAX;
 
@@ -55,10 +56,20 @@ impl FingerprintTable {
         blocks
     }
 
+    /// The tags of the entries of a shard, in no order.
+    pub fn tags(&self, shard: u8) -> impl Iterator<Item = u32> + '_ {
+        self.shards[usize::from(shard)].slots.iter().filter(|slot| **slot != EMPTY).map(|slot| (slot >> 32) as u32)
+    }
+
     /// Memory taken by the slots.
     pub fn memory_bytes(&self) -> usize {
         self.shards.iter().map(|shard| shard.slots.len() * 8).sum()
     }
+}
+
+/// What a table knows of an id: its shard and its tag there.
+pub fn shard_and_tag(fingerprint: u64) -> (u8, u32) {
+    (shard_of(fingerprint) as u8, tag_of(fingerprint))
 }
 
 fn shard_of(fingerprint: u64) -> usize {

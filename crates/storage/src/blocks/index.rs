@@ -267,6 +267,11 @@ impl Index {
         self.transactions.candidates(fingerprint, self.tip.height)
     }
 
+    /// The tags of the transaction ids whose fingerprints lie in a shard.
+    pub fn transaction_tags(&self, shard: u8) -> Vec<u32> {
+        self.transactions.tags(shard).collect()
+    }
+
     pub fn memory_bytes(&self) -> usize {
         let offsets: usize = self.segments.iter().map(|segment| segment.offsets.capacity() * 4).sum();
         offsets + self.header_hashes.memory_bytes() + self.transactions.memory_bytes()

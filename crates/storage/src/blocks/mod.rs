@@ -34,6 +34,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use fingerprints::{SHARDS, fingerprint, shard_and_tag};
 pub use format::{RECORD_BYTES_MAX, VERSION};
 pub(crate) use format::{Transactions, check_seal, encode_transactions, seal};
 pub use index::Tip;

@@ -418,6 +418,12 @@ impl BlockStore {
         Ok(None)
     }
 
+    /// The tags of the transaction ids of all blocks whose fingerprints lie in a shard: what [`BlockStore::find_transaction`]
+    /// knows of absent ids.
+    pub(crate) fn transaction_tags(&self, shard: u8) -> Vec<u32> {
+        self.index().transaction_tags(shard)
+    }
+
     /// The blocks from a number on. It ends at the height, and goes on when asked again after more was appended.
     pub fn iterate(&self, from: BlockNumber) -> BlockIterator {
         BlockIterator { store: self.clone(), next: from }

@@ -10,7 +10,7 @@ use base::rt::channel::{OneshotReceiver, OneshotSender, Receiver, Sender, bounde
 use base::rt::disk::Directory;
 use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
 use base::rt::{self, Stop, Task};
-use base::{BlockNumber, Epoch, ErrorKind};
+use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 
 use super::message::{Append, Opened, Role};
 use super::server::{EngineFailure, NodeOptions};
@@ -54,6 +54,14 @@ pub struct Channel {
 struct Queued {
     block: Append,
     appender: Appender,
+    answer: OneshotSender<Result<u64, Error>>,
+}
+
+/// A block that waits to be durable.
+struct Appended {
+    number: BlockNumber,
+    header_hash: [u8; 32],
+    payload: Bytes,
     answer: OneshotSender<Result<u64, Error>>,
 }
 
@@ -294,8 +302,8 @@ impl Channel {
         behind >= MATERIALIZE_BLOCKS || (behind > 0 && self.bytes_behind.load(Ordering::Acquire) >= MATERIALIZE_BYTES)
     }
 
-    /// Appends blocks in order; gives the answers of those that were not, and the others to be answered.
-    async fn append_some(&self, queued: &mut Vec<Queued>) -> Vec<OneshotSender<Result<u64, Error>>> {
+    /// Appends blocks in order; answers those that were not, and gives the others to be answered.
+    async fn append_some(&self, queued: &mut Vec<Queued>) -> Vec<Appended> {
         let _place = self.gate.acquire().await;
         let mut appended = Vec::with_capacity(queued.len());
         for queued in queued.drain(..) {
@@ -318,7 +326,8 @@ impl Channel {
             match outcome {
                 Ok(()) => {
                     self.bytes_behind.fetch_add(block.payload.len() as u64, Ordering::AcqRel);
-                    appended.push(answer);
+                    let Append { number, header_hash, payload, .. } = block;
+                    appended.push(Appended { number, header_hash, payload, answer });
                 }
                 // A caller that has gone no longer wants to know.
                 Err(error) => drop(answer.send(Err(error))),
@@ -354,9 +363,12 @@ async fn append_blocks(channel: Arc<Channel>, mut queue: Receiver<Queued>) {
         hold_up("storage.node.appended").await;
         let synced = channel.note(channel.blocks.sync().await);
         hold_up("storage.node.durable").await;
-        for answer in appended {
+        for Appended { number, header_hash, payload, answer } in appended {
             // A caller that has gone no longer wants to know.
             drop(answer.send(synced.clone()));
+            if synced.is_ok() {
+                channel.state.prepare(number, header_hash, &payload);
+            }
         }
     }
 }
@@ -368,7 +380,7 @@ async fn materialize_blocks(channel: Arc<Channel>) {
     loop {
         while channel.is_due() && !channel.stop.is_stopped() {
             hold_up("storage.node.materializing").await;
-            let target = channel.blocks.durable_height();
+            let target = channel.state.ripe();
             // Never broken off half way: whoever ends the channel waits for it.
             match channel.materialize_to(target).await {
                 Ok(_) => backoff = Backoff::new(),

@@ -85,6 +85,8 @@ pub enum Request {
     Transactions(BlockNumber),
     NumberByHash([u8; 32]),
     FindTransactions(Vec<TxId>),
+    /// The tags of all transaction ids of a shard of fingerprints.
+    Tags(u8),
     Rows {
         through: BlockNumber,
         keys: Vec<Key>,
@@ -368,6 +370,7 @@ pub fn rows(through: BlockNumber, keys: &[(&str, &[u8])], versions_only: bool) -
 /// A question for transactions, from borrowed ids.
 pub fn find_transactions(ids: &[TxId]) -> Bytes {
     let mut writer = Writer::op(7);
+    writer.0.reserve(4 + ids.iter().map(|id| 4 + id.len()).sum::<usize>());
     writer.u32(ids.len() as u32);
     ids.iter().for_each(|id| {
         writer.long(id.as_str().as_bytes());
@@ -404,6 +407,7 @@ impl Request {
             Request::Transactions(number) => Writer::op(5).u64(number.get()).done(),
             Request::NumberByHash(hash) => Writer::op(6).put(hash).done(),
             Request::FindTransactions(ids) => find_transactions(ids),
+            Request::Tags(shard) => Writer::op(8).put(&[*shard]).done(),
             Request::Rows { through, keys } => borrowed(keys, *through, false),
             Request::Versions { through, keys } => borrowed(keys, *through, true),
             Request::Range { through, limit, namespace, start, end } => range(*through, *limit, namespace, start, end),
@@ -448,6 +452,7 @@ impl Request {
                 }
                 Request::FindTransactions(ids)
             }
+            8 => Request::Tags(fields.u8()?),
             16 => Request::Rows { through: fields.block()?, keys: fields.keys()? },
             17 => Request::Versions { through: fields.block()?, keys: fields.keys()? },
             18 => {
@@ -568,6 +573,22 @@ pub mod answer {
         };
         let places = (0..count).map(|_| place(&mut fields)).collect::<Result<_, _>>()?;
         fields.end(places)
+    }
+
+    pub fn tags(tags: &[u32]) -> Body {
+        let mut writer = Writer(BytesMut::with_capacity(4 * tags.len()));
+        tags.iter().for_each(|tag| {
+            writer.u32(*tag);
+        });
+        writer.done().into()
+    }
+
+    pub fn read_tags(bytes: &Bytes) -> Result<impl Iterator<Item = u32>, Malformed> {
+        let (tags, rest) = bytes.as_chunks::<4>();
+        match rest.is_empty() {
+            true => Ok(tags.iter().map(|tag| u32::from_le_bytes(*tag))),
+            false => Err(CUT_OFF),
+        }
     }
 
     /// Rows for the first of the keys asked; the client asks again for those that are missing.

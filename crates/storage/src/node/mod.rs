@@ -32,6 +32,7 @@
 //! The bytes are described in `docs/formats/storage-messages.md`. Who may be primary, and which epoch it has, is left to
 //! the manager; secrecy and identity of links to their provider, the token here only keeps the tenants of a pool apart.
 
+mod absence;
 mod channel;
 mod client;
 pub mod epoch;
@@ -61,10 +62,11 @@ pub const CHANNELS_MAX: usize = 1024;
 pub const APPENDS_WAITING_MAX: usize = 128;
 /// Blocks that one fsync follows.
 pub const APPENDS_TOGETHER_MAX: usize = 32;
-/// Durable blocks that wait before they are made into rows.
-pub const MATERIALIZE_BLOCKS: u64 = 16;
+/// Durable blocks that wait before they are made into rows: many share the price of a savepoint, and a primary that has lost
+/// its memory replays few. Fewer than after which a primary asks by itself.
+pub const MATERIALIZE_BLOCKS: u64 = 24;
 /// Bytes of durable blocks that wait before they are made into rows.
-pub const MATERIALIZE_BYTES: u64 = 16 << 20;
+pub const MATERIALIZE_BYTES: u64 = 32 << 20;
 /// Blocks that the savepoint may be behind the newest block.
 pub const BEHIND_BLOCKS_MAX: u64 = 64;
 /// Bytes of a token.

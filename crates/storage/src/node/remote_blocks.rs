@@ -12,6 +12,8 @@
 //!
 //! Invariants:
 //! * A pending block is answered from here, every other one from the node: what was appended is visible at once.
+//! * That a transaction is in no block is [known here](super::absence): every proposal and every wait for a commit asks that
+//!   of its transaction, and a call for each would cost more processor time than all else that storage does for it.
 //! * Pending blocks and their bytes are bounded; an append waits for room.
 
 use std::collections::VecDeque;
@@ -28,10 +30,11 @@ use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop, Stop};
 use base::{BlockNumber, Bytes, ErrorKind, Map, TxId, TxIndex};
 
+use super::absence::Absence;
 use super::client::{RemoteOptions, Session, connect};
 use super::message::{self, IDS_MAX, Malformed, Opened, Request, Role, answer};
-use super::{ANSWER_TIME_MAX, APPENDS_IN_FLIGHT_MAX, Backoff, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX};
-use crate::blocks::{Blocks, NewBlock, PAGE_BLOCKS_MAX, StoredBlock, Tip, TransactionPlace};
+use super::{ANSWER_TIME_MAX, APPENDS_IN_FLIGHT_MAX, Backoff, PENDING_BLOCKS_MAX, PENDING_BYTES_MAX, hold_up};
+use crate::blocks::{Blocks, NewBlock, PAGE_BLOCKS_MAX, SHARDS, StoredBlock, Tip, TransactionPlace};
 use crate::{Error, events, lock};
 
 /// How long closing waits for what is pending.
@@ -42,13 +45,15 @@ const BLOCK_BYTES_MAX: usize = base::rt::net::call::BODY_BYTES_MAX - (1 << 20);
 /// The blocks of one channel at a storage node; see [the module](self).
 pub struct RemoteBlocks {
     shared: Arc<Shared>,
-    reads: Session,
-    _driver: AbortOnDrop<()>,
+    reads: Arc<Session>,
+    _tasks: [AbortOnDrop<()>; 2],
 }
 
 struct Shared {
     options: RemoteOptions,
     state: Mutex<State>,
+    /// Of the ids of all blocks, pending ones included. Taken after the state, where both are.
+    absence: Mutex<Absence>,
     durable: WatchSender<u64>,
     /// There may be something to send.
     work: Notify,
@@ -126,13 +131,15 @@ impl RemoteBlocks {
         let shared = Arc::new(Shared {
             options: options.clone(),
             state: Mutex::new(state),
+            absence: Mutex::default(),
             durable: watch(durable).0,
             work: Notify::new(),
             failed: Stop::new(),
         });
         let driver = rt::spawn(drive(Arc::clone(&shared), caller)).abort_on_drop();
-        let reads = Session::new(options, Role::Reader, Arc::new(|_| {}));
-        Ok(RemoteBlocks { shared, reads, _driver: driver })
+        let reads = Arc::new(Session::new(options, Role::Reader, Arc::new(|_| {})));
+        let learning = rt::spawn(learn_ids(Arc::clone(&shared), Arc::clone(&reads))).abort_on_drop();
+        Ok(RemoteBlocks { shared, reads, _tasks: [driver, learning] })
     }
 
     fn malformed(&self, malformed: Malformed) -> Error {
@@ -195,6 +202,9 @@ impl Blocks for RemoteBlocks {
                 if is_first
                     || (state.pending.len() < PENDING_BLOCKS_MAX && state.pending_bytes + bytes <= PENDING_BYTES_MAX)
                 {
+                    let mut absence = lock(&self.shared.absence);
+                    block.transactions.iter().for_each(|(id, _)| absence.enter_id(id));
+                    drop(absence);
                     state.push(pending);
                     break;
                 }
@@ -289,18 +299,30 @@ impl Blocks for RemoteBlocks {
     }
 
     async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, Error> {
+        let possible: Vec<usize> = {
+            let absence = lock(&self.shared.absence);
+            (0..ids.len()).filter(|at| !absence.is_absent(&ids[*at])).collect()
+        };
+        let mut places = vec![None; ids.len()];
+        if possible.is_empty() {
+            return Ok(places);
+        }
+        let ids: Vec<TxId> = possible.iter().map(|at| ids[*at].clone()).collect();
         // Looked at before the node is asked: what is no longer pending then is found there.
         let pending: Vec<_> = {
             let state = lock(&self.shared.state);
             ids.iter().map(|id| state.places.get(id).copied()).collect()
         };
-        let mut places = Vec::with_capacity(ids.len());
+        let mut stored = Vec::with_capacity(ids.len());
         for some in ids.chunks(IDS_MAX) {
             let answer = self.reads.ask(message::find_transactions(some), ANSWER_TIME_MAX).await?;
-            places.extend(answer::read_places(answer, some.len()).map_err(|malformed| self.malformed(malformed))?);
+            stored.extend(answer::read_places(answer, some.len()).map_err(|malformed| self.malformed(malformed))?);
         }
         // The node's are in older blocks, or the same.
-        Ok(places.into_iter().zip(pending).map(|(stored, pending)| stored.or(pending)).collect())
+        for (at, (stored, pending)) in possible.into_iter().zip(stored.into_iter().zip(pending)) {
+            places[at] = stored.or(pending);
+        }
+        Ok(places)
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -405,6 +427,37 @@ impl Shared {
         let place = usize::try_from(number.checked_sub(state.durable.0)?).ok()?;
         state.pending.get(place).cloned()
     }
+}
+
+/// Asks the node for the ids of its blocks, until all are known here or there are too many.
+async fn learn_ids(shared: Arc<Shared>, reads: Arc<Session>) {
+    let mut backoff = Backoff::new();
+    let mut shard = 0;
+    while shard < SHARDS {
+        hold_up("storage.node.learning").await;
+        let request = Request::Tags(shard as u8);
+        let error = match reads.ask(request.encode(), ANSWER_TIME_MAX).await {
+            Ok(answer) => match answer::read_tags(&answer) {
+                Ok(tags) => {
+                    let mut absence = lock(&shared.absence);
+                    tags.for_each(|tag| absence.enter((shard as u8, tag)));
+                    if !absence.is_learning() {
+                        return;
+                    }
+                    shard += 1;
+                    continue;
+                }
+                Err(malformed) => shared.options.malformed(malformed),
+            },
+            Err(error) => error,
+        };
+        if !passes(error.kind()) {
+            tracing::warn!(channel = shared.options.channel, %error, "the node is asked for each transaction");
+            return lock(&shared.absence).give_up();
+        }
+        backoff.wait().await;
+    }
+    lock(&shared.absence).learnt();
 }
 
 async fn open_link(options: &RemoteOptions) -> Result<(Caller, Opened), Error> {

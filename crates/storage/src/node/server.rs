@@ -412,6 +412,7 @@ async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body,
         Request::Transactions(number) => answer::maybe_transactions(blocks.transactions(number)?),
         Request::NumberByHash(hash) => answer::maybe_number(blocks.number_by_hash(&hash)?.map(|number| number.get())),
         Request::FindTransactions(ids) => answer::places(&blocks.find_transactions(&ids).await?),
+        Request::Tags(shard) => answer::tags(&blocks.transaction_tags(shard)),
         Request::Rows { through, keys } => {
             let mut rows = Vec::with_capacity(keys.len());
             let mut bytes = 0;

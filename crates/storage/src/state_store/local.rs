@@ -1,22 +1,25 @@
 //! [`StateStore`] over blocks and tables of this process.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::sync::Mutex as AsyncMutex;
-use base::{BlockNumber, Epoch, Version, rt};
+use base::{BlockNumber, Bytes, Epoch, Version, rt};
 
 use super::{
     MATERIALIZE_BLOCKS_MAX, MATERIALIZE_BYTES_SOFT_MAX, Materializer, StateStore, check_keys, check_savepoint,
 };
-use crate::Error;
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, NO_PREVIOUS};
 use crate::tables::{RangePage, Row, RowBatch, Savepoint, Tables};
+use crate::{Error, lock};
 
-/// Rows that one call of [`StateStore::prune`] looks at.
+/// Rows that one call of [`StateStore::prune`] looks at, at most.
 const PRUNE_ROWS_MAX: usize = 65_536;
+/// Rows that pruning looks at for each one that was written: a sweep over all rows then comes around before those that
+/// writing supersedes are as many again, whatever the number of rows and however often pruning is asked for.
+const PRUNE_ROWS_FOR_EACH: u64 = 2;
 
 /// Blocks and tables side by side; see [the module](self).
 pub struct LocalStateStore {
@@ -27,6 +30,26 @@ pub struct LocalStateStore {
     epoch: AtomicU64,
     savepoint: WatchSender<u64>,
     materializing: AsyncMutex<()>,
+    /// Rows that were written since pruning last looked at some.
+    written: Arc<AtomicU64>,
+    ahead: Mutex<Ahead>,
+}
+
+/// Rows of the blocks `from..next`, made while the bytes of each were at hand.
+struct Ahead {
+    from: u64,
+    next: u64,
+    /// Header hash of the last of them.
+    block_hash: [u8; 32],
+    batch: RowBatch,
+}
+
+impl Ahead {
+    fn new(from: u64) -> Ahead {
+        // Which savepoint it leads to is known in the end.
+        let batch = RowBatch::new(Savepoint { height: u64::MAX, ..Savepoint::default() });
+        Ahead { from, next: from, block_hash: NO_PREVIOUS, batch }
+    }
 }
 
 impl LocalStateStore {
@@ -50,12 +73,50 @@ impl LocalStateStore {
             epoch,
             savepoint: watched,
             materializing: AsyncMutex::new(()),
+            written: Arc::default(),
+            ahead: Mutex::new(Ahead::new(savepoint.height)),
         })
     }
 
     /// From now on savepoints are written under this reign, if it is the newest.
     pub fn set_epoch(&self, epoch: Epoch) {
         self.epoch.fetch_max(epoch.get(), Ordering::AcqRel);
+    }
+
+    /// Takes a durable block while its bytes are at hand, so that they need not be read back later: its rows are made now,
+    /// and written with those of other blocks when they are materialised. Blocks come in order; of those that were not
+    /// shown, or whose rows are too many to be held, the bytes are read then.
+    pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &Bytes) {
+        let mut ahead = lock(&self.ahead);
+        if ahead.batch.bytes() >= MATERIALIZE_BYTES_SOFT_MAX {
+            return;
+        }
+        if ahead.next != number.get() {
+            *ahead = Ahead::new(number.get());
+        }
+        match self.materializer.materialize(number, block, &mut ahead.batch) {
+            Ok(()) => (ahead.next, ahead.block_hash) = (number.get() + 1, header_hash),
+            // Found again, and reported, when the block is read back.
+            Err(_) => *ahead = Ahead::new(number.get()),
+        }
+    }
+
+    /// How far the blocks behind the tables were prepared, where some were; else how far they are durable.
+    pub fn ripe(&self) -> u64 {
+        let durable = self.blocks.durable_height();
+        let next = lock(&self.ahead).next;
+        if next > self.tables.savepoint().height { next.min(durable) } else { durable }
+    }
+
+    /// The rows that were prepared of the blocks behind the tables. Some may be in the tables already, where reading back
+    /// overtook the preparation: writing them again changes nothing.
+    fn take_prepared(&self, from: u64) -> Option<Ahead> {
+        let mut ahead = lock(&self.ahead);
+        if ahead.from > from || ahead.next <= from || ahead.next > self.blocks.durable_height() {
+            return None;
+        }
+        let next = ahead.next;
+        Some(std::mem::replace(&mut *ahead, Ahead::new(next)))
     }
 
     /// Makes some of the blocks below `height` into rows, written and not yet durable; false when there were none.
@@ -65,15 +126,29 @@ impl LocalStateStore {
         if from >= target {
             return Ok(false);
         }
+        let epoch = Epoch(self.epoch.load(Ordering::Acquire));
+        let tables = Arc::clone(&self.tables);
+        let written = Arc::clone(&self.written);
+        if let Some(Ahead { next, block_hash, mut batch, .. }) = self.take_prepared(from) {
+            batch.cover(Savepoint { height: next, epoch, block_hash })?;
+            return rt::blocking(move || {
+                written.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                tables.write(batch)?;
+                Ok(true)
+            })
+            .await;
+        }
+        // Up to where others were prepared, if they were.
+        let prepared = lock(&self.ahead).from;
+        let target = if prepared > from { target.min(prepared) } else { target };
         let limit = usize::try_from(target - from).unwrap_or(usize::MAX).min(MATERIALIZE_BLOCKS_MAX);
         let page = self.blocks.read_page(BlockNumber(from), limit).await?;
         let materializer = Arc::clone(&self.materializer);
-        let tables = Arc::clone(&self.tables);
-        let epoch = Epoch(self.epoch.load(Ordering::Acquire));
         rt::blocking(move || {
             let mut blocks = page.into_iter();
             while blocks.len() > 0 {
-                write_batch(&*materializer, &*tables, epoch, &mut blocks)?;
+                let rows = write_batch(&*materializer, &*tables, epoch, &mut blocks)?;
+                written.fetch_add(rows as u64, Ordering::Relaxed);
             }
             Ok(true)
         })
@@ -81,14 +156,14 @@ impl LocalStateStore {
     }
 }
 
-/// Writes one batch: as many of the blocks as fit.
+/// Writes one batch: as many of the blocks as fit. Gives the number of rows.
 fn write_batch(
     materializer: &dyn Materializer,
     tables: &dyn Tables,
     epoch: Epoch,
     blocks: &mut std::vec::IntoIter<crate::blocks::StoredBlock>,
-) -> Result<(), Error> {
-    let Some(last) = blocks.as_slice().last() else { return Ok(()) };
+) -> Result<usize, Error> {
+    let Some(last) = blocks.as_slice().last() else { return Ok(0) };
     // Rows must lie below the savepoint that a batch is made with; the one it is written with is set at the end.
     let mut batch = RowBatch::new(Savepoint { height: last.number.get() + 1, epoch, block_hash: last.header_hash });
     let mut covered = batch.savepoint();
@@ -100,7 +175,9 @@ fn write_batch(
         }
     }
     batch.cover(covered)?;
-    tables.write(batch)
+    let rows = batch.len();
+    tables.write(batch)?;
+    Ok(rows)
 }
 
 #[async_trait::async_trait]
@@ -165,7 +242,9 @@ impl StateStore for LocalStateStore {
 
     async fn prune(&self, oldest: BlockNumber) -> Result<(), Error> {
         let tables = Arc::clone(&self.tables);
-        rt::blocking(move || tables.prune(oldest, PRUNE_ROWS_MAX)).await.map(drop)
+        let written = self.written.swap(0, Ordering::Relaxed);
+        let rows = usize::try_from(written.saturating_mul(PRUNE_ROWS_FOR_EACH)).unwrap_or(usize::MAX);
+        rt::blocking(move || tables.prune(oldest, rows.min(PRUNE_ROWS_MAX))).await.map(drop)
     }
 }
 

@@ -5,9 +5,9 @@
 //!
 //! 1. The primary appends a block with its validity filter to the [block store](crate::blocks::Blocks) and waits until it
 //!    is durable.
-//! 2. The storage side, by itself or when [`StateStore::materialize`] asks, reads durable blocks in order from the
-//!    savepoint on, has a [`Materializer`] name the rows that their valid transactions wrote, and writes rows and savepoint
-//!    to the tables as one batch.
+//! 2. The storage side has a [`Materializer`] name the rows that the valid transactions of each durable block wrote, while the
+//!    block's bytes are still at hand or else when they are read back. By itself, or when [`StateStore::materialize`] asks,
+//!    it writes the rows of the blocks behind the savepoint to the tables, with the new savepoint, as one batch.
 //! 3. Once that is durable it is the savepoint: readers are told, and from then on may drop what it covers from memory.
 //! 4. A reader asks for the rows of keys as of a block. It merges them with what it keeps itself above the savepoint.
 //!
@@ -35,7 +35,7 @@ use crate::tables::{RangePage, Row, RowBatch, Savepoint};
 
 /// Keys that one call of [`StateStore::get_many`] or [`StateStore::versions`] takes at most.
 pub const KEYS_MAX: usize = 65_536;
-/// Blocks that are made into rows in one batch.
+/// Blocks that are read back and made into rows in one batch.
 pub const MATERIALIZE_BLOCKS_MAX: usize = 16;
 /// A batch takes no further block once its rows have so many bytes.
 pub const MATERIALIZE_BYTES_SOFT_MAX: usize = 32 << 20;
@@ -113,7 +113,8 @@ pub trait StateStore: Send + Sync + 'static {
 pub trait Materializer: Send + Sync + 'static {
     /// Adds the rows that the valid transactions of a block write to `batch`, in the order of the transactions.
     ///
-    /// `block` is what was appended, its validity filter included. The same bytes give the same rows, always.
+    /// `block` is what was appended, its validity filter included. The same bytes give the same rows, always. Values own
+    /// their memory: they may be held for longer than the block.
     ///
     /// # Errors
     /// [`Error::Unreadable`] where the block is not one; the batch's own.

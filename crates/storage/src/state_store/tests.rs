@@ -113,6 +113,46 @@ fn rows_made_from_blocks_are_those_of_the_blocks_through_which_one_reads() {
     run.expect("the run is whole");
 }
 
+/// Which blocks were shown when they were durable, and when rows were asked for, is of no account.
+#[test]
+fn rows_that_were_prepared_are_those_that_are_read_back() {
+    for seed in 0..40 {
+        let run = Simulation::new(seed).run(|sim| async move {
+            let mut chance = sim.chance();
+            let (blocks, tables) = stores("one").await;
+            let local =
+                LocalStateStore::open(Arc::new(blocks.clone()), tables, Arc::new(Lines)).await.expect("it opens");
+            let memory = MemoryStateStore::new();
+            for (number, text) in BLOCKS.into_iter().enumerate() {
+                let block = BlockNumber(number as u64);
+                append(&blocks, block.get(), text).await;
+                memory.add_block(rows(block.get(), text));
+                blocks.sync().await.expect("the disk works");
+                let asked_first = chance.one_in(4);
+                if asked_first {
+                    local.materialize(block.get() + 1).await.expect("it works");
+                }
+                if !chance.one_in(4) {
+                    local.prepare(block, hash(block.get()), &Bytes::from_static(text.as_bytes()));
+                }
+                if chance.one_in(3) {
+                    let savepoint = local.materialize(local.ripe()).await.expect("it works");
+                    assert_eq!(savepoint.block_hash, hash(savepoint.height - 1));
+                }
+            }
+            let height = BLOCKS.len() as u64;
+            for store in [&local as &dyn StateStore, &memory] {
+                assert_eq!(store.materialize(height).await.expect("it works").height, height);
+            }
+            assert_eq!(local.savepoint().block_hash, hash(height - 1));
+            for through in 0..height {
+                assert_eq!(seen(&local, through).await, seen(&memory, through).await, "through block {through}");
+            }
+        });
+        run.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
 #[test]
 fn tables_of_other_blocks_are_named_as_such() {
     let run = Simulation::new(2).run(|_| async {

@@ -5,7 +5,8 @@
 //! 2. From the height that a primary found when it opened on, no block is of an older epoch.
 //! 3. No write of an older primary that began after a newer one was let in succeeds.
 //! 4. The rows of the final chain are those of its blocks, at every height; the savepoint names its block.
-//! 5. A primary that nobody replaced comes to append again once everything is healed.
+//! 5. A transaction is found in the block that it is in from its append on, and one that is in no block is not.
+//! 6. A primary that nobody replaced comes to append again once everything is healed.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -21,8 +22,9 @@ use crate::state_store::StateStore;
 
 const SEEDS: u64 = 300;
 const PRIMARIES: u64 = 4;
-const FAULT_POINTS: [&str; 8] = [
+const FAULT_POINTS: [&str; 9] = [
     "storage.node.epoch_written",
+    "storage.node.learning",
     "storage.node.append_received",
     "storage.node.appended",
     "storage.node.durable",
@@ -78,7 +80,20 @@ async fn reign(evidence: Shared, epoch: u64, mut chance: Chance, end: rt::Stop) 
         for _ in 0..1 + chance.index(6) {
             let block = TestBlock::after(blocks.tip(), &mut chance);
             match block.append(&blocks).await {
-                Ok(()) => appended.push((block.number, block.header_hash)),
+                Ok(()) => {
+                    appended.push((block.number, block.header_hash));
+                    let asked = [block.transactions[0].0.clone(), TxId::from("never sent")];
+                    match blocks.find_transactions(&asked).await {
+                        Ok(found) if found[0].is_some_and(|place| place.block.get() == block.number) => {
+                            if found[1].is_some() {
+                                return accuse("found what was never sent".to_owned());
+                            }
+                        }
+                        Ok(found) => return accuse(format!("block {}: found {found:?}", block.number)),
+                        Err(error) if error.kind() == ErrorKind::Retry => {}
+                        Err(error) => return accuse(format!("finding: {error}")),
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::Fenced => return,
                 Err(error) => return accuse(format!("appending: {error}")),
             }
@@ -225,6 +240,7 @@ async fn judge((durable, opened): &(BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>)
     let state = RemoteStateStore::open(options(PRIMARIES + 1)).await.expect("everything is healed");
     let mut accusations = Vec::new();
     let (mut texts, mut hashes) = (Vec::new(), Vec::new());
+    let mut ids = Vec::new();
     let mut previous = nothing();
     while previous.height < blocks.height() {
         for block in blocks.read_page(BlockNumber(previous.height), 50).await.expect("blocks are readable") {
@@ -236,9 +252,17 @@ async fn judge((durable, opened): &(BTreeMap<u64, [u8; 32]>, BTreeMap<u64, u64>)
                 }
             }
             previous = Tip { height: previous.height + 1, header_hash: block.header_hash, epoch: block.epoch };
+            ids.extend(block.transactions.iter().map(|(id, _)| (block.number, id.clone())));
             texts.push(String::from_utf8(block.payload.to_vec()).expect("blocks of this test are text"));
             hashes.push(block.header_hash);
         }
+    }
+    let asked: Vec<TxId> = ids.iter().map(|(_, id)| id.clone()).collect();
+    let found = blocks.find_transactions(&asked).await.expect("everything is healed");
+    if let Some(((number, id), _)) =
+        ids.iter().zip(found).find(|((number, _), found)| found.is_none_or(|found| found.block != *number))
+    {
+        accusations.push(format!("transaction {id} of block {number} is not found"));
     }
     for (number, hash) in durable {
         if hashes.get(*number as usize) != Some(hash) {

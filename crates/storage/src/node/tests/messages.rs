@@ -47,6 +47,7 @@ fn requests() -> Vec<Request> {
         Request::Transactions(through),
         Request::NumberByHash([9; 32]),
         Request::FindTransactions(vec![TxId::from("a"), TxId::from("")]),
+        Request::Tags(200),
         Request::Rows { through, keys: keys.clone() },
         Request::Versions { through, keys },
         Request::Range {
@@ -73,9 +74,9 @@ fn messages_have_the_documented_bytes() {
     expected.extend([1; 32].into_iter().chain([2; 32]));
     expected.extend_from_slice(b"\x02\0\0\0\x0c\0\0\0\x0b\x02\0\0\0tx\0\0\0\0\0block");
     assert_eq!(append[..], expected);
-    let rows = flat(requests()[7].encode());
+    let rows = flat(requests()[8].encode());
     assert_eq!(rows[..], *b"\x10\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a\0\0\0\0\0\0");
-    let prune = flat(requests()[12].encode());
+    let prune = flat(requests()[13].encode());
     assert_eq!(prune[..], *b"\x15\x05\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
     assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
     let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
@@ -116,6 +117,10 @@ fn what_is_written_is_read_again() {
     }
     let places = vec![None, Some(TransactionPlace { block: BlockNumber(3), index: TxIndex(2), code: 1 })];
     assert_eq!(answer::read_places(flat(answer::places(&places)), 2), Ok(places));
+    let tags = vec![7, u32::MAX - 1];
+    let written = flat(answer::tags(&tags));
+    assert_eq!(answer::read_tags(&written).map(Iterator::collect), Ok(tags));
+    assert!(answer::read_tags(&written.slice(1..)).is_err());
     let version = Version::new(7, 1);
     let rows = vec![None, Some(Row { version, value: None }), Some(Row { version, value: Some(Bytes::new()) })];
     assert_eq!(answer::read_rows(flat(answer::rows(&rows)), 3), Ok(rows.clone()));
