@@ -42,7 +42,8 @@ impl Bound {
         }
     }
 
-    fn text(self) -> String {
+    /// In words.
+    pub fn text(self) -> String {
         match self {
             Bound::AtMost(most) => format!("at most {most}"),
             Bound::AtLeast(least) => format!("at least {least}"),

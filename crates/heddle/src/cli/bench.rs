@@ -22,6 +22,7 @@ Examples:
   heddle bench smallbank
   heddle bench smallbank --policy all --seconds 60 --json smallbank.json --plot smallbank.svg
   heddle bench smallbank --zipf 0.9      contention on few accounts
+  heddle bench smallbank --pairs 5       what pooled memory and storage cost over the monolithic form
 
 {AFTER}"))]
     Smallbank(SmallBank),
@@ -265,6 +266,10 @@ pub struct Run {
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
+    /// Measure so many times, each time beside the monolithic form; the median of the ratios counts
+    #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
+          value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: Option<u64>,
     /// Run the network without TLS
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub no_tls: bool,

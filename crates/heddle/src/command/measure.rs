@@ -3,8 +3,11 @@
 //! 1. Start a network of its own in a temporary directory: this program again, as a child, so that the servers' processor
 //!    time is told from the clients'. Or take the running one that `--connect` names.
 //! 2. Price a signature on the quiet machine, run the workload, price it again.
-//! 3. Print the table, write JSON and plot.
-//! 4. End the child and remove its directory, however the run ended.
+//! 3. End the child and remove its directory, however the run ended.
+//! 4. Print the table, write JSON and plot.
+//!
+//! With `--pairs`, steps 1 to 3 are done for each pair twice, the second time with the monolithic form, or the first time in
+//! every other pair: what drifts on the machine meanwhile then falls on both.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -15,12 +18,13 @@ use std::time::{Duration, Instant};
 
 use base::rt::Stop;
 use bench::driver::{self, Plan, Servers};
+use bench::figure::Bound;
 use bench::floor::Prices;
 use bench::network::{Gateway, Network, Wait};
 use bench::plot;
 use bench::process::{self, Usage};
 use bench::progress::Terminal;
-use bench::report::{Report, Settings};
+use bench::report::{Pairs, Report, Settings};
 use bench::workload::Workload;
 use bench::workload::kmeans::KMeans;
 use bench::workload::smallbank::SmallBank;
@@ -39,6 +43,8 @@ const READY_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// A transaction that takes longer counts as an error.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// What the servers' processor time may be, in one process, over that of the monolithic form.
+const SERVER_CPU_OVER_MONOLITHIC_MAX: f64 = 1.05;
 
 pub async fn run(bench: &Bench) -> Result<(), Failure> {
     let stop = Stop::new();
@@ -61,24 +67,69 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
 }
 
 async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<(), Failure> {
-    match &run.connect {
-        Some(dir) => {
+    let (report, pairs) = match (&run.connect, run.pairs) {
+        (Some(dir), _) => {
             let endpoints = instance::expect_running(dir)?;
-            measure(run, workload, dir, &endpoints, stop).await
+            (measure(run, workload, dir, &endpoints, stop).await?, None)
         }
-        None => {
-            let own = OwnNetwork::start(run, stop).await?;
-            let result = measure(run, workload, &own.dir(), own.endpoints(), stop).await;
-            if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
-                eprintln!("the network's log ends with:\n{}", own.log());
-            }
-            if run.keep {
-                output::print(&format!("the network stays in {}\n", own.dir().display()))?;
-            }
-            own.end().await;
-            result
+        (None, None) => (measure_own(run, workload, stop).await?, None),
+        (None, Some(pairs)) => {
+            let (report, pairs) = measure_pairs(run, pairs, workload, stop).await?;
+            (report, Some(pairs))
         }
+    };
+    output::print(&report.to_table())?;
+    if let Some(pairs) = &pairs {
+        output::print(&pairs.to_table())?;
     }
+    if let Some(path) = &run.json {
+        report.write_json(pairs.as_ref(), path)?;
+    }
+    if let Some(path) = &run.plot {
+        plot::write_svg(&report, path)?;
+    }
+    Ok(())
+}
+
+/// Measures a network of its own.
+async fn measure_own(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<Report, Failure> {
+    let own = OwnNetwork::start(run, stop).await?;
+    let result = measure(run, workload, &own.dir(), own.endpoints(), stop).await;
+    if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
+        eprintln!("the network's log ends with:\n{}", own.log());
+    }
+    if run.keep {
+        output::print(&format!("the network stays in {}\n", own.dir().display()))?;
+    }
+    own.end().await;
+    result
+}
+
+/// Measures as asked and with the monolithic form in turn; gives the pair whose ratio is the median.
+async fn measure_pairs(
+    run: &Run,
+    count: u64,
+    workload: Arc<dyn Workload>,
+    stop: &Stop,
+) -> Result<(Report, Pairs), Failure> {
+    let monolithic = Run { monolithic: true, isolate: false, ..run.clone() };
+    let mut pairs = Vec::new();
+    for number in 0..count {
+        let (first, second) = if number % 2 == 0 { (run, &monolithic) } else { (&monolithic, run) };
+        let first = measure_own(first, workload.clone(), stop).await?;
+        let second = measure_own(second, workload.clone(), stop).await?;
+        let (asked, baseline) = if number % 2 == 0 { (first, second) } else { (second, first) };
+        let (one, other) = (asked.server_cpu_us(), baseline.server_cpu_us());
+        let ratio = one / other;
+        output::print(&format!(
+            "pair {} of {count}: {one:.0} µs a valid transaction, monolithic {other:.0} µs: {ratio:.3}\n",
+            number + 1
+        ))?;
+        pairs.push((asked, baseline));
+    }
+    // The one bound that is asked for is that of one process.
+    let bound = (!run.isolate).then_some(Bound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));
+    Ok(Pairs::median(pairs, bound))
 }
 
 /// The workload of a measurement that has one.
@@ -123,7 +174,7 @@ async fn measure(
     dir: &Path,
     endpoints: &Endpoints,
     stop: &Stop,
-) -> Result<(), Failure> {
+) -> Result<Report, Failure> {
     let organizations = endpoints.gateways.len();
     let gateways = (1..=organizations)
         .map(|number| Ok(Gateway { target: endpoints.target(dir, number)?, user: endpoints.user(dir, number)? }))
@@ -166,15 +217,7 @@ async fn measure(
     drop(terminal);
     let measurement = measured?;
     settings.endorsers = network.endorsements(workload.as_ref()).await?;
-    let report = Report::new(settings, measurement, before.mean(Prices::measure()));
-    output::print(&report.to_table())?;
-    if let Some(path) = &run.json {
-        report.write_json(path)?;
-    }
-    if let Some(path) = &run.plot {
-        plot::write_svg(&report, path)?;
-    }
-    Ok(())
+    Ok(Report::new(settings, measurement, before.mean(Prices::measure())))
 }
 
 /// The processes that run all servers: one, or one for each role and the one that supervises them.
