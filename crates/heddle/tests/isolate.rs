@@ -145,8 +145,14 @@ fn what_cannot_start_says_why_and_what_to_do() {
 
     let plan = ["plan", "--orgs", "1", "--dir", &dir, "--host", "127.0.0.1"];
     refused(&[&plan[..], &["--place", "memory-7=127.0.0.1"]].concat(), &["no process memory-7", "memory-1, memory-2"]);
+    for (flag, key) in [("--links-port", "ports.links"), ("--gateway-port", "ports.gateway")] {
+        refused(&[&plan[..], &[flag, "0"]].concat(), &[key, "is not known here", flag]);
+    }
     let output = run(&plan);
     assert!(output.status.success(), "{}", text(&output));
+    let answers =
+        ["compute nodes at tcp:127.0.0.1:7140", "gateways at tls:127.0.0.1:7101", "clients at 127.0.0.1:7051"];
+    assert!(answers.iter().all(|answer| text(&output).contains(answer)), "{}", text(&output));
     let file = folder.path().join("network/nodes/memory-1/node.toml");
     let shown = file.display().to_string();
     let wrong_role = ["role is memory", &format!("heddle node memory --config {shown}")];

@@ -77,6 +77,9 @@ pub struct Planned {
     pub host: IpAddr,
     /// Where its files are.
     pub folder: PathBuf,
+    /// Where it answers, and whom: `tcp:host:port` and `shm:/path` for its own organisation, `tls:host:port` for others,
+    /// `host:port` for clients.
+    pub answers: Vec<(&'static str, String)>,
 }
 
 impl Planned {
@@ -121,8 +124,9 @@ impl Network {
     /// Makes the files of all processes.
     ///
     /// # Errors
-    /// [`NodeError::UnknownProcess`] when a host is given to a process that there is not; [`NodeError::Port`] when a port
-    /// of this machine is taken; files that cannot be written.
+    /// [`NodeError::UnknownProcess`] when a host is given to a process that there is not; [`NodeError::AnyPort`] when the
+    /// configuration leaves a port of another host open; [`NodeError::Port`] when a port of this machine is taken; files
+    /// that cannot be written.
     pub fn plan(&self, placement: &Placement) -> Result<Plan, NodeError> {
         let config = self.config();
         let is_pooled = config.pool.form == Form::Disaggregated;
@@ -168,7 +172,7 @@ impl Network {
 
 impl Planner<'_> {
     fn plan(mut self) -> Result<Plan, NodeError> {
-        let processes = self.processes();
+        let mut processes = self.processes();
         if let Placement::Hosts { by_name, .. } = self.placement
             && let Some(unknown) = by_name.keys().find(|name| processes.iter().all(|process| process.name != **name))
         {
@@ -183,7 +187,8 @@ impl Planner<'_> {
             gateways: secrets(organizations),
             owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
         };
-        for (index, process) in processes.iter().enumerate() {
+        for (index, process) in processes.iter_mut().enumerate() {
+            process.answers = self.answers(process, &addresses);
             self.write(process, index, &addresses, &secrets)?;
         }
         let sockets = match self.placement {
@@ -204,7 +209,7 @@ impl Planner<'_> {
             .chain(of(ProcessRole::Gateway))
             .map(|(name, role)| {
                 let folder = self.network.path().join(FOLDER).join(&name);
-                Planned { host: self.host(&name), name, role, folder }
+                Planned { host: self.host(&name), name, role, folder, answers: Vec::new() }
             })
             .collect()
     }
@@ -216,10 +221,11 @@ impl Planner<'_> {
         }
     }
 
-    /// A port of this process: `number`, or any free one for 0. On this machine it is tried.
+    /// A port of this process. On this machine it is tried, and 0 is any free one; of another host nobody here can know
+    /// which are free.
     fn port(&mut self, address: SocketAddr, key: &'static str) -> Result<SocketAddr, NodeError> {
         if matches!(self.placement, Placement::Hosts { .. }) {
-            return Ok(address);
+            return if address.port() == 0 { Err(NodeError::AnyPort { key }) } else { Ok(address) };
         }
         let bound = std::net::TcpListener::bind(address).map_err(|source| NodeError::Port { address, key, source })?;
         assert!(self.held.len() < FREE_PORTS_MAX, "a network has a bounded number of processes");
@@ -287,6 +293,32 @@ impl Planner<'_> {
             others.push(format!("tls:{}", self.link_port(&name, 2 + index as u16)?));
         }
         Ok(Addresses { memory, storage, compute, others, blocks, intake, gateways, orderer })
+    }
+
+    /// Where a process answers, and whom.
+    fn answers(&self, process: &Planned, at: &Addresses) -> Vec<(&'static str, String)> {
+        let suffix = process.name.split_once('-').map_or("", |(_, suffix)| suffix);
+        let organization = || self.names.iter().position(|name| name == suffix).expect("its name ends with one");
+        let own = "its organisation";
+        match process.role {
+            ProcessRole::Memory => {
+                let number: usize = suffix.parse().expect("memory nodes are numbered");
+                vec![("compute nodes", at.memory[number - 1].clone())]
+            }
+            ProcessRole::Storage => vec![(own, at.storage[organization()].clone())],
+            ProcessRole::Compute => {
+                vec![
+                    (own, at.compute[organization()].clone()),
+                    ("other organisations", at.others[organization()].clone()),
+                ]
+            }
+            ProcessRole::Orderer => vec![
+                ("compute nodes", at.blocks.clone()),
+                ("gateways", at.intake.clone()),
+                ("clients", at.orderer.to_string()),
+            ],
+            ProcessRole::Gateway => vec![("clients", at.gateways[organization()].to_string())],
+        }
     }
 
     /// Writes a process's folder.

@@ -61,11 +61,21 @@ fn end_rank(role: ProcessRole) -> usize {
 
 /// A network whose processes run. Dropping it kills them.
 pub struct Isolated {
+    /// Goes before the network's lock does: the next to have that makes it anew.
+    _sockets: Sockets,
     network: Network,
     plan: Plan,
     processes: Vec<Supervised>,
     overview: Overview,
-    sockets: PathBuf,
+}
+
+/// The folder of the sockets of a network. It goes when this is dropped, and is made anew at the next start.
+struct Sockets(PathBuf);
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// One process and its record.
@@ -84,7 +94,7 @@ impl Isolated {
     /// Starts all processes; on return the network can be used. `None` when a signal came first.
     pub async fn start(network: Network, signals: &mut StopSignals) -> Result<Option<Isolated>, Failure> {
         let sockets = sockets(network.path())?;
-        let plan = network.plan(&Placement::Here { sockets: sockets.clone() })?;
+        let plan = network.plan(&Placement::Here { sockets: sockets.0.clone() })?;
         for process in &plan.processes {
             gone(process).await?;
         }
@@ -98,7 +108,7 @@ impl Isolated {
             pause: Duration::ZERO,
             again: None,
         });
-        let mut isolated = Isolated { processes: processes.collect(), network, plan, overview, sockets };
+        let mut isolated = Isolated { _sockets: sockets, processes: processes.collect(), network, plan, overview };
         for number in 0..=2 {
             let started = tokio::select! {
                 started = isolated.start_stage(number) => Some(started),
@@ -204,8 +214,6 @@ impl Isolated {
             () = signals.received() => false,
         };
         self.kill();
-        // It is made anew at the next start.
-        let _ = std::fs::remove_dir_all(&self.sockets);
         clean
     }
 
@@ -327,7 +335,7 @@ fn said(status: ExitStatus) -> String {
 }
 
 /// The folder of the sockets of a network: its path must be short, and nobody else may look into it.
-fn sockets(dir: &Path) -> Result<PathBuf, Failure> {
+fn sockets(dir: &Path) -> Result<Sockets, Failure> {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     // The same at every start of the same network, another for another one.
     let hash = identity::sha256([dir.as_os_str().as_encoded_bytes()]);
@@ -342,7 +350,7 @@ fn sockets(dir: &Path) -> Result<PathBuf, Failure> {
     if !found.is_dir() || found.uid() != own || found.mode() & 0o077 != 0 {
         return Err(failed("others have access to it; remove it, or set XDG_RUNTIME_DIR to a folder of yours".into()));
     }
-    Ok(path)
+    Ok(Sockets(path))
 }
 
 /// Waits until the process of an earlier run has gone.

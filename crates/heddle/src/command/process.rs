@@ -75,6 +75,11 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
         let role = process.role.name();
         let line = format!("heddle node {role} --config {}", process.config().display());
         text += &format!("{:<16} {line}\n", process.host.to_string());
+        for (whom, address) in &process.answers {
+            text += &format!("{:<18} answers {whom} at {address}\n", "");
+        }
     }
+    text += "\ntcp: is remote memory access between the processes of one organisation, not encrypted; tls: is mutual TLS\n\
+             between organisations and to orderers; an address without either is gRPC for clients.\n";
     output::print(&text)
 }

@@ -108,6 +108,15 @@ pub enum NodeError {
         /// The names that there are.
         known: String,
     },
+    /// A port of another host is left open.
+    #[error(
+        "{key} is 0, any free port, and which ports of another host are free is not known here; name one: with \
+         --{}, or as {key} in the configuration", .key.strip_prefix("ports.").unwrap_or(.key).to_owned() + "-port"
+    )]
+    AnyPort {
+        /// Where it is set.
+        key: &'static str,
+    },
     /// A socket's path is longer than the system takes.
     #[error("the path of the socket {} is too long; set XDG_RUNTIME_DIR to a folder with a short path", .0.display())]
     SocketPath(PathBuf),
@@ -144,7 +153,10 @@ impl NodeError {
             NodeError::Storage(error) => error.kind(),
             NodeError::Chain { source, .. } => source.kind(),
             NodeError::Tls(error) => error.kind(),
-            NodeError::LinkTls(_) | NodeError::UnknownProcess { .. } | NodeError::SocketPath(_) => ErrorKind::Rejected,
+            NodeError::LinkTls(_)
+            | NodeError::UnknownProcess { .. }
+            | NodeError::AnyPort { .. }
+            | NodeError::SocketPath(_) => ErrorKind::Rejected,
             NodeError::Fabric { source, .. } => source.kind(),
             NodeError::Pool { source, .. } => source.kind(),
             NodeError::File { source, .. } => ErrorKind::of_io(source),
