@@ -1,0 +1,338 @@
+//! A peer whose blocks and rows are at a storage node and whose state is in pooled memory, from the orderer's block to the
+//! client's status, while each of these goes away and comes back.
+//!
+//! Two organisations: one has a peer on a disk of its own, the other two compute nodes, of which the second takes over while
+//! the first is paused in the middle of something. At the end everything is healed, and then:
+//! 1. the second compute node and the other organisation's peer hold the same blocks and equal states, and a sequential
+//!    interpreter that reads nothing but the blocks comes to the same;
+//! 2. what any of them ever reported as committed still is, with the same code, in the same block;
+//! 3. the first compute node has stopped as fenced, and every block at the storage node from the height on at which the
+//!    second opened it is of the second's epoch.
+
+mod support;
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt::disk::Directory;
+use base::rt::simulation::{Report, Sim, Simulation};
+use base::rt::{self, Stop};
+use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId};
+use chain::peer::Peer;
+use chain::remote::{Scope, serve_peer};
+use chain::stores::{NodeStores, States};
+use chain::{BlockRows, Error};
+use ledger::config::EndorsementRule;
+use pool::{AddressSpace, Donor, MemoryNode, MemoryNodeOptions, SpaceOptions};
+use rma::sim::SimFabric;
+use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use state::{Disaggregated, DisaggregatedSettings, WorldState};
+use storage::blocks::{BlockOptions, Blocks};
+use storage::node::{NodeOptions, RemoteBlocks, RemoteOptions, StorageNode};
+use storage::tables::ModelEngine;
+use storage::{DataDirectory, GroupSync, StateStore};
+use support::*;
+use world::{Remote, ask_verdict, run_client, run_orderer, tell_verdicts};
+
+const SEEDS: u64 = 6;
+const CLIENTS: usize = 2;
+const DONORS: u32 = 2;
+const SECTION_BYTES: u64 = 16 << 10;
+const STORAGE: &str = "storage";
+const TOKEN: Token = Token::new([7; TOKEN_BYTES]);
+/// The organisation's two compute nodes, in the order of their reigns.
+const COMPUTES: [&str; 2] = ["compute0", "compute1"];
+const LOCAL: &str = "local";
+/// What every seed may hold up; some seed must.
+const FAULT_POINTS: [&str; 10] = [
+    "chain.commit.appended",
+    "chain.commit.applied",
+    "chain.commit.durable",
+    "chain.commit.judged",
+    "state.savepoint",
+    "storage.node.append_received",
+    "storage.node.appended",
+    "storage.node.durable",
+    "storage.node.materialized",
+    "storage.node.materializing",
+];
+
+fn storage_token() -> Bytes {
+    Bytes::from_static(b"a token")
+}
+
+/// Keeps blocks and rows. What it cannot open yet, while its disk is full say, it opens later.
+async fn run_storage() {
+    let open = async || {
+        let data = DataDirectory::open("/data").await?;
+        let tables = ModelEngine::open(data.subdirectory("tables").await?).await?;
+        let node = StorageNode::open(NodeOptions {
+            name: STORAGE.to_owned(),
+            data,
+            sync: GroupSync::new(),
+            tables,
+            materializer: Arc::new(BlockRows),
+            token: storage_token(),
+            blocks: BlockOptions { segment_bytes: 32 << 10, ..BlockOptions::default() },
+        })
+        .await?;
+        node.serve(STORAGE).await?;
+        Ok::<StorageNode, storage::Error>(node)
+    };
+    loop {
+        match open().await {
+            Ok(_node) => std::future::pending::<()>().await,
+            Err(error) => assert_ne!(error.kind(), ErrorKind::Corrupt, "{error}"),
+        }
+        rt::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn run_donor(fabric: SimFabric, number: u32) {
+    let options = HostOptions { node: NodeId(number), tokens: Arc::new(|_| Some(TOKEN)) };
+    let host = fabric.host(&donor(number), options).await.expect("the address is free");
+    let options =
+        MemoryNodeOptions { host, budget_bytes: 16 * SECTION_BYTES, section_bytes: SECTION_BYTES, stop: Stop::new() };
+    let _node = MemoryNode::start(options).await.expect("the options are good");
+    std::future::pending::<()>().await;
+}
+
+fn donor(number: u32) -> String {
+    format!("memory{number}")
+}
+
+/// States in pooled memory.
+struct Pooled {
+    fabric: SimFabric,
+    epoch: Epoch,
+}
+
+#[async_trait]
+impl States for Pooled {
+    async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, Error> {
+        let options = SpaceOptions {
+            owner: "org1".to_owned(),
+            epoch: self.epoch,
+            fabric: Arc::new(self.fabric.clone()),
+            donors: (0..DONORS).map(|number| Donor { address: donor(number), token: TOKEN }).collect(),
+            section_bytes: SECTION_BYTES,
+            budget_bytes: 16 * SECTION_BYTES,
+        };
+        let space = AddressSpace::open(options).await.map_err(|error| Error::Io {
+            what: "pooled memory".to_owned(),
+            cause: error.to_string(),
+            kind: error.kind(),
+        })?;
+        let settings =
+            DisaggregatedSettings { metadata_cache_bytes: 64 << 10, data_cache_bytes: 64 << 10, ..Default::default() };
+        Ok(Arc::new(Disaggregated::open(Arc::new(space), rows, settings).await?))
+    }
+}
+
+/// Opens the peer under the epoch behind the newest one, which fences whoever had that.
+async fn open_compute(consortium: &Consortium, fabric: &SimFabric) -> Result<Arc<Peer>, Error> {
+    let newest = storage::node::newest_epoch(STORAGE, &storage_token(), CHANNEL).await?;
+    let epoch = Epoch(newest.get() + 1);
+    let states = Arc::new(Pooled { fabric: fabric.clone(), epoch });
+    let root = Directory::open("peer").await.expect("a directory");
+    let tables = ModelEngine::open(root.subdirectory("unused").await.expect("a directory")).await?;
+    let mut options = peer_options(consortium, &root, 0, tables).await;
+    options.stores = Arc::new(NodeStores { address: STORAGE.to_owned(), token: storage_token(), epoch, states });
+    options.orderers = vec!["blocks".to_owned()];
+    let peer = Peer::open(options).await?;
+    peer.join(&consortium.genesis).await?;
+    Ok(peer)
+}
+
+async fn run_compute(consortium: Arc<Consortium>, fabric: SimFabric, name: &'static str) {
+    let peer = loop {
+        match open_compute(&consortium, &fabric).await {
+            Ok(peer) => break peer,
+            // Another one has begun to reign meanwhile; who is to reign is not decided here.
+            Err(error) if error.kind() == ErrorKind::Fenced => return,
+            Err(error) => assert_ne!(error.kind(), ErrorKind::Corrupt, "{error}"),
+        }
+        rt::sleep(Duration::from_millis(100)).await;
+    };
+    serve(peer, name).await;
+}
+
+async fn run_local(consortium: Arc<Consortium>) {
+    let root = Directory::open("peer").await.expect("a directory");
+    let tables = ModelEngine::open(root.subdirectory("tables").await.expect("a directory")).await.expect("tables");
+    let mut options = peer_options(&consortium, &root, 1, tables).await;
+    options.orderers = vec!["blocks".to_owned()];
+    let peer = Peer::open(options).await.expect("it opens");
+    peer.join(&consortium.genesis).await.expect("it joins");
+    serve(peer, LOCAL).await;
+}
+
+async fn serve(peer: Arc<Peer>, name: &str) {
+    let serving = serve_peer(peer.clone(), Scope::Own, name, Stop::new()).await;
+    let _serving = serving.expect("nobody else listens there");
+    tell_verdicts(&verdict_address(name), &peer).await;
+}
+
+fn verdict_address(name: &str) -> String {
+    format!("verdict of {name}")
+}
+
+/// The number and epoch of each block at the storage node.
+async fn epochs() -> Vec<Epoch> {
+    let token = storage_token();
+    let newest = storage::node::newest_epoch(STORAGE, &token, CHANNEL).await.expect("everything is healed");
+    let options = RemoteOptions {
+        address: STORAGE.to_owned(),
+        token,
+        channel: CHANNEL.to_owned(),
+        epoch: Epoch(newest.get() + 1),
+    };
+    let blocks = RemoteBlocks::open(options).await.expect("everything is healed");
+    let mut epochs = Vec::new();
+    while (epochs.len() as u64) < blocks.height() {
+        let page = blocks.read_page(BlockNumber(epochs.len() as u64), 50).await.expect("everything is healed");
+        epochs.extend(page.iter().map(|block| block.epoch));
+    }
+    epochs
+}
+
+/// What came of a world: transactions reported, blocks, and blocks of the first and of later reigns.
+async fn world(sim: Sim) -> (usize, u64, Vec<u64>) {
+    let mut chance = sim.chance();
+    let setup = Terms_ { batch: batch(3), ..Terms_::seeded(2, EndorsementRule::Any) };
+    let consortium = Arc::new(Consortium::found(setup));
+    let fabric = SimFabric::new(&sim);
+    sim.node("orderer").start({
+        let consortium = consortium.clone();
+        move || run_orderer(consortium.clone())
+    });
+    sim.node(LOCAL).start({
+        let consortium = consortium.clone();
+        move || run_local(consortium.clone())
+    });
+    sim.node(STORAGE).start(run_storage);
+    for number in 0..DONORS {
+        let fabric = fabric.clone();
+        sim.node(&donor(number)).start(move || run_donor(fabric.clone(), number));
+    }
+    let reign = |name: &'static str| {
+        let (consortium, fabric) = (consortium.clone(), fabric.clone());
+        sim.node(name).start(move || run_compute(consortium.clone(), fabric.clone(), name));
+    };
+    reign(COMPUTES[0]);
+    let names = || COMPUTES.into_iter().chain([LOCAL]).map(str::to_owned).collect::<Vec<_>>();
+    let created = sim.node("client0").spawn(run_client(consortium.clone(), sim.clone(), names(), true));
+    let mut reports = created.await.expect("clients run to their end");
+    assert!(!reports.is_empty());
+    for _ in 0..3 {
+        let point: &&str = chance.pick(&FAULT_POINTS);
+        sim.inject(point, 0.1);
+    }
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|index| {
+            let client = run_client(consortium.clone(), sim.clone(), names(), false);
+            sim.node(&format!("client{index}")).spawn(client)
+        })
+        .collect();
+    let mut some_time = |from: u64, to: u64| {
+        let time = chance.duration(&(Duration::from_millis(from)..Duration::from_millis(to)));
+        rt::sleep(time)
+    };
+    // The storage node is away for a while, then the compute node, then memory.
+    for name in [STORAGE, COMPUTES[0], "memory0"] {
+        some_time(300, 2_000).await;
+        sim.node(name).crash();
+        some_time(10, 800).await;
+        sim.node(name).restart();
+    }
+    some_time(300, 2_000).await;
+    sim.node(COMPUTES[0]).pause();
+    some_time(0, 50).await;
+    let before = {
+        // What the first has sent is appended or lost by now: nobody else writes, and it is paused.
+        rt::sleep(Duration::from_millis(500)).await;
+        storage::node::newest_epoch(STORAGE, &storage_token(), CHANNEL).await.expect("the node is up")
+    };
+    reign(COMPUTES[1]);
+    some_time(0, 300).await;
+    sim.node(COMPUTES[0]).resume();
+    // Once more with the second one in charge.
+    for name in [STORAGE, "memory1"] {
+        some_time(300, 2_000).await;
+        sim.node(name).crash();
+        some_time(10, 800).await;
+        sim.node(name).restart();
+    }
+    for client in clients {
+        reports.extend(client.await.expect("clients run to their end"));
+    }
+    sim.heal_all();
+    for point in FAULT_POINTS {
+        sim.inject(point, 0.0);
+    }
+    let mut verdicts = [String::new(), String::new()];
+    for _ in 0..200 {
+        rt::sleep(Duration::from_millis(500)).await;
+        for (verdict, name) in verdicts.iter_mut().zip([COMPUTES[1], LOCAL]) {
+            *verdict = ask_verdict(&verdict_address(name)).await.unwrap_or_default();
+        }
+        if verdicts[0] == verdicts[1] && verdicts[0].split(' ').count() == 3 {
+            break;
+        }
+    }
+    assert_eq!(verdicts[0], verdicts[1], "the second compute node and the other organisation's peer");
+    let height: u64 = verdicts[0].split(' ').next().and_then(|height| height.parse().ok()).expect("a height");
+    let fenced = ask_verdict(&verdict_address(COMPUTES[0])).await.unwrap_or_default();
+    assert!(fenced.starts_with("failed: "), "the first compute node goes on: {fenced}");
+    let remote = Remote::new([COMPUTES[1].to_owned(), LOCAL.to_owned()]);
+    for peer in &remote.peers {
+        peer.reached().await;
+    }
+    for (tx_id, code, block) in &reports {
+        for index in 0..2 {
+            let status = remote.status(index, &TxId::from(tx_id.as_str())).await.expect("it was committed");
+            assert_eq!(status, (*code, *block), "{tx_id} at {}", [COMPUTES[1], LOCAL][index]);
+        }
+    }
+    let epochs = epochs().await;
+    assert_eq!(epochs.len() as u64, height);
+    assert!(epochs.is_sorted(), "a block of an earlier reign stands behind one of a later: {epochs:?}");
+    let of_first = epochs.iter().filter(|epoch| **epoch <= before).count() as u64;
+    let mut reigns = BTreeMap::<Epoch, u64>::new();
+    epochs.into_iter().for_each(|epoch| *reigns.entry(epoch).or_default() += 1);
+    assert!(of_first > 0 && of_first < height, "both have reigned: {reigns:?}");
+    sim.note(&verdicts[0]);
+    (reports.len(), height, reigns.into_values().collect())
+}
+
+fn run(seed: u64) -> Report<(usize, u64, Vec<u64>)> {
+    Simulation::new(seed).run(world).unwrap_or_else(|failure| panic!("HEDDLE_SEED={seed}: {failure}"))
+}
+
+#[test]
+fn nothing_is_lost_with_the_storage_node_the_peer_or_memory_and_one_primary_reigns() {
+    let seeds = match std::env::var("HEDDLE_SEED") {
+        Ok(seed) => vec![seed.parse().expect("HEDDLE_SEED is a number")],
+        Err(_) => (1..=SEEDS).collect::<Vec<u64>>(),
+    };
+    let mut injected = BTreeMap::new();
+    for seed in &seeds {
+        let report = run(*seed);
+        let (reported, height, reigns) = &report.value;
+        println!("seed {seed}: {reported} reported in {height} blocks of reigns {reigns:?}, {:?}", report.elapsed);
+        for (name, point) in report.fault_points {
+            *injected.entry(name).or_insert(0) += point.injected;
+        }
+    }
+    for point in FAULT_POINTS.iter().filter(|_| seeds.len() > 1) {
+        assert!(injected.get(*point).is_some_and(|times| *times > 0), "{point} was never hit: {injected:?}");
+    }
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    Simulation::new(77).check(world).expect("both runs are the same");
+}
