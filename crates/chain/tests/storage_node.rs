@@ -37,7 +37,7 @@ use storage::{DataDirectory, GroupSync, StateStore};
 use support::*;
 use world::{Remote, ask_verdict, run_client, run_orderer, tell_verdicts};
 
-const SEEDS: u64 = 6;
+const SEEDS: u64 = 24;
 const CLIENTS: usize = 2;
 const DONORS: u32 = 2;
 const SECTION_BYTES: u64 = 16 << 10;
@@ -227,16 +227,12 @@ async fn world(sim: Sim) -> (usize, u64, Vec<u64>) {
     let created = sim.node("client0").spawn(run_client(consortium.clone(), sim.clone(), names(), true));
     let mut reports = created.await.expect("clients run to their end");
     assert!(!reports.is_empty());
-    for _ in 0..3 {
+    for _ in 0..4 {
         let point: &&str = chance.pick(&FAULT_POINTS);
         sim.inject(point, 0.1);
     }
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|index| {
-            let client = run_client(consortium.clone(), sim.clone(), names(), false);
-            sim.node(&format!("client{index}")).spawn(client)
-        })
-        .collect();
+    let client = |name: &str| sim.node(name).spawn(run_client(consortium.clone(), sim.clone(), names(), false));
+    let mut clients: Vec<_> = (0..CLIENTS).map(|index| client(&format!("client{index}"))).collect();
     let mut some_time = |from: u64, to: u64| {
         let time = chance.duration(&(Duration::from_millis(from)..Duration::from_millis(to)));
         rt::sleep(time)
@@ -259,6 +255,8 @@ async fn world(sim: Sim) -> (usize, u64, Vec<u64>) {
     reign(COMPUTES[1]);
     some_time(0, 300).await;
     sim.node(COMPUTES[0]).resume();
+    // Whatever the others have left to send: there are blocks that the first would store.
+    clients.push(client("late client"));
     // Once more with the second one in charge.
     for name in [STORAGE, "memory1"] {
         some_time(300, 2_000).await;
@@ -285,7 +283,15 @@ async fn world(sim: Sim) -> (usize, u64, Vec<u64>) {
     }
     assert_eq!(verdicts[0], verdicts[1], "the second compute node and the other organisation's peer");
     let height: u64 = verdicts[0].split(' ').next().and_then(|height| height.parse().ok()).expect("a height");
-    let fenced = ask_verdict(&verdict_address(COMPUTES[0])).await.unwrap_or_default();
+    // It finds out with the next block that it wants to store.
+    let mut fenced = String::new();
+    for _ in 0..200 {
+        fenced = ask_verdict(&verdict_address(COMPUTES[0])).await.unwrap_or_default();
+        if fenced.starts_with("failed: ") {
+            break;
+        }
+        rt::sleep(Duration::from_millis(500)).await;
+    }
     assert!(fenced.starts_with("failed: "), "the first compute node goes on: {fenced}");
     let remote = Remote::new([COMPUTES[1].to_owned(), LOCAL.to_owned()]);
     for peer in &remote.peers {

@@ -92,3 +92,24 @@ fn thousands_are_grouped() {
         assert_eq!(grouped(number), text);
     }
 }
+
+#[test]
+fn pairs_show_the_one_whose_ratio_is_the_median_and_every_ratio() {
+    let costing = |us: u64| {
+        let mut report = report();
+        report.measurement.server_cpu_us = 400 * us;
+        report
+    };
+    let pairs = vec![(costing(600), costing(500)), (costing(515), costing(500)), (costing(400), costing(500))];
+    let (asked, pairs) = Pairs::median(pairs, Some(Bound::AtMost(1.05)));
+    assert_eq!(asked.server_cpu_us(), 515.0);
+    assert_eq!(pairs.server_cpu_over_monolithic(), 1.03);
+    let mut json = asked.to_json();
+    pairs.add_to(&mut json);
+    assert_eq!(json["ratios"]["server_cpu_over_monolithic"], 1.03);
+    assert_eq!(json["pairs"], json!([1.2, 1.03, 0.8]));
+    assert_eq!(json["bounds"]["server_cpu_over_monolithic"], "at most 1.05");
+    assert_eq!(json["rows"][2]["name"], "monolithic");
+    assert_eq!(json["rows"][2]["server_cpu_us_per_valid"], 500.0);
+    assert!(pairs.to_table().contains("1.030, the median of 1.200, 1.030, 0.800; bound at most 1.05: kept"));
+}

@@ -65,6 +65,7 @@ fn everyday_command_lines_are_understood() {
         "heddle ledger show --block 3 --json",
         "heddle bench smallbank --seconds 2.5 --clients 10 --json r.json",
         "heddle bench smallbank --connect ./heddle-data --no-load",
+        "heddle bench smallbank --pairs 5 --seconds 10",
         "heddle bench ycsb --mix read=90,scan=10 --zipf 0.99 --wait events",
         "heddle bench kmeans --k 5 --threshold 0.5",
     ] {
@@ -88,6 +89,8 @@ fn nonsense_is_refused_before_anything_starts() {
         "heddle bench smallbank --accounts 1",
         "heddle bench smallbank --connect d --orgs 3",
         "heddle bench smallbank --no-load",
+        "heddle bench smallbank --pairs 0",
+        "heddle bench smallbank --pairs 5 --monolithic",
         "heddle bench ycsb --mix read=90",
     ] {
         assert!(parse(line).is_err(), "{line}");
