@@ -36,6 +36,8 @@ const VALUES: usize = 64;
 /// A state with its block store, and where its blocks stand.
 struct Peer {
     state: Arc<dyn WorldState>,
+    /// Where the disaggregated form's rows are made.
+    store: Option<Arc<LocalStateStore>>,
     blocks: BlockStore,
     tip: [u8; 32],
     persisting: Option<rt::Task<Result<(), state::Error>>>,
@@ -55,7 +57,7 @@ impl Materializer for Rows {
             let value = key + key_bytes;
             let end = value + value_bytes;
             let version = Version::new(number.get(), transaction);
-            batch.put(NAMESPACE, &block[key..value], version, Some(block.slice(value..end)))?;
+            batch.put(NAMESPACE, &block[key..value], version, Some(Bytes::copy_from_slice(&block[value..end])))?;
             (at, transaction) = (end, transaction + 1);
         }
         Ok(())
@@ -66,7 +68,7 @@ impl Peer {
     async fn monolithic(folder: &Path) -> Result<Peer, Error> {
         let (blocks, tables) = stores(folder).await?;
         let state = Arc::new(Monolithic::open(tables, state::Settings::default()));
-        Ok(Peer { state, blocks, tip: NO_PREVIOUS, persisting: None, _pool: None })
+        Ok(Peer { state, store: None, blocks, tip: NO_PREVIOUS, persisting: None, _pool: None })
     }
 
     async fn disaggregated(folder: &Path, latency: Option<Duration>) -> Result<Peer, Error> {
@@ -81,21 +83,22 @@ impl Peer {
             data_cache_bytes: cache_bytes - cache_bytes / 8,
             ..DisaggregatedSettings::default()
         };
-        let state = Disaggregated::open(Arc::new(pool.space.clone()), store, settings).await;
+        let state = Disaggregated::open(Arc::new(pool.space.clone()), store.clone(), settings).await;
         let state = Arc::new(state.map_err(|error| failed("the state", error))?);
-        Ok(Peer { state, blocks, tip: NO_PREVIOUS, persisting: None, _pool: Some(pool) })
+        Ok(Peer { state, store: Some(store), blocks, tip: NO_PREVIOUS, persisting: None, _pool: Some(pool) })
     }
 
     async fn commit(&mut self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         let number = self.state.height();
-        let mut parts = Vec::with_capacity(writes.len() * 2);
+        let bytes = writes.iter().map(|(key, value)| 6 + key.len() + value.len()).sum();
+        let mut block_bytes = BytesMut::with_capacity(bytes);
         for (key, value) in writes {
-            let mut head = BytesMut::with_capacity(6 + key.len());
-            head.extend_from_slice(&(key.len() as u16).to_le_bytes());
-            head.extend_from_slice(&(value.len() as u32).to_le_bytes());
-            head.extend_from_slice(key.as_bytes());
-            parts.extend([head.freeze(), value.clone()]);
+            block_bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
+            block_bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+            block_bytes.extend_from_slice(key.as_bytes());
+            block_bytes.extend_from_slice(value);
         }
+        let block_bytes = block_bytes.freeze();
         let mut header_hash = [0; 32];
         header_hash[..8].copy_from_slice(&(number + 1).to_le_bytes());
         let transactions: Vec<(TxId, u8)> = Vec::new();
@@ -104,12 +107,16 @@ impl Peer {
             header_hash,
             previous_hash: self.tip,
             epoch: Epoch(0),
-            parts: &parts,
+            parts: std::slice::from_ref(&block_bytes),
             transactions: &transactions,
         });
         appended.await.map_err(|error| failed("a block", error))?;
         self.blocks.sync().await.map_err(|error| failed("a block", error))?;
         self.tip = header_hash;
+        if let Some(store) = &self.store {
+            // As a storage node does with a block that it was given.
+            store.prepare(BlockNumber(number), header_hash, &block_bytes);
+        }
         if self.state.wants_persist() {
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }

@@ -31,6 +31,8 @@ pub const EXHAUSTED_PAUSE: Duration = Duration::from_secs(1);
 const SWEEP_BUFFERS: usize = 512;
 /// How often reclamation runs when no block does it.
 const RECLAIM_PERIOD: Duration = Duration::from_millis(100);
+/// Blocks that may pass before storage is told that nobody reads below them.
+const TELL_BLOCKS: u64 = 4;
 /// The pause after storage could not do what was asked.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -72,7 +74,10 @@ impl Shared {
         loop {
             let height = *savepoint.borrow_and_update();
             self.settle(height).await;
-            self.prune(height).await;
+            if let Err(error) = self.prune().await {
+                tracing::debug!(%error, "old versions stay in storage for now");
+                rt::sleep(RETRY_PAUSE).await;
+            }
             if savepoint.changed().await.is_err() {
                 return;
             }
@@ -96,6 +101,7 @@ impl Shared {
             if orphans {
                 self.sweep().await;
             }
+            self.keep_storage_told().await;
         }
     }
 
@@ -151,13 +157,21 @@ impl Shared {
         }
     }
 
-    async fn prune(&self, savepoint: u64) {
-        let oldest = self.floor().min(savepoint).saturating_sub(1);
-        if oldest > 0
-            && let Err(error) = self.store.prune(BlockNumber(oldest)).await
+    /// Tells storage below which block nobody reads any more.
+    pub(super) async fn prune(&self) -> Result<(), storage::Error> {
+        let oldest = self.floor().saturating_sub(1);
+        self.told.store(oldest, Ordering::Relaxed);
+        if oldest == 0 { Ok(()) } else { self.store.prune(BlockNumber(oldest)).await }
+    }
+
+    /// As [`Shared::prune`], when storage does not know it of many blocks: it leaves out versions of the blocks to come
+    /// that nobody will see.
+    async fn keep_storage_told(&self) {
+        let untold = self.height.load(Ordering::Acquire).saturating_sub(self.told.load(Ordering::Relaxed));
+        if untold > TELL_BLOCKS
+            && let Err(error) = self.prune().await
         {
             tracing::debug!(%error, "old versions stay in storage for now");
-            rt::sleep(RETRY_PAUSE).await;
         }
     }
 

@@ -128,6 +128,8 @@ struct Shared {
     height: AtomicU64,
     /// Views below this height are fenced.
     admitted: AtomicU64,
+    /// What storage was last told: nobody reads below this block.
+    told: AtomicU64,
     current: RwLock<Option<Arc<View>>>,
     views: Mutex<VecDeque<(u64, Weak<View>)>>,
     writer: rt::sync::Mutex<Writer>,
@@ -203,6 +205,7 @@ impl Disaggregated {
             gone: Gone::default(),
             height: AtomicU64::new(height),
             admitted: AtomicU64::new(height),
+            told: AtomicU64::new(height.saturating_sub(1)),
             current: RwLock::new(None),
             views: Mutex::default(),
             writer: rt::sync::Mutex::new(Writer::default()),
@@ -426,6 +429,7 @@ impl Shared {
         let _one_at_a_time = self.persisting.lock().await;
         if self.store.savepoint().height < height {
             fault::hold_up("state.savepoint").await;
+            self.prune().await?;
             self.store.materialize(height).await?;
         }
         let reached = self.store.savepoint().height;

@@ -31,7 +31,9 @@ pub struct LocalStateStore {
     savepoint: WatchSender<u64>,
     materializing: AsyncMutex<()>,
     /// Rows that were written since pruning last looked at some.
-    written: Arc<AtomicU64>,
+    pub(super) written: Arc<AtomicU64>,
+    /// Nobody reads below this block; it may lie above the savepoint.
+    oldest: AtomicU64,
     ahead: Mutex<Ahead>,
 }
 
@@ -74,13 +76,17 @@ impl LocalStateStore {
             savepoint: watched,
             materializing: AsyncMutex::new(()),
             written: Arc::default(),
+            oldest: AtomicU64::new(0),
             ahead: Mutex::new(Ahead::new(savepoint.height)),
         })
     }
 
     /// From now on savepoints are written under this reign, if it is the newest.
     pub fn set_epoch(&self, epoch: Epoch) {
-        self.epoch.fetch_max(epoch.get(), Ordering::AcqRel);
+        if self.epoch.fetch_max(epoch.get(), Ordering::AcqRel) < epoch.get() {
+            // What the primary before said of its readers does not bind this one's.
+            self.oldest.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Takes a durable block while its bytes are at hand, so that they need not be read back later: its rows are made now,
@@ -89,7 +95,10 @@ impl LocalStateStore {
     pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &Bytes) {
         let mut ahead = lock(&self.ahead);
         if ahead.batch.bytes() >= MATERIALIZE_BYTES_SOFT_MAX {
-            return;
+            ahead.batch.thin(self.oldest.load(Ordering::Relaxed));
+            if ahead.batch.bytes() >= MATERIALIZE_BYTES_SOFT_MAX {
+                return;
+            }
         }
         if ahead.next != number.get() {
             *ahead = Ahead::new(number.get());
@@ -129,11 +138,11 @@ impl LocalStateStore {
         let epoch = Epoch(self.epoch.load(Ordering::Acquire));
         let tables = Arc::clone(&self.tables);
         let written = Arc::clone(&self.written);
+        let oldest = self.oldest.load(Ordering::Relaxed);
         if let Some(Ahead { next, block_hash, mut batch, .. }) = self.take_prepared(from) {
             batch.cover(Savepoint { height: next, epoch, block_hash })?;
             return rt::blocking(move || {
-                written.fetch_add(batch.len() as u64, Ordering::Relaxed);
-                tables.write(batch)?;
+                written.fetch_add(write_seen(&*tables, batch, oldest)? as u64, Ordering::Relaxed);
                 Ok(true)
             })
             .await;
@@ -147,7 +156,7 @@ impl LocalStateStore {
         rt::blocking(move || {
             let mut blocks = page.into_iter();
             while blocks.len() > 0 {
-                let rows = write_batch(&*materializer, &*tables, epoch, &mut blocks)?;
+                let rows = write_batch(&*materializer, &*tables, epoch, oldest, &mut blocks)?;
                 written.fetch_add(rows as u64, Ordering::Relaxed);
             }
             Ok(true)
@@ -161,6 +170,7 @@ fn write_batch(
     materializer: &dyn Materializer,
     tables: &dyn Tables,
     epoch: Epoch,
+    oldest: u64,
     blocks: &mut std::vec::IntoIter<crate::blocks::StoredBlock>,
 ) -> Result<usize, Error> {
     let Some(last) = blocks.as_slice().last() else { return Ok(0) };
@@ -175,8 +185,16 @@ fn write_batch(
         }
     }
     batch.cover(covered)?;
+    write_seen(tables, batch, oldest)
+}
+
+/// Writes the rows of a batch that somebody may see who reads at `oldest` or later; how many there were.
+fn write_seen(tables: &dyn Tables, mut batch: RowBatch, oldest: u64) -> Result<usize, Error> {
+    batch.thin(oldest);
     let rows = batch.len();
     tables.write(batch)?;
+    // Nobody knows yet that these blocks have rows: whoever learns it, and would read below `oldest`, is refused.
+    tables.prune(BlockNumber(oldest), 0)?;
     Ok(rows)
 }
 
@@ -241,6 +259,7 @@ impl StateStore for LocalStateStore {
     }
 
     async fn prune(&self, oldest: BlockNumber) -> Result<(), Error> {
+        self.oldest.fetch_max(oldest.get(), Ordering::Relaxed);
         let tables = Arc::clone(&self.tables);
         let written = self.written.swap(0, Ordering::Relaxed);
         let rows = usize::try_from(written.saturating_mul(PRUNE_ROWS_FOR_EACH)).unwrap_or(usize::MAX);

@@ -38,7 +38,7 @@ pub const KEYS_MAX: usize = 65_536;
 /// Blocks that are read back and made into rows in one batch.
 pub const MATERIALIZE_BLOCKS_MAX: usize = 16;
 /// A batch takes no further block once its rows have so many bytes.
-pub const MATERIALIZE_BYTES_SOFT_MAX: usize = 32 << 20;
+pub const MATERIALIZE_BYTES_SOFT_MAX: usize = 64 << 20;
 
 /// Rows of one channel's world state, made from its blocks; see [the module](self).
 #[async_trait::async_trait]
@@ -102,7 +102,7 @@ pub trait StateStore: Send + Sync + 'static {
     async fn materialize(&self, height: u64) -> Result<Savepoint, Error>;
 
     /// From now on nobody reads below block `oldest`: versions that no such reader sees may go, a bounded number at each
-    /// call.
+    /// call. Blocks from the savepoint up to `oldest` count too: versions of theirs that nobody will see are not written.
     ///
     /// # Errors
     /// [`Error::Fenced`] when a newer primary has opened the channel; errors of engine or link.

@@ -1,7 +1,8 @@
 //! A batch of rows that leads from one savepoint to the next.
 
-use base::{Bytes, Version};
+use base::{Bytes, Map, Version};
 
+use super::key::RowKey;
 use super::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, Savepoint, key};
 use crate::Error;
 
@@ -16,7 +17,8 @@ pub struct RowBatch {
     keys: Vec<u8>,
     rows: Vec<BatchRow>,
     value_bytes: usize,
-    /// All rows are of blocks below this number.
+    /// All rows are of blocks from the first of these numbers on, and below the second.
+    blocks_begin: u64,
     blocks_end: u64,
 }
 
@@ -29,7 +31,14 @@ struct BatchRow {
 impl RowBatch {
     /// A batch without rows.
     pub fn new(savepoint: Savepoint) -> RowBatch {
-        RowBatch { savepoint, keys: Vec::new(), rows: Vec::new(), value_bytes: 0, blocks_end: 0 }
+        RowBatch {
+            savepoint,
+            keys: Vec::new(),
+            rows: Vec::new(),
+            value_bytes: 0,
+            blocks_begin: u64::MAX,
+            blocks_end: 0,
+        }
     }
 
     /// Adds a row: `value`, or the deletion of the key, written by transaction `version`. Of rows with the same key and
@@ -55,6 +64,7 @@ impl RowBatch {
         key::push_prefix(&mut self.keys, namespace, key);
         key::push_suffix(&mut self.keys, version, value.is_some());
         self.value_bytes += value.as_ref().map_or(0, Bytes::len);
+        self.blocks_begin = self.blocks_begin.min(version.block);
         self.blocks_end = self.blocks_end.max(version.block + 1);
         self.rows.push(BatchRow { key_end: self.keys.len(), value });
         Ok(())
@@ -67,6 +77,46 @@ impl RowBatch {
         }
         self.savepoint = savepoint;
         Ok(())
+    }
+
+    /// Drops the rows that nobody sees who reads at block `oldest` or later: of each key, those below its newest version up
+    /// to `oldest`. Who reads at an older block may miss versions from then on.
+    pub(crate) fn thin(&mut self, oldest: u64) {
+        if oldest < self.blocks_begin {
+            return;
+        }
+        let mut newest: Map<&[u8], Version> = Map::default();
+        let version_of = |row: &[u8]| RowKey::split(row).map(|row| row.version).expect("the batch made it");
+        let prefix_of = |row: &'_ [u8]| row.len() - key::SUFFIX_BYTES;
+        for (row, _) in self.rows() {
+            let version = version_of(row);
+            if version.block <= oldest {
+                let known = newest.entry(&row[..prefix_of(row)]).or_insert(version);
+                *known = version.max(*known);
+            }
+        }
+        let is_seen: Vec<bool> = self
+            .rows()
+            .map(|(row, _)| {
+                let version = version_of(row);
+                version.block > oldest || newest.get(&row[..prefix_of(row)]) == Some(&version)
+            })
+            .collect();
+        if is_seen.iter().all(|seen| *seen) {
+            return;
+        }
+        let (keys, rows) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.rows));
+        self.value_bytes = 0;
+        let mut start = 0;
+        for (row, is_seen) in rows.into_iter().zip(is_seen) {
+            let key = &keys[start..row.key_end];
+            start = row.key_end;
+            if is_seen {
+                self.keys.extend_from_slice(key);
+                self.value_bytes += row.value.as_ref().map_or(0, Bytes::len);
+                self.rows.push(BatchRow { key_end: self.keys.len(), value: row.value });
+            }
+        }
     }
 
     /// The savepoint it leads to.
