@@ -5,6 +5,8 @@
 //!    limit, and puts the links into a bounded backlog.
 //! 3. Over TLS each side proves with its certificate to be of one of the configured organisations; the link's
 //!    [`peer`](base::rt::net::Link::peer) is that organisation's name. A stranger gets no link and costs one handshake.
+//! 4. A host that falls silent is noticed: its links end within [`UNANSWERED_MAX`] and one [`KEEP_ALIVE`], whether messages
+//!    are under way or not.
 //!
 //! Frames and the halves of a link are in [`frames`].
 
@@ -34,8 +36,11 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// A silent connection is asked for a sign of life after this long, and as often again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Signs of life that may be missing.
+/// Signs of life that may be missing, where the kernel counts them and not the time.
 const KEEP_ALIVE_PROBES: u32 = 3;
+/// A connection is lost when nothing has answered for so long: no sign of life came, what was sent was not acknowledged,
+/// or the other side took none of it. Without this the kernel goes on sending for a quarter of an hour.
+const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 
 /// The scheme of [`TcpTransport`].
 pub const TCP_SCHEME: &str = "tcp";
@@ -91,6 +96,7 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, KEEP_ALIVE)?;
     sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE)?;
     sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_PROBES)?;
+    sockopt::set_tcp_user_timeout(socket, UNANSWERED_MAX.as_millis() as u32)?;
     Ok(())
 }
 

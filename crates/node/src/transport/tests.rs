@@ -9,7 +9,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::frames::{Decoded, FRAME_BYTES_MAX, decode};
-use super::{Organisation, TcpTransport, TlsIdentity, TlsTransport};
+use super::{Organisation, TcpTransport, TlsIdentity, TlsTransport, UNANSWERED_MAX, dial};
 
 /// Generous: nothing is measured, a test that hangs is to fail.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -212,4 +212,21 @@ fn a_claimed_length_reserves_little_before_its_bytes_come() {
     let mut buffer = BytesMut::from(&(FRAME_BYTES_MAX as u32 + 1).to_le_bytes()[..]);
     buffer.extend_from_slice(&[0; 4]);
     assert!(decode(&mut buffer).is_err());
+}
+
+/// A host lost its power while blocks were on their way to it. Nobody sent a reset, bytes were under way, and so no sign of
+/// life was asked for: the link seemed to be there for a quarter of an hour.
+#[test]
+fn sockets_give_up_a_host_that_falls_silent_while_bytes_are_under_way() {
+    use rustix::net::sockopt;
+    production::run(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let socket = dial(&address).await.expect("it listens");
+        assert_eq!(
+            u128::from(sockopt::tcp_user_timeout(&socket).expect("it can be asked")),
+            UNANSWERED_MAX.as_millis()
+        );
+        assert!(sockopt::socket_keepalive(&socket).expect("it can be asked"));
+    });
 }
