@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// How often spinning may fail in a row before it is tried only now and then.
-const FAILURES_MAX: i32 = 4;
+const FAILURES_MAX: i32 = 8;
 /// Then every so many times.
-const TRIALS: i32 = 32;
+const TRIALS: i32 = 8;
 
 /// How spinning has gone so far.
 #[derive(Default)]
