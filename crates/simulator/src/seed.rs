@@ -243,6 +243,11 @@ async fn drive(
     let plan = scenario.plan.clone();
     let calls = loads(&scenario);
     let network = Network::start(sim.clone(), scenario, mutant, witness.clone())?;
+    // An index grows most while it is filled.
+    for (name, probability) in network.scenario.fault_points.iter().filter(|(name, _)| name.starts_with("state.split."))
+    {
+        sim.inject(name, *probability);
+    }
     let mut claims = insist(&network, calls, "load what contracts need").await?;
 
     if let Some(mutant) = mutant {
