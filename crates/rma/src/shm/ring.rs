@@ -23,6 +23,17 @@ use crate::WORD_BYTES;
 /// Bytes of one ring; a power of two.
 pub(super) const RING_BYTES: usize = 256 << 10;
 
+/// From so many bytes on, what follows a record's header begins at a cache line, so that copies cross none.
+const ALIGNED_BYTES_MIN: usize = 512;
+const LINE_BYTES: u64 = 64;
+
+const _: () = assert!(RING_BYTES.is_multiple_of(LINE_BYTES as usize));
+
+/// Bytes that are left unused between a header that ends at `position` and the record's bytes.
+fn gap(position: u64, length: usize) -> usize {
+    if length < ALIGNED_BYTES_MIN { 0 } else { (position.wrapping_neg() % LINE_BYTES) as usize }
+}
+
 /// The other side's index is not possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Corrupt;
@@ -95,6 +106,16 @@ impl<P: Place> Producer<P> {
         self.tail += WORD_BYTES as u64;
     }
 
+    /// What [`Producer::skip`] is to leave unused behind the header of a record of so many bytes, which is written next.
+    pub(super) fn gap(&self, length: usize) -> usize {
+        gap(self.tail + WORD_BYTES as u64, length)
+    }
+
+    /// Leaves bytes unused; there must be room.
+    pub(super) fn skip(&mut self, bytes: usize) {
+        self.tail += bytes as u64;
+    }
+
     /// Writes bytes; there must be room.
     pub(super) fn write(&mut self, bytes: &[u8]) {
         let at = self.tail as usize & (self.place.bytes() - 1);
@@ -165,6 +186,16 @@ impl<P: Place> Consumer<P> {
         let word = self.place.load(self.head as usize & (self.place.bytes() - 1));
         self.head += WORD_BYTES as u64;
         word
+    }
+
+    /// What [`Consumer::skip`] is to pass over between the header that was read last and the record's bytes.
+    pub(super) fn gap(&self, length: usize) -> usize {
+        gap(self.head, length)
+    }
+
+    /// Passes over bytes, which must be available.
+    pub(super) fn skip(&mut self, bytes: usize) {
+        self.head += bytes as u64;
     }
 
     /// Appends bytes, which must be available.

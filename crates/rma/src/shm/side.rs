@@ -114,11 +114,13 @@ impl Sender {
     /// Writes as much as there is room for.
     fn push(&mut self, outgoing: &mut Outgoing, parts: &[Bytes]) -> Result<Pushed, Corrupt> {
         if outgoing.length <= PIECE_BYTES_MAX {
-            let wanted = WORD_BYTES + padded(outgoing.length);
+            let gap = self.producer.gap(outgoing.length);
+            let wanted = WORD_BYTES + gap + padded(outgoing.length);
             if self.producer.room(wanted)? < wanted {
                 return Ok(Pushed::Blocked(wanted));
             }
             self.producer.word(header(outgoing.kind, outgoing.length));
+            self.producer.skip(gap);
             parts.iter().for_each(|part| self.producer.write(part));
             self.producer.publish();
             return Ok(Pushed::All);
@@ -169,12 +171,14 @@ impl Receiver {
             }
             let header = self.consumer.word();
             let (kind, length) = (header >> 32, header as u32 as usize);
-            if available < WORD_BYTES + padded(length) {
+            let gap = if kind == KIND_MESSAGE { self.consumer.gap(length) } else { 0 };
+            if available < WORD_BYTES + gap + padded(length) {
                 return Err(Corrupt);
             }
             match (kind, &mut self.partial) {
                 (KIND_MESSAGE, None) => {
-                    let mut message = BytesMut::new();
+                    let mut message = BytesMut::with_capacity(length);
+                    self.consumer.skip(gap);
                     self.consumer.read(length, &mut message);
                     self.consumer.publish();
                     return Ok(Some(Incoming::Message(message.freeze())));
