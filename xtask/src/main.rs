@@ -85,7 +85,7 @@ fn root() -> PathBuf {
 }
 
 /// Number of fixed simulation seeds that every change must pass.
-const SEEDS_FIXED: u64 = 800;
+const SEEDS_FIXED: u64 = 1000;
 
 /// Number of fixed seeds of the disaggregated state alone, which are much shorter.
 const STATE_SEEDS_FIXED: u64 = 3000;

@@ -1,7 +1,7 @@
-//! What reads and blocks of the state on pooled memory cost in processor time, against verbs alone and the hash map.
+//! What reads and blocks of the state on pooled memory cost in processor time, against verbs alone and the monolithic state.
 //!
-//! `cargo run --release -p heddle-state --example state_costs [-- PART ROUNDS]` with a part: `cold`, `warm`, `apply` or
-//! `ycsb`; all of them unless given. Meant for a profiler: `perf record -e cpu-clock -g …`. Times belong to a machine.
+//! `cargo run --release -p heddle-state --example state_costs [-- PART ROUNDS]` with a part: `warm`, `cold`, `shaped`,
+//! `apply` or `ycsb`; all of them unless given. Meant for a profiler: `perf record -e cpu-clock -g …`. Times belong to a machine.
 
 use std::sync::Arc;
 use std::time::Duration;
