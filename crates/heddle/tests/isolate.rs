@@ -4,6 +4,7 @@
 mod support;
 
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use node::{Endpoints, ProcessRole, Ready};
@@ -164,4 +165,66 @@ fn what_cannot_start_says_why_and_what_to_do() {
     refused(&["node", "memory", "--config", &shown], &["memory.section_bytes is 16777217", "a power of two"]);
     std::fs::write(&file, written.replace("tcp:", "udp:")).expect("ours");
     refused(&["node", "memory", "--config", &shown], &["memory.address", "tcp:host:port"]);
+}
+
+#[test]
+fn what_a_memory_node_refuses_is_said_by_the_compute_node() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    // Ports of outgoing connections begin above these.
+    let port = |offset: u32| (16_384 + (std::process::id() % 16_000) + offset).to_string();
+    let (links, gateway, orderer) = (port(0), port(100), port(101));
+    let ports = ["--links-port", &links, "--gateway-port", &gateway, "--orderer-port", &orderer, "--metrics-port", "0"];
+    let shown = dir.display().to_string();
+    let output = run(&[&["plan", "--orgs", "1", "--dir", &shown, "--host", "127.0.0.1"][..], &ports].concat());
+    assert!(output.status.success(), "{}", text(&output));
+
+    let nodes = dir.join("nodes");
+    let file = |name: &str| nodes.join(name).join("node.toml");
+    let _memory = ["memory-1", "memory-2"].map(|name| Role::start(ProcessRole::Memory, &nodes.join(name)));
+    let _storage = Role::start(ProcessRole::Storage, &nodes.join("storage-org1"));
+    let compute = file("compute-org1");
+    let written = std::fs::read_to_string(&compute).expect("the plan wrote it");
+    let refused = |changed: &str, expected: &[&str]| {
+        assert_ne!(changed, written, "the file says it otherwise");
+        std::fs::write(&compute, changed).expect("ours");
+        let output = run(&["node", "compute", "--config", &compute.display().to_string()]);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(expected.iter().all(|part| text(&output).contains(part)), "{}", text(&output));
+    };
+    let sections = ["gives sections of 16777216 bytes", "8388608", "configure the same section_bytes on both"];
+    refused(&written.replace("section_bytes = 16777216", "section_bytes = 8388608"), &sections);
+
+    let (before, last) = written.rsplit_once("token = \"").expect("each memory node has a token");
+    let other = format!("{before}token = \"{}{}", if last.starts_with('0') { '1' } else { '0' }, &last[1..]);
+    refused(&other, &["refuses org1", "another token", "at the memory node"]);
+    let stranger = written.replace("owner = \"org1\"", "owner = \"org9\"");
+    refused(&stranger, &["refuses org9", "does not know our name", "register this owner"]);
+}
+
+/// A role in a process of its own, killed when dropped.
+struct Role(std::process::Child);
+
+impl Role {
+    /// Starts it and waits until it is ready.
+    fn start(role: ProcessRole, folder: &Path) -> Role {
+        let config = folder.join("node.toml").display().to_string();
+        let mut command = support::heddle(&["node", role.name(), "--bound", "--config", &config]);
+        let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut started = Role(silent.spawn().expect("the program can be started"));
+        let start = Instant::now();
+        while Ready::load(folder).is_none_or(|ready| ready.process != started.0.id()) {
+            let ended = started.0.try_wait().expect("it is a child");
+            assert!(ended.is_none() && start.elapsed() < RESTART_PATIENCE, "{}: {ended:?}", folder.display());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        started
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -13,10 +13,13 @@
 //! with every plan, so that all processes of a network belong to one plan.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use base::rt;
 use identity::Role as CertificateRole;
 use identity::issue::{Organization as Issuer, TlsIdentity};
 
@@ -36,8 +39,13 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// From `ports.links` on: two of the orderer, then one of each compute node; from here on those of links within an
 /// organisation, where they are sockets.
 const INNER_PORTS: u16 = 40;
-/// How often free ports are asked for.
-const FREE_PORTS_MAX: usize = 1024;
+/// How many ports a network can have.
+const PORTS_MAX: usize = 1024;
+/// Where free ports are taken from. A process listens some time after its port was tried, and again after every restart:
+/// so they lie below those that the system gives to outgoing connections, one of which could have taken it by then.
+const FREE_PORTS: Range<u16> = 16_384..32_768;
+/// How many of them are tried.
+const TRIES_MAX: usize = 256;
 
 /// Where the processes of a network run.
 #[derive(Clone, Debug)]
@@ -117,7 +125,19 @@ struct Planner<'a> {
     memory_nodes: usize,
     storage_nodes: bool,
     /// Ports that were found free stay bound until the plan is made.
-    held: Vec<std::net::TcpListener>,
+    held: Vec<TcpListener>,
+}
+
+/// Binds one of [`FREE_PORTS`].
+fn bind_free(host: IpAddr) -> io::Result<TcpListener> {
+    let mut tries = 0;
+    loop {
+        let offset = rt::random_below((FREE_PORTS.end - FREE_PORTS.start).into()) as u16;
+        match TcpListener::bind((host, FREE_PORTS.start + offset)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < TRIES_MAX => tries += 1,
+            bound => return bound,
+        }
+    }
 }
 
 impl Network {
@@ -221,15 +241,20 @@ impl Planner<'_> {
         }
     }
 
-    /// A port of this process. On this machine it is tried, and 0 is any free one; of another host nobody here can know
-    /// which are free.
+    /// A port of this process. On this machine it is tried, and 0 is any free one of [`FREE_PORTS`]; of another host nobody
+    /// here can know which are free.
     fn port(&mut self, address: SocketAddr, key: &'static str) -> Result<SocketAddr, NodeError> {
         if matches!(self.placement, Placement::Hosts { .. }) {
             return if address.port() == 0 { Err(NodeError::AnyPort { key }) } else { Ok(address) };
         }
-        let bound = std::net::TcpListener::bind(address).map_err(|source| NodeError::Port { address, key, source })?;
-        assert!(self.held.len() < FREE_PORTS_MAX, "a network has a bounded number of processes");
-        let address = bound.local_addr().map_err(|source| NodeError::Port { address, key, source })?;
+        assert!(self.held.len() < PORTS_MAX, "a network has a bounded number of processes");
+        let bound = match address.port() {
+            0 => bind_free(address.ip()),
+            _ => TcpListener::bind(address),
+        };
+        let port_error = |source| NodeError::Port { address, key, source };
+        let bound = bound.map_err(port_error)?;
+        let address = bound.local_addr().map_err(port_error)?;
         self.held.push(bound);
         Ok(address)
     }
@@ -522,4 +547,17 @@ fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, bytes));
     written.map_err(NodeError::file("writing", &temporary))?;
     std::fs::rename(&temporary, path).map_err(NodeError::file("writing", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_ports_are_not_those_of_outgoing_connections() {
+        let host = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let bound: Vec<_> = (0..8).map(|_| bind_free(host).expect("one is free")).collect();
+        let ports: Vec<u16> = bound.iter().map(|one| one.local_addr().expect("it is bound").port()).collect();
+        assert!(ports.iter().all(|port| FREE_PORTS.contains(port)), "{ports:?}");
+    }
 }
