@@ -4,16 +4,16 @@ use std::fmt;
 use std::future::Future;
 use std::ops::{Add, AddAssign, Sub};
 use std::pin::{Pin, pin};
-use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use pin_project_lite::pin_project;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::context::Ambient;
 use super::{context, simulation};
 
-/// A point on the monotonic clock, in nanoseconds since the process (or the simulation) began to look at it.
+/// A point on the monotonic clock, in nanoseconds since the machine (or the simulation) began.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Instant(u64);
 
@@ -126,17 +126,14 @@ fn nanos_of(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn origin() -> std::time::Instant {
-    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
-    *ORIGIN.get_or_init(std::time::Instant::now)
-}
-
 /// The monotonic clock.
 pub fn now() -> Instant {
     if let Some(Ambient { world, life }) = context::ambient() {
         return Instant(world.clock_of(life.node));
     }
-    Instant(nanos_of(origin().elapsed()))
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
+    // Neither is negative, nor ends 64 bits within 584 years.
+    Instant(tv_sec as u64 * 1_000_000_000 + tv_nsec as u64)
 }
 
 /// The wall clock.

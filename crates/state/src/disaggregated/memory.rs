@@ -65,10 +65,21 @@ pub trait Memory: Send + Sync + 'static {
 /// Waits for a verb.
 #[inline]
 pub(super) async fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> Result<T, rma::Error> {
+    completed_meanwhile(memory, verb, || ()).await
+}
+
+/// Waits for a verb, and does something else while it is under way, if it is.
+#[inline]
+pub(super) async fn completed_meanwhile<T: Unpin>(
+    memory: &dyn Memory,
+    verb: Completion<T>,
+    meanwhile: impl FnOnce(),
+) -> Result<T, rma::Error> {
     let outcome = match verb.now() {
         Ok(outcome) => outcome,
         Err(verb) => {
             memory.flush();
+            meanwhile();
             verb.await
         }
     };

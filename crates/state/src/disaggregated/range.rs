@@ -206,8 +206,8 @@ impl View {
             && let Some(kept) = self.shared.caches.kept(self.hash(name), pointer)
             && kept.version == written.version
         {
-            return Ok(kept.versioned());
+            return Ok(kept.into_versioned());
         }
-        Ok(self.written(name, written).await?.versioned())
+        Ok(self.written(name, written).await?.into_versioned())
     }
 }

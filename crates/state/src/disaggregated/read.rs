@@ -30,7 +30,7 @@ use super::delta::{Place, Written};
 use super::fault::hold_up;
 use super::index::{KeyHash, PROBE_BYTES, Probe};
 use super::lease::Lease;
-use super::memory::completed;
+use super::memory::{completed, completed_meanwhile};
 use super::pointer::Pointer;
 use super::record::{Name, Record};
 use super::{Shared, View};
@@ -60,8 +60,8 @@ impl Fetched {
         Known { pointer: self.pointer, version: self.record.version, kind, bytes: self.record.len() as u32 }
     }
 
-    fn kept(&self) -> Kept {
-        Kept::of(&self.record, self.bytes)
+    fn into_kept(self) -> Kept {
+        Kept::of(self.record, self.bytes)
     }
 }
 
@@ -133,7 +133,7 @@ impl View {
                 return self.shared.admitted(self.height).map(|()| answer);
             }
             if let Some(answer) = self.look(hash, name, found).await? {
-                return self.shared.admitted(self.height).map(|()| answer.and_then(|kept| kept.versioned()));
+                return self.shared.admitted(self.height).map(|()| answer.and_then(Kept::into_versioned));
             }
             events::ReadsLate.add(1);
             found = self.shared.caches.get(hash, name, self.height);
@@ -191,8 +191,9 @@ impl View {
                     }
                     Err(Late) => return Looked::Late,
                 };
-                caches.keep(hash, name, known.pointer, fetched.kept());
-                fetched.kept()
+                let kept = fetched.into_kept();
+                caches.keep(hash, name, known.pointer, kept.clone());
+                kept
             }
         };
         match kept.version.block < self.height {
@@ -211,7 +212,7 @@ impl View {
         into.clear();
         into.reserve(PROBE_BYTES);
         let read = shared.memory.read(subtable.address + hash.probe_offset(), PROBE_BYTES, into);
-        let bytes = match completed(&*shared.memory, read).await {
+        let bytes = match completed_meanwhile(&*shared.memory, read, spare::prepare).await {
             Ok(bytes) => bytes,
             Err(error) => {
                 shared.memory.note_failure(subtable.address, &error);
@@ -251,17 +252,18 @@ impl View {
         for _ in 0..WALK_MAX {
             let next = fetched.record.word.next;
             if fetched.record.version.block >= self.height {
-                return self.walk_back(hash, name, fetched.kept(), lease).await;
+                return self.walk_back(hash, name, fetched.into_kept(), lease).await;
             }
             if next.is_null() {
-                let kept = fetched.kept();
-                caches.learn(token, hash, name, fetched.known(), Some(&kept));
+                let known = fetched.known();
+                let kept = fetched.into_kept();
+                caches.learn(token, hash, name, known, Some(&kept));
                 return Looked::Seen(kept);
             }
             match self.fetch(next, next.class().bytes(), lease).await {
                 Ok(Some(newer)) if newer.record.is_of(name) && newer.record.version > fetched.record.version => {
                     if newer.record.version.block >= self.height {
-                        return Looked::Seen(fetched.kept());
+                        return Looked::Seen(fetched.into_kept());
                     }
                     fetched = newer;
                 }
@@ -284,8 +286,9 @@ impl View {
                 Some(before) => before,
                 None => match self.fetch(kept.prev, kept.prev.class().bytes(), lease).await {
                     Ok(Some(fetched)) if fetched.record.is_of(name) => {
-                        self.shared.caches.keep(hash, name, kept.prev, fetched.kept());
-                        fetched.kept()
+                        let before = fetched.into_kept();
+                        self.shared.caches.keep(hash, name, kept.prev, before.clone());
+                        before
                     }
                     Ok(_) => return Looked::Nothing,
                     Err(Late) => return Looked::Late,
@@ -351,7 +354,7 @@ impl View {
                 for _ in 0..ATTEMPTS_MAX {
                     match self.fetch(*pointer, *bytes as usize, Lease::begin(rt::now())).await {
                         Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == version => {
-                            return Ok(fetched.kept());
+                            return Ok(fetched.into_kept());
                         }
                         Ok(_) => return self.lost(name, version).await,
                         Err(Late) => {}
@@ -388,12 +391,10 @@ impl View {
         let section_bytes = shared.memory.section_bytes();
         let room = (section_bytes - address % section_bytes) as usize;
         let length = bytes.min(room);
-        let read = shared.memory.read(address, length, spare::take(length));
-        let (read, bytes) = match completed(&*shared.memory, read).await {
-            Ok(bytes) => {
-                let capacity = bytes.capacity();
-                (Record::decode(bytes.freeze(), pointer), capacity)
-            }
+        let buffer_bytes = pointer.class().bytes();
+        let read = shared.memory.read(address, length, spare::take(buffer_bytes));
+        let read = match completed(&*shared.memory, read).await {
+            Ok(bytes) => Record::decode(bytes, pointer),
             Err(error) => {
                 shared.memory.note_failure(address, &error);
                 return Ok(None);
@@ -406,7 +407,7 @@ impl View {
         if read.is_none() && !shared.is_gone(address) && self.height >= shared.admitted.load(Ordering::Acquire) {
             events::RecordsUntrusted.add(1);
         }
-        Ok(read.map(|record| Fetched { pointer, record, bytes }))
+        Ok(read.map(|record| Fetched { pointer, record, bytes: buffer_bytes }))
     }
 }
 

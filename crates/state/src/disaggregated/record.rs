@@ -16,6 +16,7 @@
 //! the checksum agrees; whoever asks for a key compares the key as well. Anything else is not trusted, and no bytes make
 //! this module panic or look outside of them.
 
+use base::bytes::Buf as _;
 use base::{Bytes, BytesMut, Version};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -205,7 +206,7 @@ pub fn head(bytes: &[u8], pointer: Pointer) -> Option<Head<'_>> {
 
 impl Record {
     /// Reads the record that `pointer` means. `None` for bytes that are not to be trusted; they may be longer than it.
-    pub fn decode(mut bytes: Bytes, pointer: Pointer) -> Option<Record> {
+    pub fn decode(mut bytes: BytesMut, pointer: Pointer) -> Option<Record> {
         let Head { word, prev, version, deleted, namespace, key, bytes: total } = head(&bytes, pointer)?;
         let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
         let value = HEADER_BYTES + namespace_bytes + key_bytes;
@@ -213,7 +214,7 @@ impl Record {
             return None;
         }
         bytes.truncate(total);
-        Some(Record { word, prev, version, bytes, namespace_bytes, key_bytes, deleted })
+        Some(Record { word, prev, version, bytes: bytes.freeze(), namespace_bytes, key_bytes, deleted })
     }
 
     /// Whether it is a version of this key.
@@ -226,10 +227,11 @@ impl Record {
             && &names[..self.namespace_bytes] == name.namespace.as_bytes()
     }
 
-    /// Its value, which shares the record's bytes; `None` for a deletion.
+    /// Its value, in the record's buffer; `None` for a deletion.
     #[inline]
-    pub fn value(&self) -> Option<Bytes> {
-        (!self.deleted).then(|| self.bytes.slice(HEADER_BYTES + self.namespace_bytes + self.key_bytes..))
+    pub fn into_value(mut self) -> Option<Bytes> {
+        self.bytes.advance(HEADER_BYTES + self.namespace_bytes + self.key_bytes);
+        (!self.deleted).then_some(self.bytes)
     }
 
     pub fn is_deletion(&self) -> bool {

@@ -44,21 +44,26 @@ fn a_record_has_the_documented_bytes() {
     assert_eq!(checksum, "c7fce2c67cfb9bdf", "the checksum's algorithm and seed are part of the format");
 }
 
+fn decode(bytes: impl AsRef<[u8]>, pointer: Pointer) -> Option<Record> {
+    Record::decode(bytes.as_ref().into(), pointer)
+}
+
 #[test]
 fn a_record_is_read_back_and_names_its_key() {
     let (bytes, pointer) = sample();
-    let record = Record::decode(bytes.clone(), pointer).expect("it is whole");
+    let record = decode(bytes.clone(), pointer).expect("it is whole");
     assert!(record.is_of(NAME) && !record.is_of(Name { namespace: "cck", key: "ey" }));
-    assert_eq!((record.value().as_deref(), record.version), (Some(&b"value"[..]), Version { block: 9, tx: 3 }));
     assert_eq!((record.prev.address(), record.word.next, record.len()), (0x2000, Pointer::NULL, bytes.len()));
+    let version = record.version;
+    assert_eq!((record.into_value().as_deref(), version), (Some(&b"value"[..]), Version { block: 9, tx: 3 }));
     let mut longer = bytes.to_vec();
     longer.extend([9; 30]);
-    assert!(Record::decode(longer.into(), pointer).is_some(), "what lies behind it is nobody's business");
-    let deletion = Content { name: NAME, version: record.version, value: None, prev: Pointer::NULL };
+    assert!(decode(longer, pointer).is_some(), "what lies behind it is nobody's business");
+    let deletion = Content { name: NAME, version, value: None, prev: Pointer::NULL };
     let bytes = record::encode(&deletion, pointer.incarnation());
     let pointer = Pointer::new(0x1000, bytes.len(), pointer.incarnation());
-    let record = Record::decode(bytes, pointer).expect("it is whole");
-    assert!(record.is_deletion() && record.value().is_none());
+    let record = decode(bytes, pointer).expect("it is whole");
+    assert!(record.is_deletion() && record.into_value().is_none());
 }
 
 #[test]
@@ -69,9 +74,9 @@ fn a_link_changes_the_word_and_nothing_that_is_checked() {
     assert_eq!(Word::from_bits(word.bits()), Some(word));
     let mut linked = bytes.to_vec();
     linked[..8].copy_from_slice(&word.bits().to_le_bytes());
-    assert_eq!(Record::decode(linked.clone().into(), pointer).expect("it is whole").word.next, next);
+    assert_eq!(decode(linked.clone(), pointer).expect("it is whole").word.next, next);
     linked[..8].copy_from_slice(&Word { valid: false, ..word }.bits().to_le_bytes());
-    assert!(Record::decode(linked.into(), pointer).is_none(), "a record that was given up is not trusted");
+    assert!(decode(linked, pointer).is_none(), "a record that was given up is not trusted");
 }
 
 #[test]
@@ -81,19 +86,19 @@ fn bytes_that_were_torn_reused_or_made_up_are_not_trusted() {
         for bit in 0..8 {
             let mut bad = bytes.to_vec();
             bad[at] ^= 1 << bit;
-            let decoded = Record::decode(bad.into(), pointer);
+            let decoded = decode(bad, pointer);
             // Bits of the word below the incarnation are `next`, which stands outside of the checksum.
             let in_next = at * 8 + bit < 54;
             assert_eq!(decoded.is_some(), in_next, "byte {at} bit {bit}");
         }
-        assert!(Record::decode(bytes.slice(..at), pointer).is_none(), "cut off at {at}");
+        assert!(decode(bytes.slice(..at), pointer).is_none(), "cut off at {at}");
         let (zeros, ones) = ([bytes[..at].to_vec(), vec![0; bytes.len() - at]], [bytes[..at].to_vec(), vec![0xff; 80]]);
         for torn in [zeros.concat(), ones.concat()] {
-            assert!(torn == bytes || Record::decode(torn.into(), pointer).is_none(), "torn at {at}");
+            assert!(torn == bytes || decode(torn, pointer).is_none(), "torn at {at}");
         }
     }
     let other_life = Pointer::new(0x1000, bytes.len(), pointer.incarnation().next());
-    assert!(Record::decode(bytes, other_life).is_none());
+    assert!(decode(bytes, other_life).is_none());
     let mut random = 11u64;
     for _ in 0..200_000 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -106,7 +111,7 @@ fn bytes_that_were_torn_reused_or_made_up_are_not_trusted() {
             noise[40..48].copy_from_slice(&[(random >> 50) as u8 % 40, 0, 2, 0, 0, 0, 0, 0]);
             noise[36..40].copy_from_slice(&((random >> 20) as u32 % 64).to_le_bytes());
         }
-        assert!(Record::decode(noise.clone().into(), pointer).is_none());
+        assert!(decode(noise.clone(), pointer).is_none());
         let _whatever = record::head(&noise, Pointer::from_bits(random));
     }
 }

@@ -112,13 +112,13 @@ pub struct Kept {
 
 impl Kept {
     /// From a record whose buffer has `bytes` bytes.
-    pub fn of(record: &Record, bytes: usize) -> Kept {
-        Kept { version: record.version, value: record.value(), prev: record.prev, bytes }
+    pub fn of(record: Record, bytes: usize) -> Kept {
+        Kept { version: record.version, prev: record.prev, value: record.into_value(), bytes }
     }
 
-    pub fn versioned(&self) -> Option<Versioned> {
+    pub fn into_versioned(self) -> Option<Versioned> {
         let version = self.version;
-        self.value.clone().map(|value| Versioned { value, version })
+        self.value.map(|value| Versioned { value, version })
     }
 }
 
