@@ -1,5 +1,4 @@
 //! What tests of a whole network share: a small network, and proposals and envelopes that are wrong in one way each.
-#![allow(dead_code)]
 
 use base::{Bytes, rt};
 use gateway::client::{Client, Connection};

@@ -1,11 +1,9 @@
 //! Commit statuses, events and blocks: where they start, when they end, and who may have them.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{CHANNEL, TestNetwork, args, config};
 use base::Bytes;
-use common::{CHANNEL, TestNetwork, args, config};
 use gateway::client::{Client, Code, Form, Start, Status};
 use prost::Message as _;
 use proto::common::{Envelope, Payload, Status as Answer};
@@ -168,7 +166,7 @@ async fn requests_for_blocks_get_fabrics_statuses() {
     let user = client.signer().clone();
     let envelope = of(user.clone(), CHANNEL, &good).await;
     let changed = |change: fn(&mut proto::common::ChannelHeader)| {
-        common::altered(&envelope.payload, &user, |payload| {
+        crate::common::altered(&envelope.payload, &user, |payload| {
             let header = payload.header.as_mut().expect("a header");
             let mut channel_header =
                 proto::common::ChannelHeader::decode(header.channel_header.clone()).expect("a channel header");
@@ -179,8 +177,8 @@ async fn requests_for_blocks_get_fabrics_statuses() {
     let fail_if_not_ready =
         SeekInfo { behavior: SeekBehavior::FailIfNotReady as i32, ..seek(Start::Newest, Start::Block(1 << 40)) };
     let cases = [
-        ("random bytes", common::signed(Bytes::from_static(b"\xff\xff"), &user), Answer::BadRequest),
-        ("no header", common::signed(Payload::default().encode_to_vec().into(), &user), Answer::BadRequest),
+        ("random bytes", crate::common::signed(Bytes::from_static(b"\xff\xff"), &user), Answer::BadRequest),
+        ("no header", crate::common::signed(Payload::default().encode_to_vec().into(), &user), Answer::BadRequest),
         ("no timestamp", changed(|header| header.timestamp = None), Answer::BadRequest),
         (
             "a timestamp an hour off",
@@ -313,7 +311,7 @@ async fn a_disk_that_is_nearly_full_takes_nothing_new_and_still_answers() {
     assert_eq!(status.code, Code::Unavailable, "{status}");
     assert!(status.message.contains("disk"), "{status}");
     let status = client
-        .submit_envelope(CHANNEL, "", common::signed(Bytes::from_static(b"payload"), client.signer()))
+        .submit_envelope(CHANNEL, "", crate::common::signed(Bytes::from_static(b"payload"), client.signer()))
         .await
         .expect_err("no room");
     assert_eq!(status.code, Code::Unavailable, "{status}");

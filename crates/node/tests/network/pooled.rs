@@ -1,14 +1,12 @@
 //! A network in one process is made of the same parts as one of many processes.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::{TestNetwork, args, config};
 use base::rt::net::call;
 use base::{Bytes, rt};
 use chain::remote::messages::Welcome;
 use chain::remote::{RemotePeer, RemotePeerOptions, VERSION};
-use common::{TestNetwork, args, config};
 use node::Network;
 use node::config::Form;
 use prost::Message as _;
@@ -19,7 +17,7 @@ async fn write(network: &TestNetwork, round: &str) {
     let client = network.client(0).await;
     for number in 0..WRITES {
         let args = args(&[&format!("{round}{number}"), "value"]);
-        let committed = client.transact(common::CHANNEL, "ycsb", "update", &args).await.expect("it commits");
+        let committed = client.transact(crate::common::CHANNEL, "ycsb", "update", &args).await.expect("it commits");
         assert!(committed.commit.is_valid());
     }
 }
@@ -29,7 +27,7 @@ async fn read(network: &TestNetwork, round: &str) {
         let client = network.client(organization).await;
         for number in 0..WRITES {
             let args = args(&[&format!("{round}{number}")]);
-            let proposal = client.proposal(common::CHANNEL, "ycsb", "read", &args).sign();
+            let proposal = client.proposal(crate::common::CHANNEL, "ycsb", "read", &args).sign();
             assert_eq!(client.evaluate(&proposal).await.expect("it is there"), "value", "{round}{number}");
         }
     }

@@ -1,9 +1,7 @@
 //! What the gateway answers to proposals: each row of the table of statuses that Fabric 3.1 gave to bad input.
 
-mod common;
-
+use crate::common::{CHANNEL, Craft, TestNetwork, config, high_s};
 use base::Bytes;
-use common::{CHANNEL, Craft, TestNetwork, config, high_s};
 use gateway::client::{Client, Code, Status};
 use proto::gateway::{EndorseRequest, EndorseResponse, EvaluateRequest, EvaluateResponse};
 use proto::protos::SignedProposal;
@@ -153,8 +151,9 @@ async fn proposals_that_are_wrong_in_one_way_are_refused() {
 async fn a_proposal_that_was_committed_is_refused() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
-    let proposal =
-        client.proposal(CHANNEL, "basic", "CreateAsset", &common::args(&["a", "blue", "5", "Ada", "300"])).sign();
+    let proposal = client
+        .proposal(CHANNEL, "basic", "CreateAsset", &crate::common::args(&["a", "blue", "5", "Ada", "300"]))
+        .sign();
     let transaction = client.endorse(&proposal).await.expect("an endorsement");
     client.submit(&transaction).await.expect("an orderer");
     assert!(client.commit_status(CHANNEL, proposal.tx_id()).await.expect("a commit").is_valid());
@@ -193,7 +192,7 @@ async fn organizations_that_the_client_names_endorse_and_no_others() {
     {
         let id = format!("asset-{}", named.len() + expected);
         let proposal = client
-            .proposal(CHANNEL, "basic", "CreateAsset", &common::args(&[&id, "blue", "5", "Ada", "300"]))
+            .proposal(CHANNEL, "basic", "CreateAsset", &crate::common::args(&[&id, "blue", "5", "Ada", "300"]))
             .endorsing(named)
             .sign();
         let transaction = client.endorse(&proposal).await.expect("endorsements");
@@ -209,7 +208,7 @@ async fn transient_data_reaches_no_envelope() {
     let network = TestNetwork::start(&config(2)).await;
     let client = network.client(0).await;
     let proposal = client
-        .proposal(CHANNEL, "basic", "CreateAsset", &common::args(&["a", "blue", "5", "Ada", "300"]))
+        .proposal(CHANNEL, "basic", "CreateAsset", &crate::common::args(&["a", "blue", "5", "Ada", "300"]))
         .transient("secret", Bytes::from_static(b"nobody else sees this"))
         .sign();
     let transaction = client.endorse(&proposal).await.expect("endorsements");

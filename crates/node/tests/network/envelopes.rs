@@ -1,9 +1,7 @@
 //! What becomes of envelopes: those that the orderer refuses, and those that peers find invalid.
 
-mod common;
-
+use crate::common::{CHANNEL, TestNetwork, altered, config, high_s, signed};
 use base::Bytes;
-use common::{CHANNEL, TestNetwork, altered, config, high_s, signed};
 use gateway::client::{Client, Code, Transaction};
 use prost::Message as _;
 use proto::common::{ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
@@ -16,7 +14,7 @@ type Change = Box<dyn Fn(&mut Payload)>;
 
 async fn endorsed(client: &Client, id: &str) -> Transaction {
     let proposal =
-        client.proposal(CHANNEL, "basic", "CreateAsset", &common::args(&[id, "blue", "5", "Ada", "300"])).sign();
+        client.proposal(CHANNEL, "basic", "CreateAsset", &crate::common::args(&[id, "blue", "5", "Ada", "300"])).sign();
     client.endorse(&proposal).await.expect("endorsements")
 }
 
