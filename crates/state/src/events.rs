@@ -57,6 +57,20 @@ base::events! {
     counter SectionsGivenUp("heddle_state_sections_given_up_total");
     /// Records found to which nothing led any more.
     counter OrphansFound("heddle_state_orphans_found_total");
+    /// Records evicted from remote memory.
+    counter RecordsEvicted("heddle_state_evicted_records_total");
+    /// Bytes that they took there.
+    counter BytesEvicted("heddle_state_evicted_bytes_total");
+    /// Superseded versions evicted although a view may still ask for them: storage has them.
+    counter SupersededEvicted("heddle_state_evicted_superseded_total");
+    /// Times that eviction went over remote memory.
+    counter EvictionPasses("heddle_state_eviction_passes_total");
+    /// Records that eviction left where they are because they were in use.
+    counter EvictionsSpared("heddle_state_eviction_spared_total");
+    /// Times that eviction had storage make rows, for want of records that it has.
+    counter EvictionsPersisting("heddle_state_eviction_persists_total");
+    /// Time that eviction takes to go over remote memory.
+    histogram EvictionTime("heddle_state_eviction_seconds", seconds);
     /// Bytes of remote memory that superseded versions have given back.
     counter BytesReclaimed("heddle_state_reclaimed_bytes_total");
     /// Bytes of remote memory that the last state to look has leased.

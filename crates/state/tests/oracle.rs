@@ -62,7 +62,7 @@ impl WorldState for Handle {
         self.0.apply(number, batch).await?;
         let audit = self.0.audit().await?;
         assert_eq!(audit.leased, audit.free + audit.live + audit.quarantined, "{audit:?}");
-        assert_eq!((audit.leaked, audit.dangling), (0, 0), "{audit:?}");
+        assert_eq!((audit.leaked, audit.dangling, audit.unmarked), (0, 0, 0), "{audit:?}");
         Ok(())
     }
 
@@ -120,7 +120,12 @@ fn in_pool(seed: u64, cache_bytes: usize, budget_bytes: u64) -> ([u8; 32], BTree
         "seed {seed}: what pointers lead to is to be trusted"
     );
     assert_eq!(counted("heddle_state_slots_missed_total"), 0, "seed {seed}: nobody else changes slots");
-    let names = ["heddle_state_versions_not_in_memory_total", "heddle_state_fills_total"];
+    let names = [
+        "heddle_state_versions_not_in_memory_total",
+        "heddle_state_fills_total",
+        "heddle_state_evicted_records_total",
+        "heddle_state_evicted_superseded_total",
+    ];
     let counts = names.into_iter().map(|name| (name, counted(name))).collect();
     (report.value, counts)
 }

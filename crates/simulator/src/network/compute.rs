@@ -68,6 +68,7 @@ impl States for Opens {
             delta_bytes_max: network.scenario.delta_bytes,
             view_lag_blocks_max: pools.view_lag_blocks_max,
             savepoint_lag_blocks_max: pools.savepoint_lag_blocks_max,
+            ..DisaggregatedSettings::default()
         };
         let failed = |error: pool::Error| chain::Error::Io {
             what: "pooled memory".to_owned(),

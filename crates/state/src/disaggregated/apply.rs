@@ -18,7 +18,7 @@
 //! fail has its new version in the delta itself, which is bounded (its owner persists when
 //! [`crate::WorldState::wants_persist`] says so), and its index entry is gone:
 //!
-//! * *No room*, or a record too long for a pointer: the slot of the version before is swapped to empty.
+//! * *No room*, which wakes eviction, or a record too long for a pointer: the slot of the version before is swapped to empty.
 //! * *A group or a head cannot be read*: its section is given up, for nothing could be dropped from it. The key is located
 //!   anew, in a new subtable if there is room for one.
 //! * *A write is ambiguous*: it may land later, on whoever has the buffer then. Its section is given up: giving back revokes
@@ -53,7 +53,7 @@ use crate::{Error, Update, UpdateBatch, events};
 const ROUNDS_MAX: usize = 40;
 
 /// Groups of the index as this block knows them, by address. `None` is one that is to be read.
-type Groups = Map<u64, (Subtable, Option<Group>)>;
+pub(super) type Groups = Map<u64, (Subtable, Option<Group>)>;
 
 /// A write of the block on its way.
 struct Item<'a> {
@@ -106,6 +106,7 @@ impl Shared {
             return Err(Error::Fenced);
         }
         shared.reclaim(writer);
+        shared.watch_room(writer);
         let mut namespace_hash = None;
         let mut items: Vec<Item<'_>> = Vec::with_capacity(batch.len());
         items.extend(batch.iter().map(|(namespace, key, update)| {
@@ -201,7 +202,7 @@ impl Shared {
         }
     }
 
-    async fn read_groups(&self, writer: &mut Writer, wanted: &[(u64, Subtable)], groups: &mut Groups) {
+    pub(super) async fn read_groups(&self, writer: &mut Writer, wanted: &[(u64, Subtable)], groups: &mut Groups) {
         for window in wanted.chunks(IN_FLIGHT_MAX) {
             let post = |(address, _): &(u64, Subtable)| {
                 self.memory.read(*address, GROUP_BYTES, BytesMut::with_capacity(GROUP_BYTES))
@@ -316,7 +317,11 @@ impl Shared {
                     Some(extent) => extent,
                     None => continue,
                 },
-                None => continue,
+                None => {
+                    writer.is_short_of(bytes);
+                    self.crowded.notify_one();
+                    continue;
+                }
             };
             let incarnation = writer.space.incarnation();
             let prev = item.old.unwrap_or(Pointer::NULL);
@@ -481,6 +486,7 @@ impl Shared {
             let version = item.update.version;
             let (known, kept) = match &item.new {
                 Some(New { pointer, bytes, .. }) => {
+                    self.heat.touch(pointer.address());
                     let known = Known { pointer: *pointer, version, kind, bytes: *bytes as u32 };
                     let prev = item.old.unwrap_or(Pointer::NULL);
                     // A copy: what the block gave may be a part of something longer.

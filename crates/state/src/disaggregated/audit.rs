@@ -1,9 +1,11 @@
 //! Accounts of remote memory, checked against the index: for tests, and for operators who ask.
 
-use base::Set;
+use base::{Set, rt};
 
 use super::index::{GROUP_BYTES, Group, SUBTABLE_BYTES};
 use super::memory::completed;
+use super::pointer::Pointer;
+use super::record::{HEADER_BYTES, is_given_up};
 use super::space::Accounts;
 use super::{Shared, Writer};
 use crate::Error;
@@ -23,8 +25,11 @@ pub struct Audit {
     pub superseded: u64,
     /// Live bytes to which nothing leads. Until the keeper has been there after a loss of subtables there may be some.
     pub leaked: u64,
-    /// Slots that lead into leased sections but to no live buffer. There are never any.
+    /// Slots, newest versions of the delta, and entries of the metadata cache that lead into leased sections but to no live
+    /// buffer. There are never any.
     pub dangling: u64,
+    /// Buffers that evicted records have left, and that do not say so. There are never any.
+    pub unmarked: u64,
     /// How many records the index leads to.
     pub entries: u64,
     /// What the caches are charged with, in bytes.
@@ -65,6 +70,20 @@ impl Shared {
         }
         for extent in writer.space.quarantined() {
             audit.dangling += u64::from(!reached.insert(extent.address));
+        }
+        let put_aside: Set<u64> = writer.space.quarantined().map(|extent| extent.address).collect();
+        let mut newest = self.delta().newest_in_memory();
+        newest.extend(self.caches.pointers());
+        let is_live = |address: u64| writer.space.extent(address).is_some() && !put_aside.contains(&address);
+        let is_lost = |pointer: &Pointer| writer.space.holds(pointer.address()) && !is_live(pointer.address());
+        audit.dangling += newest.iter().filter(|pointer| is_lost(pointer)).count() as u64;
+        writer.forget_evicted(rt::now());
+        let evicted: Vec<Pointer> = writer.evicted.iter().map(|(_, pointer)| *pointer).collect();
+        for pointer in evicted.into_iter().filter(|pointer| put_aside.contains(&pointer.address())) {
+            let bytes = base::BytesMut::with_capacity(HEADER_BYTES);
+            let verb = self.memory.read(pointer.address(), HEADER_BYTES, bytes);
+            let bytes = completed(&*self.memory, verb).await.map_err(|_| Error::Busy)?;
+            audit.unmarked += u64::from(!is_given_up(&bytes, pointer));
         }
         let (metadata, data) = self.caches.bytes();
         (audit.metadata_cache, audit.data_cache) = (metadata as u64, data as u64);

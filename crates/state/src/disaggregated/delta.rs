@@ -193,6 +193,15 @@ impl Delta {
             })
     }
 
+    /// Where the newest versions are that remote memory holds.
+    pub fn newest_in_memory(&self) -> Vec<Pointer> {
+        let pointer = |line: &Line| match line.newest.place {
+            Place::Remote(pointer, _) => Some(pointer),
+            _ => None,
+        };
+        self.lines.iter().filter_map(pointer).collect()
+    }
+
     /// The record that held this version is gone from remote memory.
     pub fn detach(&mut self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
         let Some(line) = self.lines.find_mut(hash.0, |line| line.is_of(hash, name)) else { return };

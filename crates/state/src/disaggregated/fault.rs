@@ -12,8 +12,13 @@ const HELD_UP_MAX: Duration = Duration::from_millis(80);
 /// A named fault point: in a simulation a step may wait here. In production nothing happens.
 pub(super) async fn hold_up(name: &'static str) {
     if rt::fault_point(name) {
-        rt::sleep(Duration::from_nanos(rt::random_below(HELD_UP_MAX.as_nanos() as u64))).await;
+        pause().await;
     }
+}
+
+/// What a step does that is held up.
+pub(super) async fn pause() {
+    rt::sleep(Duration::from_nanos(rt::random_below(HELD_UP_MAX.as_nanos() as u64))).await;
 }
 
 /// A planted mistake. None is ever planted but by a test of the tests.
@@ -32,6 +37,14 @@ pub enum Mutant {
     ReuseEarly,
     /// The height is raised before the caches know of the block.
     PublishEarly,
+    /// Records are evicted without a mark that says so.
+    NoMark,
+    /// Versions are evicted that no savepoint covers.
+    EvictUncovered,
+    /// What a reader has learnt of a record that is evicted meanwhile is remembered.
+    LearntOutlivesEviction,
+    /// The buffer of an evicted record is used again at once.
+    EvictedReusedEarly,
 }
 
 thread_local! {

@@ -32,7 +32,7 @@ impl Shared {
     /// Step 3.
     pub(super) fn fill(shared: &Arc<Shared>, hash: KeyHash, name: Name<'_>, token: Token, kept: Kept) {
         let bytes = record::record_bytes(name.namespace.len(), name.key.len(), kept.bytes);
-        if bytes > RECORD_BYTES_MAX {
+        if bytes > RECORD_BYTES_MAX.min(shared.memory.section_bytes() as usize) {
             return;
         }
         let Some(permit) = shared.fills.try_acquire() else { return };
@@ -68,9 +68,9 @@ impl Shared {
         let Some(place) = group.vacancy(hash, |address| writer.space.holds(address)) else { return };
         let bytes = record::record_bytes(name.namespace.len(), name.key.len(), kept.bytes);
         let Some(extent) = writer.space.allocate(bytes, UNIT_BYTES) else {
-            // The keeper asks for another section, if there is one to be had; later fills find it.
-            writer.short = true;
-            self.wanted.notify_one();
+            // Eviction asks for another section, or makes room; later fills find it.
+            writer.is_short_of(bytes);
+            self.crowded.notify_one();
             return;
         };
         let incarnation = writer.space.incarnation();
@@ -87,8 +87,10 @@ impl Shared {
         match completed(&*self.memory, self.memory.compare_swap(address, before, after)).await {
             Ok(found) if found == before => {
                 events::Fills.add(1);
+                self.heat.touch(pointer.address());
                 let known = Known { pointer, version: kept.version, kind: Kind::Live, bytes: bytes as u32 };
                 self.caches.learn(token, hash, name, known, Some(&kept));
+                self.watch_room(writer);
             }
             failed => {
                 if let Err(error) = failed {
@@ -96,6 +98,7 @@ impl Shared {
                 }
                 self.give_up(writer, subtable.address);
                 // The slot may have been set, and read.
+                self.caches.detach(hash, name, pointer);
                 writer.put_aside(pointer);
             }
         }

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use base::{Bytes, BytesMut};
+use base::{Bytes, BytesMut, Version};
 
 use super::fault::hold_up;
 use super::index::{DEPTH_MAX, GROUP_BYTES, GROUPS, Group, KeyHash, SUBTABLE_BYTES, Subtable};
 use super::memory::{completed, had_no_effect};
-use super::pointer::Pointer;
-use super::record::{self, HEADER_BYTES, Name};
+use super::pointer::{Incarnation, Pointer};
+use super::record::{self, HEADER_BYTES, Name, Word};
+use super::space::Extent;
 use super::{Shared, Writer};
 use crate::events;
 
@@ -32,6 +33,19 @@ impl OwnHead {
     pub fn is_of(&self, name: Name<'_>) -> bool {
         let head = self.head();
         head.namespace == name.namespace.as_bytes() && head.key == name.key.as_bytes()
+    }
+
+    /// Whether it is the newest version of its key, as far as its word says.
+    pub fn is_newest(&self) -> bool {
+        self.head().word.next.is_null()
+    }
+
+    pub fn is_deletion(&self) -> bool {
+        self.head().deleted
+    }
+
+    pub fn version(&self) -> Version {
+        self.head().version
     }
 
     /// Namespace and key, if they are text.
@@ -61,6 +75,37 @@ impl Shared {
 
     pub(super) async fn read_head(&self, pointer: Pointer) -> Option<OwnHead> {
         self.read_heads(&[pointer]).await.pop().flatten()
+    }
+
+    /// The heads of the records in these buffers, with the pointers that lead to them; `None` for subtables, for records that
+    /// were given up, and where a verb failed.
+    pub(super) async fn read_heads_at(&self, extents: &[Extent]) -> Vec<Option<(Pointer, OwnHead)>> {
+        let mut heads = Vec::with_capacity(extents.len());
+        for window in extents.chunks(IN_FLIGHT_MAX) {
+            let pointer =
+                |extent: &Extent, incarnation| Pointer::new(extent.address, extent.bytes as usize, incarnation);
+            let post = |extent: &Extent| self.post_head(pointer(extent, Incarnation::default()), HEAD_BYTES);
+            let posted: Vec<_> = window.iter().map(post).collect();
+            for (verb, extent) in posted.into_iter().zip(window) {
+                let read = match verb {
+                    Some(verb) => completed(&*self.memory, verb).await,
+                    None => continue_none(),
+                };
+                let Ok(bytes) = read.inspect_err(|error| self.memory.note_failure(extent.address, error)) else {
+                    heads.push(None);
+                    continue;
+                };
+                let word = u64::from_le_bytes(bytes[..8].try_into().expect("a header has more bytes"));
+                let is_subtable = self.directory().has(extent.address, word);
+                let word = Word::from_bits(word).filter(|word| word.valid && !is_subtable);
+                let pointer = word.map(|word| pointer(extent, word.incarnation));
+                heads.push(match pointer {
+                    Some(pointer) => self.finish_head(pointer, Ok(bytes)).await.map(|head| (pointer, head)),
+                    None => None,
+                });
+            }
+        }
+        heads
     }
 
     fn post_head(&self, pointer: Pointer, bytes: usize) -> Option<rma::Completion<BytesMut>> {

@@ -285,6 +285,12 @@ impl Directory {
         self.entries[hash.suffix(self.depth) as usize].subtable()
     }
 
+    /// Whether the first word of a buffer is that of a subtable which is at that address.
+    pub fn has(&self, address: u64, header: u64) -> bool {
+        let suffix = (header >> 6) & ((1 << DEPTH_MAX) - 1);
+        header >> 48 == MAGIC && self.find(KeyHash(suffix)).is_some_and(|one| one.address == address)
+    }
+
     /// Makes a subtable serve the hashes of its suffix, in place of all that did so.
     pub fn set(&mut self, subtable: Subtable) {
         assert!(

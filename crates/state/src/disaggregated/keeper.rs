@@ -1,4 +1,4 @@
-//! What goes on behind reads and blocks: losses, the savepoint, reclamation, growth.
+//! What goes on behind reads and blocks: losses, the savepoint, reclamation. Eviction is a module of its own ([`super::evict`]).
 //!
 //! Reclamation of a version that block `b` superseded:
 //! 1. once every view is above `b`, no read that begins needs it: it is put aside;
@@ -34,16 +34,18 @@ const RECLAIM_PERIOD: Duration = Duration::from_millis(100);
 /// Blocks that may pass before storage is told that nobody reads below them.
 const TELL_BLOCKS: u64 = 4;
 /// The pause after storage could not do what was asked.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
+pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn start(shared: &Arc<Shared>) -> Vec<AbortOnDrop<()>> {
     let losses = Arc::clone(shared);
     let savepoints = Arc::clone(shared);
     let reclaiming = Arc::clone(shared);
+    let evicting = Arc::clone(shared);
     vec![
         rt::spawn(async move { losses.watch_losses().await }).abort_on_drop(),
         rt::spawn(async move { savepoints.watch_savepoint().await }).abort_on_drop(),
         rt::spawn(async move { reclaiming.keep_reclaiming().await }).abort_on_drop(),
+        rt::spawn(async move { evicting.keep_evicting().await }).abort_on_drop(),
     ]
 }
 
@@ -93,9 +95,7 @@ impl Shared {
             }
             let mut writer = self.writer.lock().await;
             self.reclaim(&mut writer);
-            if std::mem::take(&mut writer.short) {
-                self.grow_space(&mut writer).await;
-            }
+            self.watch_room(&writer);
             let orphans = std::mem::take(&mut writer.orphans);
             drop(writer);
             if orphans {
@@ -115,7 +115,9 @@ impl Shared {
             writer.superseded.pop_front();
             writer.put_aside(pointer);
         }
-        let freed = writer.space.drain(rt::now());
+        let now = rt::now();
+        let freed = writer.space.drain(now);
+        writer.forget_evicted(now);
         if freed > 0 {
             events::BytesReclaimed.add(freed);
         }
@@ -130,6 +132,7 @@ impl Shared {
         // there is something newer.
         let savepoint = savepoint.min(self.height.load(Ordering::Acquire));
         self.delta_mut().forget_below(savepoint);
+        self.settled.fetch_max(savepoint, Ordering::AcqRel);
         let mut guard = self.writer.lock().await;
         let writer = &mut *guard;
         while writer.tombstones.front().is_some_and(|tombstone| tombstone.block < savepoint) {
@@ -141,19 +144,17 @@ impl Shared {
             let Some(place) = group.find(tombstone.hash, slot) else { continue };
             let address = place.address(subtable.group_address(tombstone.hash.group()));
             match completed(&*self.memory, self.memory.compare_swap(address, slot, 0)).await {
-                Ok(found) if found == slot => {
-                    let name = super::Name { namespace: &tombstone.namespace, key: &tombstone.key };
-                    self.caches.detach(tombstone.hash, name, tombstone.pointer);
-                    writer.put_aside(tombstone.pointer);
-                }
+                Ok(found) if found == slot => {}
                 failed => {
                     if let Err(error) = failed {
                         self.memory.note_failure(address, &error);
                     }
                     self.give_up(writer, address);
-                    writer.put_aside(tombstone.pointer);
                 }
             }
+            let name = super::Name { namespace: &tombstone.namespace, key: &tombstone.key };
+            self.caches.detach(tombstone.hash, name, tombstone.pointer);
+            writer.put_aside(tombstone.pointer);
         }
     }
 

@@ -39,6 +39,9 @@ pub trait Memory: Send + Sync + 'static {
     /// Bytes of every section.
     fn section_bytes(&self) -> u64;
 
+    /// Bytes of sections that may be leased.
+    fn budget_bytes(&self) -> u64;
+
     /// One section more, of zeros.
     async fn grow(&self) -> Result<Section, MemoryError>;
 
@@ -98,6 +101,10 @@ pub(super) fn had_no_effect(error: &rma::Error) -> bool {
 impl Memory for pool::AddressSpace {
     fn section_bytes(&self) -> u64 {
         pool::AddressSpace::section_bytes(self)
+    }
+
+    fn budget_bytes(&self) -> u64 {
+        pool::AddressSpace::budget_bytes(self)
     }
 
     async fn grow(&self) -> Result<Section, MemoryError> {

@@ -14,7 +14,7 @@
 //! | [`delta`] here | which keys the blocks after the savepoint wrote, and where each version is | apply, savepoint |
 //! | storage | every version up to the savepoint that a reader may need | itself, from its blocks |
 //!
-//! The writer is whoever holds the lock of [`Writer`]: apply, a fill, or the keeper; there is one primary, and it is this one.
+//! The writer is whoever holds the lock of [`Writer`]: apply, a fill, eviction, or the keeper; there is one primary, and it is this one.
 //!
 //! 1. A block is durable in storage before [`WorldState::apply`] is called with it. Remote memory may vanish at any moment:
 //!    whatever it holds is in the delta's blocks or in storage.
@@ -24,10 +24,11 @@
 //!    to find something that is not the newest would be, and is what the protocols prevent.
 //! 4. [`reclaim`](keeper) puts a version aside once no view can need it, and uses its buffer again only when every
 //!    [`lease`] that could hold its address has ended.
-//! 5. The savepoint moves by itself, or when [`WorldState::persist`] asks; the delta then forgets what it covers.
-//! 6. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
+//! 5. [`evict`](evict) keeps memory below its budget: it takes cold records out that storage has as rows.
+//! 6. The savepoint moves by itself, or when [`WorldState::persist`] asks; the delta then forgets what it covers.
+//! 7. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
 //!    nothing there from that moment on, and storage and other sections take its place.
-//! 7. A new primary opens the address space under a higher epoch, which fences this one: its verbs have no effect from then
+//! 8. A new primary opens the address space under a higher epoch, which fences this one: its verbs have no effect from then
 //!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections.
 //!
 //! Invariants:
@@ -40,9 +41,11 @@ mod apply;
 mod audit;
 mod cache;
 mod delta;
+mod evict;
 pub mod fault;
 mod fill;
 mod grow;
+mod heat;
 mod index;
 mod keeper;
 pub mod lease;
@@ -71,6 +74,7 @@ use storage::StateStore;
 pub use audit::Audit;
 use cache::Caches;
 use delta::Delta;
+use heat::Heat;
 use index::{Directory, KeyHash, Subtable};
 use memory::Memory;
 use pointer::{ADDRESS_BYTES_MAX, Pointer};
@@ -95,6 +99,10 @@ pub struct DisaggregatedSettings {
     pub view_lag_blocks_max: u64,
     /// Blocks beyond the savepoint above which it says so too.
     pub savepoint_lag_blocks_max: u64,
+    /// Percent of the budget of remote memory above which cold records are evicted.
+    pub evict_above_percent: u8,
+    /// Percent of it that eviction leaves in use; less than the above.
+    pub evict_to_percent: u8,
 }
 
 impl Default for DisaggregatedSettings {
@@ -105,6 +113,8 @@ impl Default for DisaggregatedSettings {
             delta_bytes_max: 128 << 20,
             view_lag_blocks_max: 1024,
             savepoint_lag_blocks_max: 1024,
+            evict_above_percent: 90,
+            evict_to_percent: 85,
         }
     }
 }
@@ -122,12 +132,17 @@ struct Shared {
     /// Of the hashes of keys.
     seed: u64,
     caches: Caches,
+    heat: Heat,
     directory: RwLock<Directory>,
     delta: RwLock<Delta>,
     gone: Gone,
     height: AtomicU64,
     /// Views below this height are fenced.
     admitted: AtomicU64,
+    /// The delta has forgotten the blocks below this height, which storage has as rows.
+    settled: AtomicU64,
+    /// Versions of blocks below this height are not left by `prev`: what it leads to may have been evicted.
+    forgotten: AtomicU64,
     /// What storage was last told: nobody reads below this block.
     told: AtomicU64,
     current: RwLock<Option<Arc<View>>>,
@@ -135,8 +150,10 @@ struct Shared {
     writer: rt::sync::Mutex<Writer>,
     persisting: rt::sync::Mutex<()>,
     fills: Semaphore,
-    /// More memory is wanted, or something else is for the keeper to do.
+    /// Something is for the keeper to do.
     wanted: Notify,
+    /// Memory is crowded, or something found no room.
+    crowded: Notify,
     fenced: AtomicBool,
 }
 
@@ -159,8 +176,12 @@ struct Writer {
     tombstones: VecDeque<Tombstone>,
     /// Subtables were lost: records may be live to which nothing leads.
     orphans: bool,
-    /// A fill found no room.
-    short: bool,
+    /// Bytes of the longest buffer for which there was no room since this was last looked at.
+    short: u64,
+    /// Where the hand of the eviction's clock is.
+    hand: u64,
+    /// Records that were evicted, marked as given up, and are still put aside, with the time at which they were.
+    evicted: VecDeque<(Instant, Pointer)>,
     /// The pool had nothing to give; not asked again before that time.
     exhausted_until: Option<Instant>,
 }
@@ -195,16 +216,20 @@ impl Disaggregated {
         settings: DisaggregatedSettings,
     ) -> Result<Disaggregated, Error> {
         let height = store.savepoint().height;
+        let budget_bytes = memory.budget_bytes();
         let shared = Arc::new(Shared {
             memory,
             store,
             seed: rt::random_u64(),
             caches: Caches::new(settings.metadata_cache_bytes, settings.data_cache_bytes),
+            heat: Heat::new(budget_bytes),
             directory: RwLock::default(),
             delta: RwLock::default(),
             gone: Gone::default(),
             height: AtomicU64::new(height),
             admitted: AtomicU64::new(height),
+            settled: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
             told: AtomicU64::new(height.saturating_sub(1)),
             current: RwLock::new(None),
             views: Mutex::default(),
@@ -212,6 +237,7 @@ impl Disaggregated {
             persisting: rt::sync::Mutex::new(()),
             fills: Semaphore::new(fill::FILLS_MAX),
             wanted: Notify::new(),
+            crowded: Notify::new(),
             fenced: AtomicBool::new(false),
             settings,
         });
@@ -474,6 +500,7 @@ impl Shared {
         writer.orphans |= !self.directory_mut().forget(|subtable| within(subtable.address)).is_empty();
         writer.superseded.retain(|superseded| !within(superseded.pointer.address()));
         writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
+        writer.evicted.retain(|(_, pointer)| !within(pointer.address()));
         let memory = Arc::clone(&self.memory);
         // On its way the pool lets verbs to the section fail; nothing here waits for the donor's answer.
         drop(rt::spawn(async move {
@@ -494,6 +521,7 @@ impl Shared {
             Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
                 writer.space.add(section.address, section.bytes);
                 writer.sections.insert(section.address, section.id);
+                writer.exhausted_until = None;
                 events::SectionsLeased.add(1);
                 true
             }
@@ -516,6 +544,11 @@ impl Shared {
 }
 
 impl Writer {
+    /// There was no room for a buffer.
+    fn is_short_of(&mut self, bytes: usize) {
+        self.short = self.short.max(bytes as u64);
+    }
+
     /// Puts a live buffer aside to which nothing leads any more.
     fn put_aside(&mut self, pointer: Pointer) {
         if self.space.extent(pointer.address()).is_some() {

@@ -27,12 +27,12 @@ use base::{BlockNumber, Bytes, BytesMut, Version, rt};
 
 use super::cache::{Found, Kept, Kind, Known, Token, spare};
 use super::delta::{Place, Written};
-use super::fault::hold_up;
+use super::fault::{hold_up, pause};
 use super::index::{KeyHash, PROBE_BYTES, Probe};
 use super::lease::Lease;
 use super::memory::{completed, completed_meanwhile};
 use super::pointer::Pointer;
-use super::record::{Name, Record};
+use super::record::{self, Name, Record};
 use super::{Shared, View};
 use crate::{Error, Versioned, events};
 
@@ -153,8 +153,9 @@ impl View {
             Found::Newest(known) | Found::TooNew(known) => {
                 events::MetadataCacheHits.add(1);
                 events::DataCacheMisses.add(1);
-                let token = shared.caches.token(hash);
-                (self.see_known(hash, name, known, lease).await, token)
+                let looked = self.see_known(hash, name, known, lease).await;
+                // What it found out may have killed a token from before. Delta and storage are yet to be looked into.
+                (looked, shared.caches.token(hash))
             }
             Found::Nothing(token) => {
                 events::MetadataCacheMisses.add(1);
@@ -174,11 +175,11 @@ impl View {
         if known.pointer.is_null() {
             return Looked::Nothing;
         }
-        let kept = match caches.kept(hash, known.pointer) {
+        let kept = match caches.kept(hash, known.pointer).filter(|kept| kept.version == known.version) {
             Some(kept) => kept,
             None => {
                 hold_up("state.read.record").await;
-                let fetched = match self.fetch(known.pointer, known.bytes as usize, lease).await {
+                let fetched = match self.fetch(known.pointer, known.bytes as usize, lease, u64::MAX).await {
                     Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == known.version => {
                         fetched
                     }
@@ -228,7 +229,7 @@ impl View {
         PROBE.set(bytes);
         hold_up("state.read.record").await;
         for pointer in &candidates[..count] {
-            match self.fetch(*pointer, pointer.class().bytes(), lease).await {
+            match self.fetch(*pointer, pointer.class().bytes(), lease, u64::MAX).await {
                 Ok(Some(fetched)) if fetched.record.is_of(name) => {
                     return self.see_newest(hash, name, fetched, token, lease).await;
                 }
@@ -257,10 +258,13 @@ impl View {
             if next.is_null() {
                 let known = fetched.known();
                 let kept = fetched.into_kept();
+                if rt::fault_point("state.read.learn") {
+                    return Box::pin(self.learn_late(hash, name, known, kept, token)).await;
+                }
                 caches.learn(token, hash, name, known, Some(&kept));
                 return Looked::Seen(kept);
             }
-            match self.fetch(next, next.class().bytes(), lease).await {
+            match self.fetch(next, next.class().bytes(), lease, u64::MAX).await {
                 Ok(Some(newer)) if newer.record.is_of(name) && newer.record.version > fetched.record.version => {
                     if newer.record.version.block >= self.height {
                         return Looked::Seen(fetched.into_kept());
@@ -274,17 +278,25 @@ impl View {
         Looked::Nothing
     }
 
+    /// Step 7 by a reader that a simulation holds up.
+    #[cold]
+    async fn learn_late(&self, hash: KeyHash, name: Name<'_>, known: Known, kept: Kept, token: Token) -> Looked {
+        pause().await;
+        self.shared.caches.learn(token, hash, name, known, Some(&kept));
+        Looked::Seen(kept)
+    }
+
     /// Step 4: from a version that is too new to the one before, until one is seen.
     async fn walk_back(&self, hash: KeyHash, name: Name<'_>, from: Kept, lease: Lease) -> Looked {
         let mut kept = from;
         for _ in 0..WALK_MAX {
-            if kept.prev.is_null() {
+            if kept.prev.is_null() || kept.version.block < self.shared.forgotten.load(Ordering::Acquire) {
                 return Looked::Nothing;
             }
             events::ChainSteps.add(1);
             let before = match self.shared.caches.kept(hash, kept.prev) {
                 Some(before) => before,
-                None => match self.fetch(kept.prev, kept.prev.class().bytes(), lease).await {
+                None => match self.fetch(kept.prev, kept.prev.class().bytes(), lease, u64::MAX).await {
                     Ok(Some(fetched)) if fetched.record.is_of(name) => {
                         let before = fetched.into_kept();
                         self.shared.caches.keep(hash, name, kept.prev, before.clone());
@@ -352,7 +364,7 @@ impl View {
             }
             Place::Remote(pointer, bytes) => {
                 for _ in 0..ATTEMPTS_MAX {
-                    match self.fetch(*pointer, *bytes as usize, Lease::begin(rt::now())).await {
+                    match self.fetch(*pointer, *bytes as usize, Lease::begin(rt::now()), version.block).await {
                         Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == version => {
                             return Ok(fetched.into_kept());
                         }
@@ -380,8 +392,9 @@ impl View {
         }
     }
 
-    /// The record that a pointer means, if its bytes are to be trusted.
-    async fn fetch(&self, pointer: Pointer, bytes: usize, lease: Lease) -> Result<Option<Fetched>, Late> {
+    /// The record that a pointer means, if its bytes are to be trusted. A pointer that was learnt from the delta is older than
+    /// the lease: it may lead nowhere once the delta has forgotten `block`, which wrote the version. Others never do so.
+    async fn fetch(&self, pointer: Pointer, bytes: usize, lease: Lease, block: u64) -> Result<Option<Fetched>, Late> {
         let shared = &*self.shared;
         let address = pointer.address();
         if shared.is_gone(address) {
@@ -394,7 +407,11 @@ impl View {
         let buffer_bytes = pointer.class().bytes();
         let read = shared.memory.read(address, length, spare::take(buffer_bytes));
         let read = match completed(&*shared.memory, read).await {
-            Ok(bytes) => Record::decode(bytes, pointer),
+            Ok(bytes) => {
+                // Here, so that the bit is on its way while the checksum is taken.
+                shared.heat.touch(address);
+                Record::read(bytes, pointer)
+            }
             Err(error) => {
                 shared.memory.note_failure(address, &error);
                 return Ok(None);
@@ -403,11 +420,25 @@ impl View {
         if !lease.is_live(rt::now()) {
             return Err(Late);
         }
-        // What a view that is kept no longer looks for may have been reclaimed.
-        if read.is_none() && !shared.is_gone(address) && self.height >= shared.admitted.load(Ordering::Acquire) {
+        match read {
+            Ok(record) => Ok(Some(Fetched { pointer, record, bytes: buffer_bytes })),
+            Err(unread) => {
+                self.count_untrusted(&unread, pointer, block);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Bytes that are not the record sought are damage or a defect, unless it was evicted since its address was learnt, or is
+    /// one that a view which is kept no longer looks for.
+    #[cold]
+    fn count_untrusted(&self, bytes: &[u8], pointer: Pointer, block: u64) {
+        let shared = &*self.shared;
+        let is_kept = self.height >= shared.admitted.load(Ordering::Acquire);
+        let is_there = block >= shared.settled.load(Ordering::Acquire) && !shared.is_gone(pointer.address());
+        if is_kept && is_there && !record::is_given_up(bytes, pointer) {
             events::RecordsUntrusted.add(1);
         }
-        Ok(read.map(|record| Fetched { pointer, record, bytes: buffer_bytes }))
     }
 }
 

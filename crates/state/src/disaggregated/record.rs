@@ -175,6 +175,12 @@ pub fn head_bytes(bytes: &[u8]) -> Option<usize> {
     (bytes.len() >= HEADER_BYTES).then(|| HEADER_BYTES + short_at(bytes, 40) + short_at(bytes, 42))
 }
 
+/// Whether the record that `pointer` means was given up: its bytes are what they were, and are not to be used.
+pub fn is_given_up(bytes: &[u8], pointer: Pointer) -> bool {
+    let word = (bytes.len() >= HEADER_BYTES).then(|| Word::from_bits(word_at(bytes, 0))).flatten();
+    word.is_some_and(|word| !word.valid && word.incarnation == pointer.incarnation())
+}
+
 /// Reads the head of the record that `pointer` means. `None` for bytes that are not one, or that end within its key.
 pub fn head(bytes: &[u8], pointer: Pointer) -> Option<Head<'_>> {
     let until = head_bytes(bytes)?;
@@ -205,16 +211,17 @@ pub fn head(bytes: &[u8], pointer: Pointer) -> Option<Head<'_>> {
 }
 
 impl Record {
-    /// Reads the record that `pointer` means. `None` for bytes that are not to be trusted; they may be longer than it.
-    pub fn decode(mut bytes: BytesMut, pointer: Pointer) -> Option<Record> {
-        let Head { word, prev, version, deleted, namespace, key, bytes: total } = head(&bytes, pointer)?;
+    /// Reads the record that `pointer` means. Gives the bytes back if they are not to be trusted; they may be longer than it.
+    pub fn read(mut bytes: BytesMut, pointer: Pointer) -> Result<Record, BytesMut> {
+        let Some(head) = head(&bytes, pointer) else { return Err(bytes) };
+        let Head { word, prev, version, deleted, namespace, key, bytes: total } = head;
         let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
         let value = HEADER_BYTES + namespace_bytes + key_bytes;
         if bytes.len() < total || word_at(&bytes, 8) != checksum(&bytes[CHECKED_FROM..value], &bytes[value..total]) {
-            return None;
+            return Err(bytes);
         }
         bytes.truncate(total);
-        Some(Record { word, prev, version, bytes: bytes.freeze(), namespace_bytes, key_bytes, deleted })
+        Ok(Record { word, prev, version, bytes: bytes.freeze(), namespace_bytes, key_bytes, deleted })
     }
 
     /// Whether it is a version of this key.

@@ -338,9 +338,16 @@ impl Space {
 
     /// Every buffer that is live or quarantined, by address.
     pub fn buffers(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.sections.values().flat_map(move |section| {
+        self.buffers_from(0)
+    }
+
+    /// Those of them that begin at an address or behind it.
+    pub fn buffers_from(&self, address: u64) -> impl Iterator<Item = Extent> + '_ {
+        let first = self.sections.range(..=address).next_back().map_or(0, |(base, _)| *base);
+        let address = address.next_multiple_of(UNIT_BYTES);
+        self.sections.range(first..).map(|(_, section)| section).flat_map(move |section| {
             let end = section.base + section.bytes;
-            let mut at = section.next_start(section.base);
+            let mut at = section.next_start(address.max(section.base));
             let all = std::iter::from_fn(move || {
                 let extent = (at < end).then(|| Extent { address: at, bytes: section.end(at, self.open) - at })?;
                 at = section.next_start(at + UNIT_BYTES);

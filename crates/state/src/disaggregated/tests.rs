@@ -45,7 +45,7 @@ fn a_record_has_the_documented_bytes() {
 }
 
 fn decode(bytes: impl AsRef<[u8]>, pointer: Pointer) -> Option<Record> {
-    Record::decode(bytes.as_ref().into(), pointer)
+    Record::read(bytes.as_ref().into(), pointer).ok()
 }
 
 #[test]

@@ -86,11 +86,17 @@ impl Data {
         Some(slot)
     }
 
+    /// Whether the version with this tag is here; that does not count as a use.
+    pub fn has(&self, tag: Tag) -> bool {
+        self.place(tag).is_some()
+    }
+
     /// Gives the entry at `owner` the value of its version, if that is here.
     pub fn hand_to(&mut self, owner: u32, tag: Tag, metadata: &mut Metadata) {
         let at = self.place(tag);
         if let Some(slot) = at.and_then(|at| self.slab[at as usize].as_mut())
             && let Some(entry) = metadata.of_version(owner, tag)
+            && entry.known().version == slot.version()
         {
             slot.owner = owner;
             entry.set_value((slot.bytes & DELETED == 0).then(|| slot.value.clone()));

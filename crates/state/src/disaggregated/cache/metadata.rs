@@ -224,10 +224,25 @@ impl Metadata {
         Some(at)
     }
 
+    /// Forgets where a key's newest version is, if it is there.
+    pub fn detach(&mut self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
+        if let Some(at) = self.place(hash, name)
+            && let Some(entry) = self.slab[at as usize].as_mut()
+            && entry.pointer == pointer
+        {
+            entry.pointer = Pointer::NULL;
+        }
+    }
+
     pub fn remove(&mut self, hash: KeyHash, name: Name<'_>) {
         if let Some(at) = self.place(hash, name) {
             self.remove_at(at);
         }
+    }
+
+    /// Where the entries' versions are in remote memory.
+    pub fn pointers(&self) -> impl Iterator<Item = Pointer> + '_ {
+        self.slab.iter().flatten().map(|entry| entry.pointer).filter(|pointer| !pointer.is_null())
     }
 
     /// Removes every entry for which `keep` does not hold.

@@ -302,6 +302,21 @@ impl Caches {
         }
     }
 
+    /// The record that remote memory held of this key was evicted from it: the version is still the newest, and its value is
+    /// still good, but whoever learnt where it is has learnt nothing.
+    pub fn evict(&self, hash: KeyHash, name: Name<'_>, pointer: Pointer) {
+        let mut shard = self.shard(hash);
+        if !mutant(Mutant::LearntOutlivesEviction) {
+            self.counter(hash).fetch_add(1, Ordering::AcqRel);
+        }
+        shard.metadata.detach(hash, name, pointer);
+    }
+
+    /// Whether the data cache has the version at a pointer. Does not count as a use.
+    pub fn has(&self, hash: KeyHash, pointer: Pointer) -> bool {
+        self.shard(hash).data.has(Tag::of(pointer))
+    }
+
     /// Forgets every entry for whose pointer `gone` holds, and kills every token. Nobody finds such pointers elsewhere by now.
     pub fn forget(&self, gone: impl Fn(Pointer) -> bool) {
         // Whoever takes a token from now on does not find such pointers any more.
@@ -312,6 +327,15 @@ impl Caches {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.metadata.retain(|known| known.pointer.is_null() || !gone(known.pointer));
         }
+    }
+
+    /// Where the newest versions are, as far as the caches know.
+    pub fn pointers(&self) -> Vec<Pointer> {
+        let mut pointers = Vec::new();
+        for shard in &self.shards {
+            pointers.extend(shard.lock().unwrap_or_else(PoisonError::into_inner).metadata.pointers());
+        }
+        pointers
     }
 
     /// Bytes that both parts are charged with.

@@ -1,0 +1,69 @@
+//! Which records were read lately, for the clock of [eviction](super::evict): one bit for every [`GRANULE_BYTES`] of memory.
+//!
+//! 1. Whoever fetches a record from remote memory, or writes one there, sets the bit of its address.
+//! 2. The hand of the clock takes the bit away as it passes, and passes over whatever had it.
+//!
+//! Nothing depends on it but what is evicted first. So bits are set and taken without order, two buffers may share one, and
+//! addresses that lie further apart than the budget share theirs: memory is given anew at other addresses for as long as
+//! there are others. A bit that is set already is only looked at, so that a hot record costs its readers no cache line.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of memory for each bit: no record is much shorter.
+const GRANULE_BYTES: u64 = 64;
+/// Bits at least, and at most: those of 512 GiB, which take 1 GiB here.
+const BITS_MIN: u64 = 1 << 12;
+const BITS_MAX: u64 = 1 << 33;
+
+/// See [the module](self).
+pub struct Heat {
+    words: Box<[AtomicU64]>,
+}
+
+impl Heat {
+    /// For so many bytes of memory.
+    pub fn new(bytes: u64) -> Heat {
+        let bits = (bytes / GRANULE_BYTES).clamp(BITS_MIN, BITS_MAX).next_power_of_two();
+        Heat { words: (0..bits / 64).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    #[inline]
+    fn bit(&self, address: u64) -> (&AtomicU64, u64) {
+        let granule = address / GRANULE_BYTES;
+        // There are a power of two words.
+        let at = (granule / 64) as usize & (self.words.len() - 1);
+        (&self.words[at], 1 << (granule % 64))
+    }
+
+    /// The record at this address was used.
+    #[inline]
+    pub fn touch(&self, address: u64) {
+        let (word, bit) = self.bit(address);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it was used since this was last asked.
+    pub fn take(&self, address: u64) -> bool {
+        let (word, bit) = self.bit(address);
+        word.load(Ordering::Relaxed) & bit != 0 && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_seen_once_and_at_its_own_address() {
+        let heat = Heat::new(1 << 20);
+        heat.touch(0x1_0040);
+        heat.touch(0x1_0070);
+        assert!(!heat.take(0x1_0000) && !heat.take(0x1_0080), "neighbours were not used");
+        assert!(heat.take(0x1_0040), "one use or two");
+        assert!(!heat.take(0x1_0040));
+        heat.touch(u64::MAX);
+        assert!(heat.take(u64::MAX), "any address has a bit");
+    }
+}
