@@ -8,8 +8,10 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the machine's time")]
 
 use std::hint::black_box;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use base::{Bytes, BytesMut};
@@ -17,6 +19,7 @@ use rma::shm::Shm;
 use rma::{Credential, Fabric, HostOptions, NodeId, Rights, Token};
 
 const BATCHES: usize = 101;
+const RING_BYTES: usize = 256 << 10;
 const REGION_BYTES: u64 = 256 << 20;
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -94,6 +97,34 @@ fn main() {
                     || {
                         let written = endpoint.write(&capability, 4096, black_box(&parts)).now();
                         written.map_err(|_| "pending").expect("it is synchronous").expect("it is granted");
+                    },
+                ),
+            );
+        }
+
+        // A message that its receiver takes: into what both share, and out of it into memory of the receiver's own.
+        let accepted = host.accept().await.expect("it was connected");
+        let mut ring = vec![1u8; RING_BYTES];
+        let mut cx = Context::from_waker(Waker::noop());
+        for size in [8usize, 64, 1 << 10, 4 << 10, 10 << 10, 32 << 10] {
+            let parts = [Bytes::from(vec![7u8; size])];
+            let mut at = 0;
+            show(
+                &format!("send {size}"),
+                compare(
+                    ((4 << 20) / (size + 1024)).max(4),
+                    || {
+                        at = if at + size > RING_BYTES { 0 } else { at };
+                        ring[at..at + size].copy_from_slice(black_box(&parts[0]));
+                        black_box(&mut ring);
+                        black_box(Bytes::copy_from_slice(&ring[at..at + size]));
+                        at += size;
+                    },
+                    || {
+                        let sent = endpoint.send(black_box(&parts)).now();
+                        let received = pin!(accepted.receive()).poll(&mut cx);
+                        assert!(matches!(black_box(received), Poll::Ready(Ok(_))), "it is there at once");
+                        sent.map_err(|_| "pending").expect("there is room").expect("it is connected");
                     },
                 ),
             );

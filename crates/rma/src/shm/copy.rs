@@ -16,7 +16,17 @@ const WORD: usize = crate::WORD_BYTES;
 /// From this many bytes on, vectors pay for their start.
 const BULK_BYTES_MIN: usize = 64;
 #[cfg(target_arch = "x86_64")]
-const _: () = assert!(BULK_BYTES_MIN >= 32, "the vector loops run at least once");
+const _: () =
+    assert!(BULK_BYTES_MIN >= VECTOR_BYTES && ALIGNED_BYTES_MIN >= 2 * VECTOR_BYTES, "vector loops run at least once");
+
+/// Bytes of a vector.
+#[cfg(target_arch = "x86_64")]
+const VECTOR_BYTES: usize = 32;
+
+/// From this many bytes on, it pays to copy words until the target is aligned to vectors: a store that crosses a cache line
+/// costs twice, a load that does so less.
+#[cfg(target_arch = "x86_64")]
+const ALIGNED_BYTES_MIN: usize = 512;
 
 /// How many bytes of `length` come before the first aligned word at or behind `shared`.
 #[inline]
@@ -113,7 +123,14 @@ unsafe fn store_words(to: *mut u8, from: *const u8, words: usize) {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
-    // SAFETY: the caller's promise is the same; the processor has the instructions.
+    let first = words_to_alignment(to.addr(), words);
+    // SAFETY: the caller's promise is the same; `first` is less than `words`. Volatile accesses are neither merged nor split;
+    // whichever side is shared is aligned to words.
+    let (from, to, words) = unsafe {
+        volatile_words(from, to, first);
+        (from.add(first * WORD), to.add(first * WORD), words - first)
+    };
+    // SAFETY: what is left lies within the ranges; the processor has the instructions.
     let done = unsafe {
         if std::arch::is_x86_feature_detected!("avx") {
             avx(from, to, words * WORD)
@@ -121,16 +138,25 @@ unsafe fn bulk(from: *const u8, to: *mut u8, words: usize) {
             sse(from, to, words * WORD)
         }
     };
-    // SAFETY: what is left lies within the ranges. Volatile accesses are neither merged nor split; whichever side is
-    // shared is aligned to words.
+    // SAFETY: what is left lies within the ranges; as above.
     unsafe { volatile_words(from.add(done), to.add(done), words - done / WORD) };
+}
+
+/// How many of so many words come before the first vector that is aligned at the target, if that can be and is worth it.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn words_to_alignment(to: usize, words: usize) -> usize {
+    if words * WORD < ALIGNED_BYTES_MIN || !to.is_multiple_of(WORD) {
+        return 0;
+    }
+    (to.wrapping_neg() & (VECTOR_BYTES - 1)) / WORD
 }
 
 /// Copies all whole vectors of 32 bytes; how many bytes that was.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn avx(from: *const u8, to: *mut u8, length: usize) -> usize {
-    let (blocks, vectors) = (length / 128, length % 128 / 32);
+    let (blocks, vectors) = (length / (4 * VECTOR_BYTES), length % (4 * VECTOR_BYTES) / VECTOR_BYTES);
     // SAFETY: the accesses are within the ranges that the caller promises. Assembly may race with others' accesses.
     unsafe {
         std::arch::asm!(
@@ -172,7 +198,7 @@ unsafe fn avx(from: *const u8, to: *mut u8, length: usize) -> usize {
             options(nostack)
         );
     }
-    length / 32 * 32
+    length / VECTOR_BYTES * VECTOR_BYTES
 }
 
 /// Copies all whole vectors of 16 bytes, of which there is at least one; how many bytes that was.
@@ -247,7 +273,7 @@ mod tests {
         let source: Vec<u8> = (0..700u32).map(|n| (n * 7 + 3) as u8).collect();
         for length in (0..70).chain([255, 256, 257, 300, 513, 600]) {
             for from in 0..9 {
-                for to in 0..9 {
+                for to in (0..9).chain([16, 24, 40]) {
                     let mut target = vec![0xEEu8; 640];
                     // SAFETY: both ranges lie within the vectors.
                     unsafe { load(source.as_ptr().add(from), target.as_mut_ptr().add(to), length) };
