@@ -369,19 +369,23 @@ impl Client {
     fn step(&self, input: &mut Input) -> io::Result<Step> {
         while self.understand(input).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {}
         let pipe = &self.peer.pipe;
+        let buffered = input.buffer.filled().len();
         let read = match &mut input.state {
-            State::Payload { into, missing, .. } if *missing > 0 && input.buffer.filled().is_empty() => {
-                let read = read_to_end_of(into, pipe, *missing);
+            State::Payload { into, missing, trailer, .. } if *missing > 0 && buffered == 0 => {
+                let behind = behind(*trailer, self.expects_long_reply());
+                let read = input.buffer.fill_behind(into, *missing, pipe, behind);
                 if let Ok(count) = read {
                     *missing -= count;
                 }
                 read
             }
-            State::Message(assembly) if !assembly.is_whole() && input.buffer.filled().is_empty() => assembly.read(pipe),
-            // The bytes of a long reply are left in the socket until it is known where they go.
-            State::Header if input.buffer.filled().len() < HEADER_BYTES && self.expects_long_reply() => {
-                let missing = HEADER_BYTES - input.buffer.filled().len();
-                input.buffer.fill(pipe, missing).map(|filled| filled.bytes)
+            State::Payload { missing: 0, trailer, .. } => {
+                let behind = behind(*trailer, self.expects_long_reply());
+                input.buffer.fill(pipe, behind.saturating_sub(buffered).max(1)).map(|filled| filled.bytes)
+            }
+            State::Message(assembly) if !assembly.is_whole() && buffered == 0 => assembly.read(pipe),
+            State::Header if buffered < HEADER_BYTES && self.expects_long_reply() => {
+                input.buffer.fill(pipe, HEADER_BYTES - buffered).map(|filled| filled.bytes)
             }
             _ => input.buffer.fill(pipe, usize::MAX).map(|filled| filled.bytes),
         };
@@ -691,7 +695,7 @@ impl Client {
                     if moved && now - began < DRIVE_TIME_MAX {
                         helped = true;
                         spun = Some((began, now + self.options.spin));
-                    } else if now >= until {
+                    } else if now >= until && !self.peer.is_being_taken(now) {
                         if !helped {
                             self.spin.failed();
                         }
@@ -721,6 +725,15 @@ impl Drive for Client {
         if !self.work(done) {
             self.ask();
         }
+    }
+}
+
+/// How many bytes behind a payload are read with it: no byte of a long reply behind it, which are left in the socket until
+/// it is known where they go.
+fn behind(trailer: bool, long_reply: bool) -> usize {
+    match long_reply {
+        true => usize::from(trailer) * TRAILER_BYTES + HEADER_BYTES,
+        false => usize::MAX,
     }
 }
 

@@ -204,10 +204,14 @@ impl Accepted {
             return false;
         }
         let until = clock() + spin;
-        while clock() < until {
+        loop {
             if !self.peer.is_awaited() {
                 self.spin.succeeded();
                 return true;
+            }
+            let now = clock();
+            if now >= until && !self.peer.is_being_taken(now) {
+                break;
             }
             (0..LOOK_PAUSES).for_each(|_| std::hint::spin_loop());
         }

@@ -62,7 +62,8 @@ const KEEP_ALIVE_PROBES: u32 = 3;
 /// Settings of the provider.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
-    /// How long whoever waits looks at the socket before it sleeps. Zero sleeps at once: slower, and easy on processors.
+    /// How long whoever waits looks at the socket before it sleeps; longer, by at most a millisecond, while the other side
+    /// has probably not taken yet what was written. Zero sleeps at once: slower, and easy on processors.
     pub spin: Duration,
     /// A host that has not been heard of for about so long, at least four seconds, is lost: verbs in flight to it complete as ambiguous.
     pub dead_after: Duration,

@@ -12,9 +12,11 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use base::{Bytes, BytesMut};
 
+use super::clock;
 use super::memory::Region;
 use super::pipe::Pipe;
 use super::wire::{HEADER_BYTES, Header, Kind, Status, TRAILER_BYTES};
@@ -42,6 +44,12 @@ const REGION_BYTES_MAX: usize = 256 << 10;
 pub const TURN_BYTES_MAX: usize = 2 << 20;
 /// Looks at the queue's lock before whoever wants it sleeps: about as long as a call that writes takes.
 const LOCK_LOOKS_MAX: usize = 200;
+/// Writing more than this at once makes whoever waits look longer.
+const PATIENCE_BYTES_MIN: usize = 16 << 10;
+/// What the other side is expected to take in a microsecond, a slow machine's pace.
+const PATIENCE_BYTES_PER_MICROSECOND: usize = 2 << 10;
+/// Nobody looks longer than this for the sake of what was written.
+const PATIENCE_MAX: Duration = Duration::from_millis(1);
 /// Buffers in one call.
 const SLICES_MAX: usize = 64;
 
@@ -64,6 +72,8 @@ pub struct Outgoing {
     held: VecDeque<Held>,
     messages_out: usize,
     message_bytes_out: usize,
+    /// When the other side has probably taken what was written, if that was much.
+    taken_by: Option<Instant>,
     /// Nothing more is posted; what was posted goes out.
     ended: bool,
     closed: bool,
@@ -105,6 +115,7 @@ impl Outgoing {
             held: VecDeque::new(),
             messages_out: 0,
             message_bytes_out: 0,
+            taken_by: None,
             ended: false,
             closed: false,
         }
@@ -244,7 +255,18 @@ impl Outgoing {
     /// When the connection is lost.
     pub fn pump(&mut self, pipe: &Pipe, most: usize) -> io::Result<Pumped> {
         let mut out = 0;
-        let pumped = |left: bool, out: usize| Ok(Pumped { left, moved: out > 0 });
+        let pumped = self.pump_counted(pipe, most, &mut out);
+        if out > PATIENCE_BYTES_MIN {
+            let now = clock();
+            let took = Duration::from_micros((out / PATIENCE_BYTES_PER_MICROSECOND) as u64);
+            let from = self.taken_by.map_or(now, |taken_by| taken_by.max(now));
+            self.taken_by = Some((from + took).min(now + PATIENCE_MAX));
+        }
+        Ok(Pumped { left: pumped?, moved: out > 0 })
+    }
+
+    /// As [`Outgoing::pump`]: whether something is left, and in `out` the bytes that are out.
+    fn pump_counted(&mut self, pipe: &Pipe, most: usize, out: &mut usize) -> io::Result<bool> {
         loop {
             while let Some(Segment::Taken(_)) = self.segments.front() {
                 if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
@@ -254,19 +276,18 @@ impl Outgoing {
             if self.bytes == 0 {
                 self.tail.clear();
                 self.tail_out = 0;
-                let left = !pipe.is_plain() && pipe.push()?;
-                return pumped(left, out);
+                return Ok(!pipe.is_plain() && pipe.push()?);
             }
-            if out >= most {
-                return pumped(true, out);
+            if *out >= most {
+                return Ok(true);
             }
             let written = match self.write_once(pipe) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return pumped(true, out),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 written => written?,
             };
             self.bytes -= written;
-            out += written;
+            *out += written;
         }
     }
 
@@ -439,6 +460,17 @@ impl Peer {
             }
         }
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the other side has probably not taken yet what was written, so that its answer is worth looking for a while
+    /// longer than usual.
+    pub fn is_being_taken(&self, now: Instant) -> bool {
+        let mut outgoing = self.outgoing();
+        let is = outgoing.taken_by.is_some_and(|taken_by| now < taken_by);
+        if !is {
+            outgoing.taken_by = None;
+        }
+        is
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
@@ -81,6 +81,23 @@ impl Pipe {
             push_out(&mut tls, &self.socket)?;
             processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         }
+    }
+
+    /// Reads what is there to one place and, once that is full, to another. 0 is the end. With TLS the other gets nothing.
+    ///
+    /// # Errors
+    /// As [`Pipe::read`].
+    fn read_two(&self, first: &mut [MaybeUninit<u8>], second: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+        if !self.is_plain() || first.is_empty() {
+            return self.read(first);
+        }
+        let part =
+            |bytes: &mut [MaybeUninit<u8>]| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let parts = [part(first), part(second)];
+        // SAFETY: both parts are writable for their lengths until the call returns, and the descriptor is open.
+        #[allow(unsafe_code)]
+        let read = unsafe { libc::readv(self.socket.as_raw_fd(), parts.as_ptr(), 2) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
     /// Writes as much as goes out now.
@@ -225,6 +242,35 @@ impl ReadBuffer {
         let bytes = pipe.read(&mut self.bytes[self.end..until])?;
         self.end += bytes;
         Ok(Filled { bytes, drained: bytes < asked })
+    }
+
+    /// Reads once to the end of `into`, at most `missing` bytes, for which it has the room, and what follows these, at most
+    /// `limit` bytes, into this buffer, which must be empty. Gives the bytes that `into` got; 0 is the end.
+    ///
+    /// # Errors
+    /// As [`Pipe::read`].
+    pub fn fill_behind(
+        &mut self,
+        into: &mut base::BytesMut,
+        missing: usize,
+        pipe: &Pipe,
+        limit: usize,
+    ) -> io::Result<usize> {
+        assert!(self.start == self.end, "what was read before comes first");
+        let spare = into.spare_capacity_mut();
+        let count = missing.min(spare.len());
+        // Bytes that follow belong here only when `into` gets all of its own.
+        let limit = if count == missing { limit.min(self.bytes.len()) } else { 0 };
+        let read = pipe.read_two(&mut spare[..count], &mut self.bytes[..limit])?;
+        assert!(read <= count + limit, "the kernel fills no more than it was given");
+        (self.start, self.end) = (0, read.saturating_sub(count));
+        let length = into.len() + read.min(count);
+        // SAFETY: `Pipe::read_two` has initialised so many bytes behind what was there, within the capacity.
+        #[allow(unsafe_code)]
+        unsafe {
+            into.set_len(length);
+        }
+        Ok(read.min(count))
     }
 
     /// Moves at most `limit` bytes to the end of `into`.

@@ -166,7 +166,7 @@ impl Progress {
         let mut tick = clock() + TICK;
         loop {
             let now = clock();
-            let spinning = now < spin_until;
+            let spinning = now < spin_until || (!spin.is_zero() && self.is_answered_soon(now));
             self.look_at(if spinning { self.hot } else { None });
             if spinning && let Some(hot) = self.hot {
                 looks = looks.wrapping_add(1);
@@ -200,6 +200,11 @@ impl Progress {
             served.peer.pipe.cut();
         }
         self.shared.regions.clear();
+    }
+
+    /// Whether the caller that was served last is still busy with what it was sent.
+    fn is_answered_soon(&self, now: Instant) -> bool {
+        self.hot.and_then(|hot| self.connections.get(&hot)).is_some_and(|served| served.peer.is_being_taken(now))
     }
 
     /// Says at which connection this thread looks, so that endpoints leave the writing to it.
