@@ -1,0 +1,124 @@
+//! Connecting: the socket, TLS where asked, and the handshake, in a thread that may wait.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use base::BytesMut;
+use base::rt::sync::Notify;
+
+use super::attend::{Attending, attend};
+use super::endpoint::Handle;
+use super::replies::Input;
+use super::{Client, Posted};
+use crate::tcp::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
+use crate::tcp::peer::Peer;
+use crate::tcp::pipe::{Pipe, read_to_end_of};
+use crate::tcp::spin::Spin;
+use crate::tcp::{HANDSHAKE_TIME_MAX, TcpOptions, tune};
+use crate::{Credential, Endpoint, Error, NodeId};
+
+/// Connects, in a thread that may wait.
+pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> Result<Connected, Error> {
+    let unreachable =
+        |error: &dyn std::fmt::Display| Error::Unreachable { address: address.to_owned(), reason: error.to_string() };
+    let mut last = None;
+    let mut socket = None;
+    for resolved in address.to_socket_addrs().map_err(|error| unreachable(&error))? {
+        match TcpStream::connect_timeout(&resolved, HANDSHAKE_TIME_MAX) {
+            Ok(connected) => {
+                socket = Some(connected);
+                break;
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    let socket = match (socket, last) {
+        (Some(socket), _) => socket,
+        (None, Some(error)) => return Err(unreachable(&error)),
+        (None, None) => return Err(unreachable(&"the name has no address")),
+    };
+    tune(&socket, options).map_err(|error| unreachable(&error))?;
+    let lost = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => Error::Refused(error.to_string()),
+        io::ErrorKind::UnexpectedEof => Error::Refused("the host hung up during the handshake".to_owned()),
+        _ => Error::Unreachable { address: address.to_owned(), reason: format!("during the handshake: {error}") },
+    };
+    socket.set_read_timeout(Some(HANDSHAKE_TIME_MAX)).map_err(lost)?;
+    socket.set_write_timeout(Some(HANDSHAKE_TIME_MAX)).map_err(lost)?;
+    let tls = match &options.tls {
+        None => None,
+        Some(tls) => {
+            let mut session = tls.client(address)?;
+            while session.is_handshaking() {
+                session.complete_io(&mut &socket).map_err(lost)?;
+            }
+            Some(session)
+        }
+    };
+    let pipe = Pipe::new(socket, tls);
+    let mut nonce = [0; 32];
+    base::rt::fill_random(&mut nonce);
+    let hello = handshake::hello(&credential.name, &nonce)?;
+    write_all(&pipe, &hello).map_err(lost)?;
+    let challenge: [u8; CHALLENGE_BYTES] = read_exact(&pipe).map_err(lost)?;
+    let binding = pipe.binding().map_err(lost)?;
+    let (node, proof) = handshake::answer(&hello, &challenge, &binding, credential)?;
+    write_all(&pipe, &proof).map_err(lost)?;
+    let verdict: [u8; VERDICT_BYTES] = read_exact(&pipe).map_err(lost)?;
+    handshake::verdict(&verdict)?;
+    pipe.socket().set_nonblocking(true).map_err(lost)?;
+    Ok(Connected { pipe, node, host: address.to_owned() })
+}
+
+/// A connection on which both sides have proved themselves.
+pub struct Connected {
+    pipe: Pipe,
+    node: NodeId,
+    host: String,
+}
+
+impl Connected {
+    /// Makes an endpoint of it, with a task on the current runtime.
+    pub fn endpoint(self, options: &TcpOptions) -> Endpoint {
+        let client = Arc::new(Client {
+            peer: Peer::new(self.pipe),
+            node: self.node,
+            name: self.host,
+            options: options.clone(),
+            posted: Mutex::new(Posted { in_flight: VecDeque::new(), next: 0, asked: 0, closed: false, lost: false }),
+            input: Mutex::new(Input::new()),
+            wanted: Notify::new(),
+            spin: Spin::default(),
+            closing: AtomicBool::new(false),
+            receiver_asked: AtomicBool::new(false),
+            partial: AtomicU64::new(0),
+        });
+        base::rt::spawn(attend(Attending(Arc::clone(&client))));
+        Endpoint::new(Arc::new(Handle(client)))
+    }
+}
+
+fn write_all(pipe: &Pipe, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = pipe.write(&[io::IoSlice::new(bytes)])?;
+        bytes = &bytes[written..];
+    }
+    while pipe.push()? {}
+    Ok(())
+}
+
+fn read_exact<const N: usize>(pipe: &Pipe) -> io::Result<[u8; N]> {
+    let mut bytes = BytesMut::with_capacity(N);
+    while bytes.len() < N {
+        let missing = N - bytes.len();
+        if read_to_end_of(&mut bytes, pipe, missing)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    let mut all = [0; N];
+    all.copy_from_slice(&bytes);
+    Ok(all)
+}
