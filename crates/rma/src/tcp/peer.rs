@@ -50,6 +50,11 @@ const PATIENCE_BYTES_MIN: usize = 16 << 10;
 const PATIENCE_BYTES_PER_MICROSECOND: usize = 2 << 10;
 /// Nobody looks longer than this for the sake of what was written.
 const PATIENCE_MAX: Duration = Duration::from_millis(1);
+/// Messages up to this size wait in one buffer, and whoever receives one allocates it: memory that one thread takes and
+/// another gives back costs far more than a copy of so few bytes.
+pub const SMALL_BYTES_MAX: usize = 4 << 10;
+/// An empty buffer of more is given back.
+const SMALL_BUFFER_BYTES_MAX: usize = 64 << 10;
 /// Buffers in one call.
 const SLICES_MAX: usize = 64;
 
@@ -404,7 +409,9 @@ impl RegionRead {
 
 /// The messages that came in.
 pub struct Inbox {
-    messages: VecDeque<Incoming>,
+    messages: VecDeque<Arrived>,
+    /// The bytes of small messages, one behind the other.
+    small: VecDeque<u8>,
     waker: Option<Waker>,
     /// Received by us and not yet credited, and what of it our application has taken.
     outstanding: usize,
@@ -414,11 +421,48 @@ pub struct Inbox {
     closed: bool,
 }
 
+/// A message that waits.
+enum Arrived {
+    Whole(Incoming),
+    /// So many bytes of the buffer.
+    Small(usize),
+}
+
+impl Inbox {
+    fn admit(&mut self, length: usize) -> Result<(), Error> {
+        if self.outstanding >= WINDOW_MESSAGES || self.outstanding_bytes >= WINDOW_BYTES {
+            return Err(Error::Malformed("a message beyond the window"));
+        }
+        self.outstanding += 1;
+        self.outstanding_bytes += length;
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Incoming> {
+        let length = match self.messages.pop_front()? {
+            Arrived::Whole(incoming) => return Some(incoming),
+            Arrived::Small(length) => length,
+        };
+        let mut message = BytesMut::with_capacity(length);
+        let (first, second) = self.small.as_slices();
+        let (first, second) = (&first[..length.min(first.len())], &second[..length.saturating_sub(first.len())]);
+        message.extend_from_slice(first);
+        message.extend_from_slice(second);
+        self.small.drain(..length);
+        if self.small.is_empty() && self.small.capacity() > SMALL_BUFFER_BYTES_MAX {
+            self.small = VecDeque::new();
+        }
+        Some(Incoming::Message(message.freeze()))
+    }
+}
+
 /// What both ends share.
 pub struct Peer {
     pub pipe: Pipe,
     outgoing: Mutex<Outgoing>,
     inbox: Mutex<Inbox>,
+    /// Somebody waits for a message: the inbox has a waker. Written under its lock.
+    awaited: AtomicBool,
     /// An endpoint has left its queue to the progress thread.
     asked: AtomicBool,
 }
@@ -427,6 +471,7 @@ impl Peer {
     pub fn new(pipe: Pipe) -> Peer {
         let inbox = Inbox {
             messages: VecDeque::new(),
+            small: VecDeque::new(),
             waker: None,
             outstanding: 0,
             outstanding_bytes: 0,
@@ -435,7 +480,8 @@ impl Peer {
             closed: false,
         };
         let outgoing = Mutex::new(Outgoing::new());
-        Peer { pipe, outgoing, inbox: Mutex::new(inbox), asked: AtomicBool::new(false) }
+        let [awaited, asked] = [false; 2].map(AtomicBool::new);
+        Peer { pipe, outgoing, inbox: Mutex::new(inbox), awaited, asked }
     }
 
     /// Asks the progress thread to write the queue.
@@ -482,13 +528,7 @@ impl Peer {
     /// # Errors
     /// [`Error::Malformed`].
     pub fn admit(&self, length: usize) -> Result<(), Error> {
-        let mut inbox = self.inbox();
-        if inbox.outstanding >= WINDOW_MESSAGES || inbox.outstanding_bytes >= WINDOW_BYTES {
-            return Err(Error::Malformed("a message beyond the window"));
-        }
-        inbox.outstanding += 1;
-        inbox.outstanding_bytes += length;
-        Ok(())
+        self.inbox().admit(length)
     }
 
     /// What was admitted, a message of no bytes, is not delivered: it counts as taken.
@@ -501,14 +541,34 @@ impl Peer {
 
     /// Delivers what was admitted.
     pub fn deliver(&self, incoming: Incoming) {
-        let waker = {
-            let mut inbox = self.inbox();
-            // Nobody receives any more once our side has ended.
-            if !inbox.closed {
-                inbox.messages.push_back(incoming);
-            }
-            inbox.waker.take()
-        };
+        let mut inbox = self.inbox();
+        // Nobody receives any more once our side has ended.
+        if !inbox.closed {
+            inbox.messages.push_back(Arrived::Whole(incoming));
+        }
+        self.tell(inbox);
+    }
+
+    /// Admits and delivers a message of at most [`SMALL_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// As [`Peer::admit`].
+    pub fn deliver_small(&self, bytes: &[u8]) -> Result<(), Error> {
+        let mut inbox = self.inbox();
+        inbox.admit(bytes.len())?;
+        if !inbox.closed {
+            inbox.small.extend(bytes);
+            inbox.messages.push_back(Arrived::Small(bytes.len()));
+        }
+        self.tell(inbox);
+        Ok(())
+    }
+
+    /// Wakes whoever waits for a message.
+    fn tell(&self, mut inbox: MutexGuard<'_, Inbox>) {
+        let waker = inbox.waker.take();
+        self.awaited.store(false, Ordering::Release);
+        drop(inbox);
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -517,11 +577,12 @@ impl Peer {
     /// The next message. True beside it when credit was queued that is to go out.
     pub fn poll_receive(&self, cx: &Context<'_>) -> Poll<Result<(Incoming, bool), Error>> {
         let mut inbox = self.inbox();
-        let Some(incoming) = inbox.messages.pop_front() else {
+        let Some(incoming) = inbox.next() else {
             if inbox.closed {
                 return Poll::Ready(Err(Error::Closed));
             }
             inbox.waker = Some(cx.waker().clone());
+            self.awaited.store(true, Ordering::Release);
             return Poll::Pending;
         };
         inbox.taken += 1;
@@ -544,7 +605,7 @@ impl Peer {
 
     /// Whether somebody waits for a message.
     pub fn is_awaited(&self) -> bool {
-        self.inbox().waker.is_some()
+        self.awaited.load(Ordering::Acquire)
     }
 
     /// Nothing more goes out; what came in can still be received.
@@ -555,14 +616,9 @@ impl Peer {
 
     /// Nothing more comes in.
     pub fn end_inbox(&self) {
-        let waker = {
-            let mut inbox = self.inbox();
-            inbox.closed = true;
-            inbox.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        let mut inbox = self.inbox();
+        inbox.closed = true;
+        self.tell(inbox);
     }
 }
 

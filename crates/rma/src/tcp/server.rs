@@ -27,7 +27,7 @@ use rustix::fd::OwnedFd;
 use super::handshake::{self, Answered, CHALLENGE_BYTES, Challenged, HELLO_BYTES, PROOF_BYTES, VERDICT_BYTES};
 use super::host::{Accepted, Shared};
 use super::memory::{Refusal, Region};
-use super::peer::{Assembly, Outgoing, Peer, RegionRead, TURN_BYTES_MAX, header_of};
+use super::peer::{Assembly, Outgoing, Peer, RegionRead, SMALL_BYTES_MAX, TURN_BYTES_MAX, header_of};
 use super::pipe::{Filled, Pipe, ReadBuffer};
 use super::spin::Spin;
 use super::wire::{HEADER_BYTES, Header, Kind, Status, VERB_BYTES, Verb};
@@ -404,6 +404,10 @@ impl Served {
 
     /// Reads, carries out and replies, until nothing is left or the others are to have their turn.
     fn turn(&mut self, door: &Door<'_>, asked: bool, any: &mut bool) -> Turn {
+        // Somebody waits for it.
+        if asked && !self.write_out(any) {
+            return Turn::Over;
+        }
         let mut turn = Turn::Unfinished;
         for _ in 0..TURN_READS_MAX {
             match self.step(door, any) {
@@ -422,10 +426,15 @@ impl Served {
         }
         // Neither a look that finds nothing nor a message that came in must wait for the queue, which an endpoint locks
         // while it writes: whoever waits for a lock sleeps, and being woken takes longer than a round trip.
-        let may_write = self.pushed || self.left || asked || self.closing || !self.peer.pipe.is_plain();
+        let may_write = self.pushed || self.left || self.closing || !self.peer.pipe.is_plain();
         if turn == Turn::Idle && !may_write {
-            return Turn::Nothing;
+            return if asked { Turn::Idle } else { Turn::Nothing };
         }
+        if self.write_out(any) { turn } else { Turn::Over }
+    }
+
+    /// Writes the queue. False when the connection is over.
+    fn write_out(&mut self, any: &mut bool) -> bool {
         self.pushed = false;
         let mut outgoing = self.peer.outgoing();
         let closed = outgoing.is_closed();
@@ -434,13 +443,13 @@ impl Served {
         drop(outgoing);
         match pumped {
             Ok(pumped) if !closed => *any |= pumped.moved,
-            _ => return Turn::Over,
+            _ => return false,
         }
         if self.closing && done && !self.peer.pipe.wants_write() && !self.finished {
             self.peer.pipe.finish();
             self.finished = true;
         }
-        turn
+        true
     }
 
     /// Carries out what is there, then reads once.
@@ -591,6 +600,13 @@ impl Served {
         let length = header.length as usize;
         self.pushed |= header.kind != Kind::Message;
         match header.kind {
+            Kind::Message if length <= SMALL_BYTES_MAX => {
+                let frame = HEADER_BYTES..HEADER_BYTES + length;
+                let Some(bytes) = self.buffer.filled().get(frame.clone()) else { return Ok(false) };
+                self.peer.deliver_small(bytes)?;
+                self.buffer.consume(frame.end);
+                return Ok(true);
+            }
             Kind::Message => {
                 self.peer.admit(length)?;
                 self.buffer.consume(HEADER_BYTES);

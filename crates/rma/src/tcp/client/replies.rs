@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use base::BytesMut;
 
 use super::{Client, Outcome, Pending};
-use crate::tcp::peer::{Assembly, header_of};
+use crate::tcp::peer::{Assembly, SMALL_BYTES_MAX, header_of};
 use crate::tcp::pipe::ReadBuffer;
 use crate::tcp::wire::{HEADER_BYTES, Header, Kind, Status, TRAILER_BYTES, u64_at};
 use crate::{Completer, Error, Incoming, WORD_BYTES};
@@ -178,6 +178,12 @@ impl Client {
     fn begin(&self, header: Header, input: &mut Input) -> Result<bool, Error> {
         let length = header.length as usize;
         match header.kind {
+            Kind::Message if length <= SMALL_BYTES_MAX => {
+                let frame = HEADER_BYTES..HEADER_BYTES + length;
+                let Some(bytes) = input.buffer.filled().get(frame.clone()) else { return Ok(false) };
+                self.peer.deliver_small(bytes)?;
+                input.buffer.consume(frame.end);
+            }
             Kind::Message => {
                 self.peer.admit(length)?;
                 input.buffer.consume(HEADER_BYTES);
