@@ -134,8 +134,7 @@ impl States for Pooled {
 
 /// Opens the peer under the epoch behind the newest one, which fences whoever had that.
 async fn open_compute(consortium: &Consortium, fabric: &SimFabric) -> Result<Arc<Peer>, Error> {
-    let newest = storage::node::newest_epoch(STORAGE, &storage_token(), CHANNEL).await?;
-    let epoch = Epoch(newest.get() + 1);
+    let epoch = storage::node::begin_epoch(STORAGE, &storage_token(), CHANNEL).await?;
     let states = Arc::new(Pooled { fabric: fabric.clone(), epoch });
     let root = Directory::open("peer").await.expect("a directory");
     let tables = ModelEngine::open(root.subdirectory("unused").await.expect("a directory")).await?;
@@ -183,13 +182,8 @@ fn verdict_address(name: &str) -> String {
 /// The number and epoch of each block at the storage node.
 async fn epochs() -> Vec<Epoch> {
     let token = storage_token();
-    let newest = storage::node::newest_epoch(STORAGE, &token, CHANNEL).await.expect("everything is healed");
-    let options = RemoteOptions {
-        address: STORAGE.to_owned(),
-        token,
-        channel: CHANNEL.to_owned(),
-        epoch: Epoch(newest.get() + 1),
-    };
+    let epoch = storage::node::begin_epoch(STORAGE, &token, CHANNEL).await.expect("everything is healed");
+    let options = RemoteOptions { address: STORAGE.to_owned(), token, channel: CHANNEL.to_owned(), epoch };
     let blocks = RemoteBlocks::open(options).await.expect("everything is healed");
     let mut epochs = Vec::new();
     while (epochs.len() as u64) < blocks.height() {

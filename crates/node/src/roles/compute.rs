@@ -153,8 +153,7 @@ impl Compute {
     async fn attempt(options: &Options<'_>, elsewhere: &Elsewhere) -> Result<Compute, NodeError> {
         let (address, token) = (elsewhere.storage.clone(), Bytes::new());
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
-        let newest = storage::node::newest_epoch(&address, &token, &channel).await?;
-        let epoch = Epoch(newest.get() + 1);
+        let epoch = storage::node::begin_epoch(&address, &token, &channel).await?;
         let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), epoch, space: Mutex::default() });
         let stores = NodeStores { address, token, epoch, states: memory.clone() };
         Compute::open(options, Arc::new(stores), Some(memory)).await

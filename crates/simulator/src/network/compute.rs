@@ -89,8 +89,14 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
         rt::sleep(LOOK_AGAIN).await;
     }
     let (address, token) = (storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN));
-    let newest = storage::node::newest_epoch(&address, &token, CHANNEL).await?;
-    let epoch = Epoch(newest.get() + u64::from(!Mutant::EpochKept.is_in(&network, place) || newest == Epoch(0)));
+    let kept = match Mutant::EpochKept.is_in(&network, place) {
+        true => storage::node::newest_epoch(&address, &token, CHANNEL).await?,
+        false => Epoch(0),
+    };
+    let epoch = match kept {
+        Epoch(0) => storage::node::begin_epoch(&address, &token, CHANNEL).await?,
+        kept => kept,
+    };
     let pooled = Pooled { network: Arc::clone(&network), place, epoch, opened: Mutex::default() };
     let pooled = Arc::new(pooled);
     let stores: Arc<dyn Stores> =

@@ -117,11 +117,7 @@ impl Channel {
             let _whole_gate = self.gate.acquire_many(GATE_PLACES).await;
             self.check_epoch(given)?;
             if given > self.epoch() {
-                epoch::write(&self.epochs, &self.name, given).await?;
-                hold_up("storage.node.epoch_written").await;
-                self.epoch.store(given.get(), Ordering::Release);
-                self.state.set_epoch(given);
-                events::EpochsBegun.add(1);
+                self.advance(given).await?;
             }
             if role == Role::Appender {
                 self.appender.store(link, Ordering::Release);
@@ -131,6 +127,28 @@ impl Channel {
             return Ok(self.opened());
         }
         Ok(self.opened())
+    }
+
+    /// Step 0 of the node: an epoch that nobody else has.
+    ///
+    /// # Errors
+    /// Errors of the operating system; the epoch may have begun all the same.
+    pub async fn begin(&self) -> Result<Epoch, Error> {
+        self.check_whole()?;
+        let _whole_gate = self.gate.acquire_many(GATE_PLACES).await;
+        let next = self.epoch().get().checked_add(1).ok_or(Error::Invalid("there are no epochs left"))?;
+        self.advance(Epoch(next)).await?;
+        Ok(Epoch(next))
+    }
+
+    /// Begins a later epoch. Whoever calls has the whole gate.
+    async fn advance(&self, to: Epoch) -> Result<(), Error> {
+        epoch::write(&self.epochs, &self.name, to).await?;
+        hold_up("storage.node.epoch_written").await;
+        self.epoch.store(to.get(), Ordering::Release);
+        self.state.set_epoch(to);
+        events::EpochsBegun.add(1);
+        Ok(())
     }
 
     fn opened(&self) -> Opened {

@@ -37,17 +37,27 @@ pub async fn channels(address: &str, token: &Bytes) -> Result<Vec<String>, Error
     answer::read_names(names).map_err(|malformed| options.malformed(malformed))
 }
 
-/// The newest epoch that a channel was opened under; 0 where there is none. Who is to be the next primary opens under a
-/// later one.
+/// The newest epoch of a channel; 0 where there is none.
 ///
 /// # Errors
 /// As [`channels`].
 pub async fn newest_epoch(address: &str, token: &Bytes, channel: &str) -> Result<Epoch, Error> {
+    ask_epoch(address, token, Request::Epoch(channel.to_owned())).await
+}
+
+/// A new epoch for the next primary of a channel. Nobody else is given it, ever, and from now on earlier ones are fenced.
+///
+/// # Errors
+/// As [`channels`]. Where the answer is lost, so may be an epoch; another one is begun by asking again.
+pub async fn begin_epoch(address: &str, token: &Bytes, channel: &str) -> Result<Epoch, Error> {
+    ask_epoch(address, token, Request::Begin(channel.to_owned())).await
+}
+
+async fn ask_epoch(address: &str, token: &Bytes, request: Request) -> Result<Epoch, Error> {
     let options =
         RemoteOptions { address: address.to_owned(), token: token.clone(), channel: String::new(), epoch: Epoch(0) };
     let (caller, _) = connect(&options, Role::Reader, |_| {}).await?;
-    let asked = Request::Epoch(channel.to_owned()).encode();
-    let number = call(&options, &caller, asked, ANSWER_TIME_MAX).await?;
+    let number = call(&options, &caller, request.encode(), ANSWER_TIME_MAX).await?;
     answer::read_number(number).map(Epoch).map_err(|malformed| options.malformed(malformed))
 }
 

@@ -114,6 +114,8 @@ pub enum Request {
     Channels,
     /// The newest epoch of a channel.
     Epoch(String),
+    /// A new epoch for a channel.
+    Begin(String),
 }
 
 /// What a node says unasked.
@@ -367,6 +369,12 @@ pub fn rows(through: BlockNumber, keys: &[(&str, &[u8])], versions_only: bool) -
     Writer::op(if versions_only { 17 } else { 16 }).u64(through.get()).keys(keys).done()
 }
 
+fn named(op: u8, channel: &str) -> Bytes {
+    let mut writer = Writer::op(op);
+    writer.text(channel);
+    writer.done()
+}
+
 /// A question for transactions, from borrowed ids.
 pub fn find_transactions(ids: &[TxId]) -> Bytes {
     let mut writer = Writer::op(7);
@@ -415,11 +423,8 @@ impl Request {
             Request::Materialize { epoch, height } => Writer::op(20).u64(epoch.get()).u64(*height).done(),
             Request::Prune { epoch, oldest } => Writer::op(21).u64(epoch.get()).u64(oldest.get()).done(),
             Request::Channels => Writer::op(22).done(),
-            Request::Epoch(channel) => {
-                let mut writer = Writer::op(23);
-                writer.text(channel);
-                writer.done()
-            }
+            Request::Epoch(channel) => named(23, channel),
+            Request::Begin(channel) => named(24, channel),
         };
         bytes.into()
     }
@@ -466,6 +471,7 @@ impl Request {
             21 => Request::Prune { epoch: fields.epoch()?, oldest: fields.block()? },
             22 => Request::Channels,
             23 => Request::Epoch(fields.text(CHANNEL_BYTES_MAX)?),
+            24 => Request::Begin(fields.text(CHANNEL_BYTES_MAX)?),
             _ => return Err(Malformed("unknown request")),
         };
         fields.end(request)

@@ -4,6 +4,8 @@
 //! the path of a commit. One logical peer at a time writes a channel; which one is decided elsewhere and known here by
 //! its **epoch**.
 //!
+//! 0. Who is to be primary asks for a new epoch: the newest plus one, which step 2 begins at once and which nobody else is
+//!    ever given.
 //! 1. A client opens a link, and says on it which version of the messages it speaks, its token, its channel, its
 //!    [`Role`] and, if it writes, its epoch. The node answers with the end of the chain and the savepoint, or refuses.
 //! 2. Before it answers an epoch newer than any before, the node lets writes that have begun end, makes the epoch durable in
@@ -46,7 +48,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub use client::{RemoteOptions, channels, newest_epoch};
+pub use client::{RemoteOptions, begin_epoch, channels, newest_epoch};
 pub use message::{Role, VERSION};
 pub use remote_blocks::RemoteBlocks;
 pub use remote_state::RemoteStateStore;

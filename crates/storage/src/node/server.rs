@@ -220,7 +220,11 @@ impl Shared {
         Ok(kept)
     }
 
-    /// The newest epoch that a channel was opened under; 0 where there is none.
+    async fn begin(&self, name: &str) -> Result<Epoch, Error> {
+        self.channel(name, true).await?.begin().await
+    }
+
+    /// The newest epoch of a channel; 0 where there is none.
     async fn epoch(&self, name: &str) -> Result<Epoch, Error> {
         check_channel_name(name)?;
         super::epoch::read(&self.options.data.subdirectory(EPOCHS).await?, name)
@@ -287,6 +291,9 @@ impl Handler for Client {
                     }
                     Request::Epoch(name) => {
                         shared.epoch(&name).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
+                    }
+                    Request::Begin(name) => {
+                        shared.begin(&name).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
                     }
                     _ => Err(Refusal::new(ErrorKind::Rejected, "this link names no channel")),
                 }
@@ -398,7 +405,7 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
 async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body, Error> {
     let (blocks, state) = (channel.blocks(), channel.state());
     Ok(match request {
-        Request::Append(_) | Request::Channels | Request::Epoch(_) => {
+        Request::Append(_) | Request::Channels | Request::Epoch(_) | Request::Begin(_) => {
             return Err(Error::Invalid("a request that was answered elsewhere"));
         }
         Request::Close => {

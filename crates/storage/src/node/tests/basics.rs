@@ -179,6 +179,36 @@ fn an_older_primary_is_fenced_from_the_opening_of_a_newer_one_on() {
     });
 }
 
+#[test]
+fn an_epoch_is_given_once_and_fences_those_before() {
+    simulate(5, |_, node| async move {
+        let token = Bytes::from_static(TOKEN);
+        let begin = || begin_epoch(ADDRESS, &token, CHANNEL);
+        assert_eq!(begin().await.expect("the node is there"), Epoch(1), "also of a channel that is not there yet");
+        let old = RemoteBlocks::open(options(1)).await.expect("it has begun");
+        let other = rt::spawn(async { begin_epoch(ADDRESS, &Bytes::from_static(TOKEN), CHANNEL).await });
+        let mut epochs = [begin().await, other.await.expect("it ends")].map(|epoch| epoch.expect("the node is there"));
+        epochs.sort();
+        assert_eq!(epochs, [Epoch(2), Epoch(3)]);
+        TestBlock::after(old.tip(), &mut Chance::new(7)).append(&old).await.expect("it is not sent yet");
+        assert_eq!(old.sync().await.expect_err("later ones have begun").kind(), ErrorKind::Fenced);
+        let error = RemoteBlocks::open(options(2)).await.expect_err("a later one has begun");
+        assert_eq!(error.kind(), ErrorKind::Fenced);
+        // Across crashes too.
+        node.crash();
+        rt::sleep(Duration::from_millis(10)).await;
+        node.restart();
+        let mut begun = begin().await;
+        while begun.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry) {
+            rt::sleep(Duration::from_millis(50)).await;
+            begun = begin().await;
+        }
+        assert_eq!(begun.expect("the node is back"), Epoch(4));
+        let error = begin_epoch(ADDRESS, &Bytes::from_static(b"a tokem"), CHANNEL).await.expect_err("a wrong token");
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+    });
+}
+
 /// The node may not listen yet.
 trait OrRetry {
     async fn expect_err_or_retry(self) -> RemoteBlocks;

@@ -62,6 +62,7 @@ fn requests() -> Vec<Request> {
         Request::Prune { epoch: Epoch(5), oldest: through },
         Request::Channels,
         Request::Epoch("alpha".to_owned()),
+        Request::Begin("alpha".to_owned()),
     ]
 }
 
