@@ -3,6 +3,8 @@
 //! The JSON has the shape of `docs/formats/bench.md`: `figure`, `version`, `machine`, `settings`, `rows`, `ratios`, `bounds`. A
 //! script holds each ratio against its bound.
 
+mod curves;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,13 +17,17 @@ use crate::process;
 
 const SIZE_WIDTH: u32 = 960;
 const BAR_HEIGHT: u32 = 18;
-const COLORS: [RGBColor; 6] = [
+const COLORS: [RGBColor; 10] = [
     RGBColor(31, 98, 142),
     RGBColor(196, 78, 32),
     RGBColor(70, 130, 60),
     RGBColor(130, 90, 160),
     RGBColor(120, 120, 120),
     RGBColor(180, 150, 40),
+    RGBColor(40, 160, 170),
+    RGBColor(200, 90, 140),
+    RGBColor(90, 60, 40),
+    RGBColor(150, 190, 90),
 ];
 
 /// What a ratio is held against.
@@ -71,6 +77,17 @@ pub struct Ratio {
     pub bound: Option<Bound>,
 }
 
+/// A chart of one number of some rows over another.
+#[derive(Clone, Debug)]
+pub struct Curves {
+    /// The number along the lower axis.
+    pub x: &'static str,
+    /// Whether that axis is logarithmic.
+    pub x_log: bool,
+    /// The number that is shown over it. Rows without both are left out; rows with the same labels are one line.
+    pub y: &'static str,
+}
+
 /// A figure.
 #[derive(Clone, Debug)]
 pub struct Figure {
@@ -80,13 +97,14 @@ pub struct Figure {
     rows: Vec<Row>,
     ratios: Vec<Ratio>,
     notes: Vec<String>,
+    curves: Vec<Curves>,
 }
 
 impl Figure {
     /// An empty figure.
     pub fn new(name: &'static str, title: impl Into<String>) -> Figure {
         let (settings, rows, ratios, notes) = (Map::new(), Vec::new(), Vec::new(), Vec::new());
-        Figure { name, title: title.into(), settings, rows, ratios, notes }
+        Figure { name, title: title.into(), settings, rows, ratios, notes, curves: Vec::new() }
     }
 
     /// States how it was measured.
@@ -108,6 +126,11 @@ impl Figure {
     /// Adds a sentence below the table.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
+    }
+
+    /// Has the plot show one number over another, instead of bars; another chart for each call.
+    pub fn curves(&mut self, curves: Curves) {
+        self.curves.push(curves);
     }
 
     /// The rows so far.
@@ -208,15 +231,15 @@ impl Figure {
         self.rows.chunk_by(|one, other| columns(one) == columns(other)).collect()
     }
 
-    /// Writes bars of the first number of every row, one colour for each value of the first label; the axis is
-    /// logarithmic.
+    /// Writes the [`Figure::curves`] that were asked for; else bars of the first number of every row, one colour for each
+    /// value of the first label, along a logarithmic axis.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn write_svg(&self, path: &Path) -> Result<(), Error> {
         let mut text = String::new();
-        self.draw(&mut text)
-            .map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })?;
+        let drawn = if self.curves.is_empty() { self.draw(&mut text) } else { curves::draw(self, &mut text) };
+        drawn.map_err(|error| Error::Write { path: path.display().to_string(), reason: error.to_string() })?;
         write(path, &text)
     }
 
@@ -229,14 +252,21 @@ impl Figure {
         let area = SVGBackend::with_string(text, (SIZE_WIDTH, height)).into_drawing_area();
         area.fill(&WHITE)?;
         let area = area.titled(&self.title, ("sans-serif", 20))?;
-        let unit = bars.first().and_then(|(row, _)| row.numbers.first()).map_or("", |(name, _)| *name);
+        // One unit along the axis, or each bar's beside it.
+        let unit_of = |row: &Row| row.numbers.first().map_or("", |(name, _)| *name);
+        let first = bars.first().map_or("", |(row, _)| unit_of(row));
+        let is_one = bars.iter().all(|(row, _)| unit_of(row) == first);
+        let unit = if is_one { first } else { "" };
         let mut chart = ChartBuilder::on(&area)
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(300)
             .build_cartesian_2d((low..high).log_scale(), 0..bars.len().max(1))?;
         let label = |index: &usize| match bars.get(bars.len().wrapping_sub(index + 1)) {
-            Some((row, _)) => row.labels.iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>().join(" "),
+            Some((row, _)) => {
+                let labels = row.labels.iter().map(|(_, value)| value.as_str());
+                labels.chain((!is_one).then(|| unit_of(row))).collect::<Vec<_>>().join(" ")
+            }
             None => String::new(),
         };
         chart.configure_mesh().disable_y_mesh().y_labels(bars.len()).y_label_formatter(&label).x_desc(unit).draw()?;
@@ -305,6 +335,23 @@ mod tests {
         assert!(line("over_floor_max").ends_with("kept"));
         assert!(line("bandwidth_min").ends_with("MISSED"));
         assert!(line("shm").contains("81.2"));
+    }
+
+    #[test]
+    fn curves_have_a_line_for_each_set_of_labels() {
+        let mut figure = Figure::new("example", "An example");
+        for (percent, rate) in [(10.0, 50.0), (50.0, 90.0), (100.0, 100.0)] {
+            figure.row(&[("form", "ours")], &[("percent", percent), ("rate", rate)]);
+            figure.row(&[("form", "two-sided")], &[("percent", percent), ("rate", rate / 2.0)]);
+        }
+        figure.curves(Curves { x: "percent", x_log: true, y: "rate" });
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("plot.svg");
+        figure.write_svg(&path).expect("it can be drawn");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        for part in ["<svg", "ours", "two-sided", "percent", "rate", "An example", "<polyline"] {
+            assert!(text.contains(part), "`{part}` is missing");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{
-    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair, ParsedPublicKey,
+    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair, ParsedPublicKey, Signature,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -45,22 +45,57 @@ impl Needs {
     }
 }
 
+/// A key with which signatures are made and verified, for their cost alone.
+pub struct Work {
+    key: EcdsaKeyPair,
+    public: ParsedPublicKey,
+    random: SystemRandom,
+    signature: Signature,
+}
+
+/// What is signed.
+const MESSAGE: [u8; 64] = [0x5a; 64];
+
+impl Work {
+    /// Makes a key.
+    pub fn new() -> Work {
+        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("a key pair can be generated");
+        let random = SystemRandom::new();
+        let signature = key.sign(&random, &MESSAGE).expect("signing works");
+        let public = ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.public_key().as_ref())
+            .expect("the public half of a generated key is valid");
+        Work { key, public, random, signature }
+    }
+
+    /// Verifies one signature.
+    pub fn verify(&self) {
+        let message = std::hint::black_box(&MESSAGE);
+        self.public.verify_sig(message, self.signature.as_ref()).expect("the signature is good");
+    }
+
+    /// Makes one signature.
+    pub fn sign(&self) {
+        std::hint::black_box(self.key.sign(&self.random, std::hint::black_box(&MESSAGE)).expect("signing works"));
+    }
+
+    /// Does what one transaction needs.
+    pub fn transaction(&self, needs: &Needs) {
+        (0..needs.verifications).for_each(|_| self.verify());
+        (0..needs.signatures).for_each(|_| self.sign());
+    }
+}
+
+impl Default for Work {
+    fn default() -> Work {
+        Work::new()
+    }
+}
+
 impl Prices {
     /// Measures for less than half a second on the calling thread.
     pub fn measure() -> Prices {
-        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("a key pair can be generated");
-        let random = SystemRandom::new();
-        let message = [0x5au8; 64];
-        let signature = key.sign(&random, &message).expect("signing works");
-        let public = ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.public_key().as_ref())
-            .expect("the public half of a generated key is valid");
-        let verify_us = median_us(|| {
-            public.verify_sig(std::hint::black_box(&message), signature.as_ref()).expect("the signature is good");
-        });
-        let sign_us = median_us(|| {
-            std::hint::black_box(key.sign(&random, std::hint::black_box(&message)).expect("signing works"));
-        });
-        Prices { verify_us, sign_us }
+        let work = Work::new();
+        Prices { verify_us: median_us(|| work.verify()), sign_us: median_us(|| work.sign()) }
     }
 
     /// The mean of two measurements, before and after a load.

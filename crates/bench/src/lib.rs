@@ -10,6 +10,7 @@
 pub mod driver;
 pub mod error;
 pub mod figure;
+pub mod flexchain;
 pub mod floor;
 pub mod histogram;
 pub mod network;

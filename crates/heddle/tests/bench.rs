@@ -62,6 +62,79 @@ fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
     }
 }
 
+/// Runs a figure in its quick form: its ratios are there, with a row at least, and so is its plot.
+fn quick_figure(name: &str, ratios: &[&str], more: &[&str]) -> Value {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let json = folder.path().join("figure.json");
+    let path = json.display().to_string();
+    let mut line = vec!["bench", name, "--quick", "--json", &path];
+    line.extend(more);
+    let output = run(&line);
+    assert!(output.status.success(), "{line:?}: {}", text(&output));
+    let figure: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
+    assert_eq!(figure["figure"], name);
+    assert!(figure["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{figure:#}");
+    let found = figure["ratios"].as_object().expect("ratios");
+    let names: std::collections::BTreeSet<&str> = found.keys().map(String::as_str).collect();
+    assert_eq!(names, ratios.iter().copied().collect(), "{line:?}");
+    let is_sane = |ratio: &Value| ratio.as_f64().is_some_and(|ratio| ratio.is_finite() && ratio > 0.0);
+    assert!(found.values().all(is_sane), "{figure:#}");
+    let plot = std::fs::read_to_string(folder.path().join("figure.svg")).expect("it was drawn beside the JSON");
+    assert!(plot.contains("<svg") && plot.contains("FlexChain"));
+    figure
+}
+
+#[test]
+fn figure_5b_sets_half_of_the_memory_beside_all_of_it() {
+    let figure = quick_figure("flexchain-fig5b", &["half_over_full", "half_over_full_state"], &[]);
+    // What memory does not hold has to have come from storage, and was held back there.
+    let rows = figure["rows"].as_array().expect("rows");
+    let least = rows.iter().find(|row| row["memory_percent"] == 10.0).expect("it was measured");
+    assert!(least["storage_reads_percent"].as_f64().is_some_and(|percent| percent > 10.0), "{least:#}");
+    assert!(least["storage_held_us"].as_f64().is_some_and(|held| held >= 100.0), "{least:#}");
+}
+
+#[test]
+fn figure_7_sets_both_forms_beside_each_other() {
+    let ratios = [
+        "cpu_over_monolithic_max",
+        "state_over_monolithic_min",
+        "state_over_monolithic_shaped_min",
+        "large_memtable_over_monolithic_min",
+    ];
+    let figure = quick_figure("flexchain-fig7", &ratios, &[]);
+    let rows = figure["rows"].as_array().expect("rows");
+    for load in ["ycsb-a", "ycsb-b", "smallbank 5 %", "smallbank 50 %", "smallbank 95 %"] {
+        for form in ["disaggregated", "monolithic"] {
+            let of = |row: &&Value| row["load"] == load && row["form"] == form;
+            assert!(rows.iter().filter(of).count() >= 3, "{load} {form}: {figure:#}");
+        }
+    }
+}
+
+#[test]
+fn figure_8a_accounts_for_every_read() {
+    let ratios = ["data_hits_over_monolithic_min", "uniform_storage_reads_over_absent_max"];
+    let figure = quick_figure("flexchain-fig8a", &ratios, &[]);
+    for row in figure["rows"].as_array().expect("rows") {
+        let percent = |name: &str| row[name].as_f64().expect("a number");
+        let parts = ["data_hit_percent", "remote_percent", "storage_percent", "delta_percent"];
+        let sum: f64 = parts.into_iter().map(percent).sum();
+        // A read that begins anew, because its lease ended, is counted twice.
+        assert!(sum >= 99.0, "{row:#}");
+    }
+}
+
+#[test]
+fn figure_8b_limits_the_memory_nodes_processor_in_either_way() {
+    let ratios = ["throttled_over_unlimited", "two_sided_throttled_over_unlimited"];
+    let figure = quick_figure("flexchain-fig8b", &ratios, &["--limit", "pauses"]);
+    assert_eq!(figure["settings"]["limiter"], "pauses (SIGSTOP and SIGCONT)");
+    // A cgroup where the machine lets us have one.
+    let figure = quick_figure("flexchain-fig8b", &ratios, &[]);
+    assert!(figure["settings"]["limiter"].as_str().is_some_and(|name| !name.is_empty()), "{figure:#}");
+}
+
 #[test]
 fn a_signal_ends_a_measurement_and_leaves_nothing_behind() {
     // Ctrl-C while clients are at work, and what a service manager sends while accounts are still loaded.

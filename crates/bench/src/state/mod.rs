@@ -4,15 +4,17 @@
 //!    the storage engine alone, and FlexChain's division of labour, in which look-up and allocation are asked of the memory
 //!    node ([`two_sided`]).
 //! 2. [`blocks`]: applying blocks, beside the same.
-//! 3. [`load`]: YCSB-A and -B on blocks, disaggregated and monolithic in turn, each with blocks and tables on disk.
+//! 3. [`load`]: YCSB-A and -B on blocks, disaggregated and monolithic in turn, each a [`peer`] with blocks and tables on disk.
 //!
 //! Both sides of a ratio are measured in one run, in turns, and the medians of the turns are compared.
 
 mod blocks;
-mod load;
+pub(crate) mod load;
+pub(crate) mod peer;
 mod reads;
-mod setup;
-mod two_sided;
+pub(crate) mod setup;
+pub(crate) mod transactions;
+pub(crate) mod two_sided;
 
 use std::time::Duration;
 
@@ -20,6 +22,18 @@ use base::rt::Stop;
 
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use load::Comparison;
+use peer::Sizes;
+use transactions::Load;
+
+/// Records of YCSB.
+const YCSB_RECORDS: usize = 10_000;
+/// Bytes of each of their values.
+const YCSB_VALUE_BYTES: usize = 10_240;
+/// Remote memory for YCSB: the data and room for versions that wait to be reclaimed.
+const YCSB_MEMORY_BYTES: u64 = 384 << 20;
+/// How often the savepoint moves, in blocks.
+pub(crate) const PERSIST_BLOCKS: u64 = 32;
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -90,14 +104,48 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
     let mut least = f64::INFINITY;
     for (name, updates_percent) in [("ycsb-a", 50), ("ycsb-b", 5)] {
         tell(&format!("{name} at 10 KB, both forms in turn"));
-        least = least.min(load::compare(options, name, updates_percent, None, stop, &mut figure).await?);
+        least = least.min(compare(options, name, updates_percent, None, stop, &mut figure).await?);
     }
     figure.ratio("state_over_monolithic_min", least, Some(Bound::AtLeast(0.9)));
     if let Some(latency) = options.shapes.first() {
         tell("ycsb-a at 10 KB under latency");
-        load::compare(options, "ycsb-a", 50, Some(*latency), stop, &mut figure).await?;
+        compare(options, "ycsb-a", 50, Some(*latency), stop, &mut figure).await?;
     }
     figure
         .note("Reads and blocks are made by one task; medians of batches, in turns with what they are compared with.");
     Ok(figure)
+}
+
+/// Runs YCSB at 10 KB on both forms; the median over the pairs of disaggregated over monolithic throughput.
+async fn compare(
+    options: &Options,
+    name: &str,
+    updates_percent: u64,
+    latency: Option<Duration>,
+    stop: &Stop,
+    figure: &mut Figure,
+) -> Result<f64, Error> {
+    let sizes = Sizes {
+        memory_bytes: YCSB_MEMORY_BYTES,
+        section_bytes: pool::SECTION_BYTES_DEFAULT,
+        cache_bytes: state::Settings::default().cache_bytes,
+        delta_bytes_max: state::Settings::default().delta_bytes_max,
+        persist_blocks: Some(PERSIST_BLOCKS),
+    };
+    let comparison = Comparison {
+        load: Load::Ycsb { records: YCSB_RECORDS, value_bytes: YCSB_VALUE_BYTES, updates_percent },
+        latency,
+        sizes: [sizes.clone(), sizes],
+        pairs: options.pairs,
+        window: Duration::from_secs_f64(options.seconds),
+        seed: options.seed,
+    };
+    let compared = load::compare(&comparison, stop).await?;
+    let provider = setup::provider(latency);
+    for (form, tps) in ["disaggregated", "monolithic"].into_iter().zip(compared.tps) {
+        let labels = [("load", name), ("form", form), ("provider", provider.as_str())];
+        let ratios = [("ratio_median", compared.ratio), ("ratio_least", compared.ratio_least)];
+        figure.row(&labels, &[("median_tps", tps), ratios[0], ratios[1]]);
+    }
+    Ok(compared.ratio)
 }

@@ -19,6 +19,8 @@ use crate::random::Random;
 
 /// The namespace of all keys.
 pub const NAMESPACE: &str = "ycsb";
+/// Whose remote memory it is.
+pub const OWNER: &str = "bench";
 /// Bytes a second of a shaped link: 56 Gbit/s, as on the testbed of FlexChain's section 5.
 const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
 
@@ -54,7 +56,7 @@ pub fn provider(latency: Option<Duration>) -> String {
 }
 
 impl Pool {
-    pub async fn start(latency: Option<Duration>, budget_bytes: u64) -> Result<Pool, Error> {
+    pub async fn start(latency: Option<Duration>, budget_bytes: u64, section_bytes: u64) -> Result<Pool, Error> {
         let token = Token::random();
         let expected = token.clone();
         let number = HOSTS.fetch_add(1, Ordering::Relaxed);
@@ -62,21 +64,31 @@ impl Pool {
         let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
         // The host's own side is never shaped: what a network costs is paid by whoever posts.
         let host = fabric(None).host(&address, options).await.map_err(|error| failed("a memory node", error))?;
-        let section_bytes = pool::SECTION_BYTES_DEFAULT;
         let budget_bytes = budget_bytes.next_multiple_of(section_bytes);
         let node = MemoryNode::start(MemoryNodeOptions { host, budget_bytes, section_bytes, stop: Stop::new() });
         let node = node.await.map_err(|error| failed("a memory node", error))?;
-        let space = AddressSpace::open(SpaceOptions {
-            owner: "bench".to_owned(),
-            epoch: Epoch(1),
-            fabric: fabric(latency),
-            donors: vec![Donor { address: node.address(), token }],
-            section_bytes,
-            budget_bytes,
-        });
-        let space = space.await.map_err(|error| failed("an address space", error))?;
+        let donor = Donor { address: node.address(), token };
+        let space = space(latency, donor, budget_bytes, section_bytes).await?;
         Ok(Pool { space, _node: node })
     }
+}
+
+/// An address space on the memory of one donor.
+pub async fn space(
+    latency: Option<Duration>,
+    donor: Donor,
+    budget_bytes: u64,
+    section_bytes: u64,
+) -> Result<AddressSpace, Error> {
+    let space = AddressSpace::open(SpaceOptions {
+        owner: OWNER.to_owned(),
+        epoch: Epoch(1),
+        fabric: fabric(latency),
+        donors: vec![donor],
+        section_bytes,
+        budget_bytes,
+    });
+    space.await.map_err(|error| failed("an address space", error))
 }
 
 /// A state on a pool, with its storage in memory.
@@ -92,7 +104,16 @@ impl Remote {
         budget_bytes: u64,
         settings: DisaggregatedSettings,
     ) -> Result<Remote, Error> {
-        let pool = Pool::start(latency, budget_bytes).await?;
+        Remote::with_sections(latency, budget_bytes, pool::SECTION_BYTES_DEFAULT, settings).await
+    }
+
+    pub async fn with_sections(
+        latency: Option<Duration>,
+        budget_bytes: u64,
+        section_bytes: u64,
+        settings: DisaggregatedSettings,
+    ) -> Result<Remote, Error> {
+        let pool = Pool::start(latency, budget_bytes, section_bytes).await?;
         let store = MemoryStateStore::new();
         let backing: Arc<dyn StateStore> = Arc::new(store.clone());
         let state = Disaggregated::open(Arc::new(pool.space.clone()), backing, settings).await;

@@ -2,8 +2,8 @@
 //! addresses and the free space. A reader asks it for the address and reads the record one-sided; a writer asks it for a
 //! buffer, writes the record, and has it linked.
 //!
-//! It is not hobbled: requests of a block travel together, several to a message, and the memory node answers from one hash
-//! map without locks, on a thread of its own.
+//! It is not hobbled: requests of a block travel together, several to a message, the memory node answers from one hash map
+//! without locks, on a thread of its own, and a compute node may keep addresses at hand, as the paper's metadata cache does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use base::{Bytes, BytesMut, Map};
 use rma::{Capability, Endpoint, Host, HostOptions, Incoming, NodeId, Rights, Token};
 
-use super::setup::{fabric, failed};
+use super::setup::{OWNER, fabric, failed};
 use crate::error::Error;
 
 /// Bytes before a record's key and value: lengths.
@@ -23,12 +23,21 @@ const LINK: u8 = 3;
 
 static HOSTS: AtomicU64 = AtomicU64::new(0);
 
-/// The compute node's side, and the memory node's task.
+/// The compute node's side.
 pub struct TwoSided {
     endpoint: Endpoint,
     capability: Capability,
-    _host: Arc<dyn Host>,
-    _node: base::rt::AbortOnDrop<()>,
+    /// Addresses of some keys, each in the one slot that its hash leads to. Nobody else writes, so that they are right.
+    known: Vec<Option<(Box<str>, u64, u32)>>,
+    /// The memory node, where it is in this process.
+    _node: Option<base::rt::AbortOnDrop<()>>,
+}
+
+/// The memory node's side.
+pub struct Node {
+    host: Arc<dyn Host>,
+    capability: Capability,
+    control: Control,
 }
 
 /// What the memory node's processor keeps.
@@ -41,30 +50,65 @@ struct Control {
     bytes: u64,
 }
 
-impl TwoSided {
-    pub async fn start(latency: Option<Duration>, bytes: u64) -> Result<TwoSided, Error> {
+impl Node {
+    pub async fn start(host: Arc<dyn Host>, bytes: u64) -> Result<Node, Error> {
         let failed = |error: rma::Error| failed("the two-sided baseline", error);
+        let bytes = bytes.next_multiple_of(4096);
+        let region = host.register("two-sided", bytes).await.map_err(failed)?;
+        let capability = host.grant(region, Rights::ALL).map_err(failed)?;
+        let control = Control { end: 64, bytes, ..Control::default() };
+        Ok(Node { host, capability, control })
+    }
+
+    /// Answers one compute node after another.
+    pub async fn serve(mut self) -> Result<(), Error> {
+        loop {
+            let accepted = self.host.accept().await.map_err(|error| failed("the two-sided baseline", error))?;
+            let hello = Bytes::copy_from_slice(&self.capability.encode());
+            let mut sent = accepted.send(&[hello]).await;
+            while sent.is_ok()
+                && let Ok(Incoming::Message(request)) = accepted.receive().await
+            {
+                let reply = self.control.answer(&request);
+                sent = accepted.send(&[reply]).await;
+            }
+        }
+    }
+}
+
+impl TwoSided {
+    /// With its memory node in this process, and without a cache of addresses.
+    pub async fn start(latency: Option<Duration>, bytes: u64) -> Result<TwoSided, Error> {
         let token = Token::random();
         let expected = token.clone();
         let address = format!("local:two-sided-{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed));
         let options = HostOptions { node: NodeId(2), tokens: Arc::new(move |_| Some(expected.clone())) };
-        let host = fabric(None).host(&address, options).await.map_err(failed)?;
-        let bytes = bytes.next_multiple_of(4096);
-        let region = host.register("two-sided", bytes).await.map_err(failed)?;
-        let capability = host.grant(region, Rights::ALL).map_err(failed)?;
-        let credential = rma::Credential { name: "bench".to_owned(), token };
-        let endpoint = fabric(latency).connect(&address, &credential).await.map_err(failed)?;
-        let accepted = host.accept().await.map_err(failed)?;
-        let mut control = Control { end: 64, bytes, ..Control::default() };
-        let node = base::rt::spawn(async move {
-            while let Ok(Incoming::Message(request)) = accepted.receive().await {
-                let reply = control.answer(&request);
-                if accepted.send(&[reply]).await.is_err() {
-                    return;
-                }
-            }
+        let host = fabric(None).host(&address, options).await;
+        let node = Node::start(host.map_err(|error| failed("the two-sided baseline", error))?, bytes).await?;
+        let serving = base::rt::spawn(async move {
+            // Whoever asks notices that it has ended.
+            let _ = node.serve().await;
         });
-        Ok(TwoSided { endpoint, capability, _host: host, _node: node.abort_on_drop() })
+        let mut two_sided = TwoSided::connect(latency, &address, token, 0).await?;
+        two_sided._node = Some(serving.abort_on_drop());
+        Ok(two_sided)
+    }
+
+    /// With a memory node elsewhere, and addresses of at most `known_max` keys at hand.
+    pub async fn connect(
+        latency: Option<Duration>,
+        address: &str,
+        token: Token,
+        known_max: usize,
+    ) -> Result<TwoSided, Error> {
+        let failed = |error: rma::Error| failed("the two-sided baseline", error);
+        let credential = rma::Credential { name: OWNER.to_owned(), token };
+        let endpoint = fabric(latency).connect(address, &credential).await.map_err(failed)?;
+        let Incoming::Message(hello) = endpoint.receive().await.map_err(failed)? else {
+            return Err(Error::Part { what: "the two-sided baseline", reason: "a notice that nobody sent".to_owned() });
+        };
+        let capability = Capability::decode(&hello).map_err(failed)?;
+        Ok(TwoSided { endpoint, capability, known: vec![None; known_max], _node: None })
     }
 
     async fn ask(&mut self, request: BytesMut) -> Result<Bytes, Error> {
@@ -82,20 +126,73 @@ impl TwoSided {
 
     /// Reads one record.
     pub async fn get(&mut self, key: &str) -> Result<Option<Bytes>, Error> {
-        let mut request = BytesMut::with_capacity(key.len() + 3);
-        put_request(&mut request, ASK_ADDRESS, key.as_bytes(), 0, 0);
-        let reply = self.ask(request).await?;
-        let (address, length) = place(&reply, 0);
-        if length == 0 {
-            return Ok(None);
+        Ok(self.get_many(&[key]).await?.pop().flatten())
+    }
+
+    /// Reads records side by side; those whose addresses are not at hand are asked for in one message.
+    pub async fn get_many(&mut self, keys: &[&str]) -> Result<Vec<Option<Bytes>>, Error> {
+        let mut places: Vec<Option<(u64, u32)>> = keys.iter().map(|key| self.known(key)).collect();
+        let mut request = BytesMut::new();
+        let unknown: Vec<usize> = (0..keys.len()).filter(|at| places[*at].is_none()).collect();
+        if !unknown.is_empty() {
+            for at in &unknown {
+                put_request(&mut request, ASK_ADDRESS, keys[*at].as_bytes(), 0, 0);
+            }
+            let reply = self.ask(request).await?;
+            for (index, at) in unknown.into_iter().enumerate() {
+                let (address, length) = place(&reply, index);
+                if length > 0 {
+                    places[at] = Some((address, length));
+                    self.learn(keys[at], address, length);
+                }
+            }
         }
-        let read = self.endpoint.read(&self.capability, address, length as usize, BytesMut::new());
-        let record = read.await.map_err(|error| failed("the two-sided baseline", error))?.freeze();
-        let key_bytes = u32::from_le_bytes([record[0], record[1], record[2], record[3]]) as usize;
-        if &record[HEAD_BYTES..HEAD_BYTES + key_bytes] != key.as_bytes() {
-            return Err(failed("the two-sided baseline", "another key's record"));
+        let reads: Vec<_> = places
+            .into_iter()
+            .map(|place| {
+                let (address, length) = place?;
+                Some(self.endpoint.read(&self.capability, address, length as usize, BytesMut::new()))
+            })
+            .collect();
+        self.endpoint.flush();
+        let mut values = Vec::with_capacity(keys.len());
+        for (key, read) in keys.iter().zip(reads) {
+            let Some(read) = read else {
+                values.push(None);
+                continue;
+            };
+            let record = read.await.map_err(|error| failed("the two-sided baseline", error))?.freeze();
+            let key_bytes = u32::from_le_bytes([record[0], record[1], record[2], record[3]]) as usize;
+            if record[HEAD_BYTES..HEAD_BYTES + key_bytes] != *key.as_bytes() {
+                return Err(failed("the two-sided baseline", "another key's record"));
+            }
+            values.push(Some(record.slice(HEAD_BYTES + key_bytes..)));
         }
-        Ok(Some(record.slice(HEAD_BYTES + key_bytes..)))
+        Ok(values)
+    }
+
+    fn slot(&self, key: &str) -> Option<usize> {
+        let count = self.known.len() as u64;
+        // FNV-1a: keys are short, and nobody chooses them to collide.
+        let hash = key
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        (count > 0).then(|| (hash % count) as usize)
+    }
+
+    fn known(&self, key: &str) -> Option<(u64, u32)> {
+        let (known, address, length) = self.known[self.slot(key)?].as_ref()?;
+        (**known == *key).then_some((*address, *length))
+    }
+
+    fn learn(&mut self, key: &str, address: u64, length: u32) {
+        let Some(slot) = self.slot(key) else { return };
+        match &mut self.known[slot] {
+            Some((known, known_address, known_length)) if **known == *key => {
+                (*known_address, *known_length) = (address, length);
+            }
+            other => *other = Some((key.into(), address, length)),
+        }
     }
 
     /// Writes a block: buffers for all, records side by side, then links for all.
@@ -124,7 +221,12 @@ impl TwoSided {
         for written in written {
             written.await.map_err(|error| failed("the two-sided baseline", error))?;
         }
-        self.ask(request).await.map(drop)
+        self.ask(request).await?;
+        for (index, (key, value)) in writes.iter().enumerate() {
+            let (address, _) = place(&buffers, index);
+            self.learn(key, address, size(key, value));
+        }
+        Ok(())
     }
 }
 

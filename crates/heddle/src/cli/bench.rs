@@ -7,6 +7,7 @@ use bench::workload::ycsb::Mix;
 use bench::workload::{Choice, ZIPF_EXPONENTS};
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::flexchain::{Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
 use super::network::Policy;
 
 const AFTER: &str = "\
@@ -68,6 +69,76 @@ instruction, verbs over tcp beside a request and a reply of the same sizes over 
 whose ends wait in the same way; batches of both alternate. The ratios at the end are held
 against their bounds. docs/formats/bench.md explains the JSON.")]
     Rma(Rma),
+    /// FlexChain, figure 5 (b): throughput over remote memory, storage reads delayed as a disk's
+    #[command(
+        name = "flexchain-fig5b",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig5b
+  heddle bench flexchain-fig5b --quick
+  heddle bench flexchain-fig5b --delay-us 500 --json fig5b.json      a slower disk; the plot is fig5b.svg
+
+Uniform YCSB-A at 10 KB on one peer in this process: clients read, sign and verify as a network of one
+organisation would, a committer checks versions and makes blocks, which are synced and applied. Remote
+memory is given as a share of the data; what it does not hold comes from storage. The same is measured
+without signatures. The ratio half_over_full is throughput with half of the data in memory over that
+with all of it. Takes about two minutes. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig5b(Fig5b),
+    /// FlexChain, figure 7: disaggregated beside monolithic, YCSB and SmallBank
+    #[command(
+        name = "flexchain-fig7",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig7
+  heddle bench flexchain-fig7 --quick
+  heddle bench flexchain-fig7 --only state --json fig7.json      the plot is fig7.svg
+
+YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, both forms in turn:
+  whole networks: a disaggregated and a monolithic one run side by side, and each load goes to one, then
+    to the other; the ratio cpu_over_monolithic_max is of the servers' processor time a transaction
+  the state alone: blocks are synced and applied by one task, through shm and under a latency; the ratios
+    state_over_monolithic_... are of throughput
+  the state alone, write-heavy, the monolithic form with a memtable as large as the data, which blocks wait
+    for when it is full: large_memtable_over_monolithic_min
+Ratios are medians over pairs of runs, of the worst load. Takes about eight minutes.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig7(Fig7),
+    /// FlexChain, figure 8 (a): what answers reads, over local caches and skew
+    #[command(
+        name = "flexchain-fig8a",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig8a
+  heddle bench flexchain-fig8a --quick
+  heddle bench flexchain-fig8a --memory-percent 25 --skew 0,0.99 --json fig8a.json      the plot is fig8a.svg
+
+YCSB-A at 10 KB on the state alone. For each size of remote memory, of the local caches and each skew: the
+share of reads that the data cache, the metadata cache, remote memory and storage answer, beside the hits
+of the monolithic form with a cache of the same size. Takes about two minutes.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig8a(Fig8a),
+    /// FlexChain, figure 8 (b): the memory node's processor limited, ours beside a two-sided one
+    #[command(
+        name = "flexchain-fig8b",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig8b
+  heddle bench flexchain-fig8b --quick
+  heddle bench flexchain-fig8b --limit pauses --json fig8b.json      without a cgroup; the plot is fig8b.svg
+
+YCSB-A and -B at 10 KB on the state alone, its memory node in a process of its own whose processor is
+limited; beside it a memory node that is asked for addresses and buffers, as in the paper. The ratio
+throttled_over_unlimited is throughput at the smallest share over that without a limit. Where no cgroup
+can be made, signals stop and continue the process instead; the output says which it was. Takes about
+two minutes. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig8b(Fig8b),
+    /// A memory node for flexchain-fig8b, which starts this program again
+    #[command(name = "memory-process", hide = true)]
+    MemoryProcess(MemoryProcess),
 }
 
 /// Verbs of remote memory.
@@ -132,9 +203,16 @@ pub struct FigureOutput {
     /// Write the result as JSON
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
-    /// Draw the rows as SVG
+    /// Draw the rows as SVG [default: beside the JSON]
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub plot: Option<PathBuf>,
+}
+
+impl FigureOutput {
+    /// Where the plot goes, if anywhere.
+    pub fn plot(&self) -> Option<PathBuf> {
+        self.plot.clone().or_else(|| self.json.as_ref().map(|json| json.with_extension("svg")))
+    }
 }
 
 #[derive(Args, Debug, Clone)]
@@ -301,7 +379,7 @@ pub enum WaitFor {
 
 const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
     seconds_or_none(text).and_then(|number| if number > 0.0 { Ok(number) } else { Err("not above 0".to_owned()) })
 }
 

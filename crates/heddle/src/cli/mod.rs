@@ -3,6 +3,7 @@
 //! `docs/cli.md` is made from these declarations; a test holds it against them.
 
 pub mod bench;
+pub mod flexchain;
 pub mod ledger;
 pub mod network;
 pub mod node;

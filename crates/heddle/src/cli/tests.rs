@@ -68,6 +68,10 @@ fn everyday_command_lines_are_understood() {
         "heddle bench smallbank --pairs 5 --seconds 10",
         "heddle bench ycsb --mix read=90,scan=10 --zipf 0.99 --wait events",
         "heddle bench kmeans --k 5 --threshold 0.5",
+        "heddle bench flexchain-fig5b --quick --memory-percent 50,100 --delay-us 0",
+        "heddle bench flexchain-fig7 --only state --json r.json",
+        "heddle bench flexchain-fig8a --cache-percent 0.5,10 --skew 0,1.2",
+        "heddle bench flexchain-fig8b --limit pauses --processor-percent 10",
     ] {
         assert!(parse(line).is_ok(), "{line}");
     }
@@ -92,6 +96,10 @@ fn nonsense_is_refused_before_anything_starts() {
         "heddle bench smallbank --pairs 0",
         "heddle bench smallbank --pairs 5 --monolithic",
         "heddle bench ycsb --mix read=90",
+        "heddle bench flexchain-fig5b --memory-percent 0",
+        "heddle bench flexchain-fig7 --only network,state",
+        "heddle bench flexchain-fig8a --skew -1",
+        "heddle bench flexchain-fig8b --processor-percent 5",
     ] {
         assert!(parse(line).is_err(), "{line}");
     }

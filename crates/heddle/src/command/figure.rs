@@ -45,22 +45,23 @@ pub async fn rma(arguments: &Rma, stop: &Stop) -> Result<(), Failure> {
     show(&figure?, &arguments.output)
 }
 
-fn show(figure: &Figure, wanted: &FigureOutput) -> Result<(), Failure> {
+/// Prints a figure, and writes it where that is wanted.
+pub fn show(figure: &Figure, wanted: &FigureOutput) -> Result<(), Failure> {
     output::print(&figure.to_table())?;
     if let Some(path) = &wanted.json {
         figure.write_json(path)?;
     }
-    if let Some(path) = &wanted.plot {
-        figure.write_svg(path)?;
+    if let Some(path) = wanted.plot() {
+        figure.write_svg(&path)?;
     }
     Ok(())
 }
 
 /// What is being measured, in the terminal; nothing when standard error is none.
-struct Progress(ProgressBar);
+pub struct Progress(ProgressBar);
 
 impl Progress {
-    fn new() -> Progress {
+    pub fn new() -> Progress {
         let bar = ProgressBar::new_spinner();
         let style = ProgressStyle::with_template("{spinner} {elapsed:>4}  {msg}");
         bar.set_style(style.expect("the template is well formed"));
@@ -68,7 +69,7 @@ impl Progress {
         Progress(bar)
     }
 
-    fn tell(&self, part: &str) {
+    pub fn tell(&self, part: &str) {
         self.0.set_message(part.to_owned());
     }
 }

@@ -63,6 +63,11 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         }
         Bench::State(arguments) => super::figure::state(arguments, &stop).await,
         Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
+        Bench::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
+        Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,
+        Bench::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,
+        Bench::FlexchainFig8b(arguments) => super::flexchain::fig8b(arguments, &stop).await,
+        Bench::MemoryProcess(arguments) => super::flexchain::memory_process(arguments).await,
     }
 }
 
@@ -164,11 +169,11 @@ fn workload(bench: &Bench) -> Result<Option<Arc<dyn Workload>>, Failure> {
                 seed: bench.run.seed,
             })
         }
-        Bench::State(_) | Bench::Rma(_) => return Ok(None),
+        _ => return Ok(None),
     }))
 }
 
-async fn measure(
+pub(super) async fn measure(
     run: &Run,
     workload: Arc<dyn Workload>,
     dir: &Path,
@@ -249,14 +254,14 @@ impl Servers for Processes {
 }
 
 /// A network in a temporary directory, which goes when this is dropped.
-struct OwnNetwork {
+pub(super) struct OwnNetwork {
     child: Child,
     folder: tempfile::TempDir,
     endpoints: Option<Endpoints>,
 }
 
 impl OwnNetwork {
-    async fn start(run: &Run, stop: &Stop) -> Result<OwnNetwork, Failure> {
+    pub(super) async fn start(run: &Run, stop: &Stop) -> Result<OwnNetwork, Failure> {
         let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
         let mut folder = tempfile::Builder::new()
             .prefix("heddle-bench-")
@@ -304,20 +309,20 @@ impl OwnNetwork {
         }
     }
 
-    fn dir(&self) -> PathBuf {
+    pub(super) fn dir(&self) -> PathBuf {
         self.folder.path().join("network")
     }
 
-    fn endpoints(&self) -> &Endpoints {
+    pub(super) fn endpoints(&self) -> &Endpoints {
         self.endpoints.as_ref().expect("it was ready when it was started")
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         super::tail(&self.folder.path().join("heddle.log"))
     }
 
     /// Ends the network in order.
-    async fn end(mut self) {
+    pub(super) async fn end(mut self) {
         let asked = Instant::now();
         let _ = instance::terminate(self.child.id());
         while asked.elapsed() < STOP_PATIENCE && matches!(self.child.try_wait(), Ok(None)) {

@@ -4,6 +4,7 @@
 
 pub mod down;
 pub mod figure;
+pub mod flexchain;
 pub mod isolate;
 pub mod measure;
 pub mod process;

@@ -1,0 +1,143 @@
+//! Figure 7 without a network: both forms of the state under YCSB and SmallBank.
+//!
+//! 1. YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, through `shm` and under a latency of 2 µs a verb: runs of
+//!    both forms in turn, with equal caches, and a savepoint in the background every 32 blocks for both.
+//! 2. The write-heavy ones again, the monolithic form with a memtable as large as the data and all data cached beside it, as
+//!    in the paper's section 6.3: it persists once the memtable is full, and blocks wait for that. The disaggregated form
+//!    keeps caches of an eighth of the data, as the paper's does, and its savepoint moves as always.
+//!
+//! Whole networks are measured by the command, with the driver of `heddle bench ycsb` and `smallbank`.
+
+use std::time::Duration;
+
+use base::rt::Stop;
+
+use super::{VALUE_BYTES, check};
+use crate::error::Error;
+use crate::figure::{Bound, Figure};
+use crate::state::load::{Compared, Comparison, compare};
+use crate::state::peer::Sizes;
+use crate::state::transactions::Load;
+use crate::state::{PERSIST_BLOCKS, setup};
+
+/// Bytes of an account, as in the paper.
+pub const ACCOUNT_BYTES: usize = 100;
+/// Remote memory beside the data: the index, heads of records, and versions that wait to be reclaimed.
+const MEMORY_BESIDE_BYTES: u64 = 256 << 20;
+/// The least cache: shards of less would hold nothing.
+const CACHE_BYTES_MIN: usize = 1 << 20;
+/// The least memtable: SmallBank's data is small, and a savepoint for every few blocks is no memtable.
+const MEMTABLE_BYTES_MIN: usize = 16 << 20;
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Records of YCSB.
+    pub records: usize,
+    /// Customers of SmallBank.
+    pub customers: usize,
+    /// Pairs of runs of each load.
+    pub pairs: usize,
+    /// How long each run takes.
+    pub window: Duration,
+    /// Of a verb, beside `shm` as it is.
+    pub latency: Duration,
+    pub seed: u64,
+}
+
+impl Options {
+    /// The figure's loads by name.
+    pub fn loads(&self) -> Vec<(String, Load)> {
+        let ycsb = |updates_percent| Load::Ycsb { records: self.records, value_bytes: VALUE_BYTES, updates_percent };
+        let bank = |writes_percent| {
+            let (customers, value_bytes) = (self.customers, ACCOUNT_BYTES);
+            (format!("smallbank {writes_percent} %"), Load::SmallBank { customers, value_bytes, writes_percent })
+        };
+        let letters = [("ycsb-a".to_owned(), ycsb(50)), ("ycsb-b".to_owned(), ycsb(5))];
+        letters.into_iter().chain([5, 50, 95].map(bank)).collect()
+    }
+}
+
+/// Which of the loads write heavily.
+fn is_write_heavy(load: &Load) -> bool {
+    match load {
+        Load::Ycsb { updates_percent, .. } => *updates_percent >= 50,
+        Load::SmallBank { writes_percent, .. } => *writes_percent >= 95,
+    }
+}
+
+/// Adds the rows and ratios of the state alone.
+///
+/// # Errors
+/// A part cannot be set up, or `stop` was stopped.
+pub async fn state_only(
+    options: &Options,
+    figure: &mut Figure,
+    stop: &Stop,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    for (latency, ratio, bound) in [
+        (None, "state_over_monolithic_min", Some(Bound::AtLeast(0.9))),
+        (Some(options.latency), "state_over_monolithic_shaped_min", None),
+    ] {
+        let provider = setup::provider(latency);
+        let mut least = f64::INFINITY;
+        for (name, load) in options.loads() {
+            check(stop)?;
+            tell(&format!("state alone: {name}, {provider}, both forms in turn"));
+            let defaults = state::Settings::default();
+            let sizes = Sizes {
+                memory_bytes: load.data_bytes() * 5 / 4 + MEMORY_BESIDE_BYTES,
+                section_bytes: pool::SECTION_BYTES_DEFAULT,
+                cache_bytes: defaults.cache_bytes.min(load.data_bytes() as usize * 5 / 8).max(CACHE_BYTES_MIN),
+                delta_bytes_max: defaults.delta_bytes_max,
+                persist_blocks: Some(PERSIST_BLOCKS),
+            };
+            let compared = compare(&options.comparison(load, latency, [sizes.clone(), sizes]), stop).await?;
+            add(figure, "state", &name, &provider, &compared);
+            least = least.min(compared.ratio);
+        }
+        figure.ratio(ratio, least, bound);
+    }
+    let mut least = f64::INFINITY;
+    for (name, load) in options.loads().into_iter().filter(|(_, load)| is_write_heavy(load)) {
+        check(stop)?;
+        tell(&format!("state alone: {name}, the monolithic form with a memtable as large as the data"));
+        let data = load.data_bytes() as usize;
+        let memory_bytes = data as u64 * 5 / 4 + MEMORY_BESIDE_BYTES;
+        let disaggregated = Sizes {
+            memory_bytes,
+            section_bytes: pool::SECTION_BYTES_DEFAULT,
+            cache_bytes: (data / 8).max(CACHE_BYTES_MIN),
+            delta_bytes_max: state::Settings::default().delta_bytes_max,
+            persist_blocks: Some(PERSIST_BLOCKS),
+        };
+        let monolithic = Sizes {
+            // An entry of a small record takes several times its bytes.
+            cache_bytes: data * if load.value_bytes() < 1024 { 8 } else { 2 },
+            delta_bytes_max: data.max(MEMTABLE_BYTES_MIN),
+            persist_blocks: None,
+            ..disaggregated.clone()
+        };
+        let compared = compare(&options.comparison(load, None, [disaggregated, monolithic]), stop).await?;
+        add(figure, "state, large memtable", &name, &setup::provider(None), &compared);
+        least = least.min(compared.ratio);
+    }
+    figure.ratio("large_memtable_over_monolithic_min", least, Some(Bound::AtLeast(1.0)));
+    Ok(())
+}
+
+impl Options {
+    fn comparison(&self, load: Load, latency: Option<Duration>, sizes: [Sizes; 2]) -> Comparison {
+        Comparison { load, latency, sizes, pairs: self.pairs, window: self.window, seed: self.seed }
+    }
+}
+
+fn add(figure: &mut Figure, part: &str, load: &str, provider: &str, compared: &Compared) {
+    let forms = ["disaggregated", "monolithic"].into_iter().zip(compared.tps).zip(compared.cpu_us);
+    for ((form, tps), cpu_us) in forms {
+        let labels = [("part", part), ("load", load), ("provider", provider), ("form", form)];
+        let ratios = [("ratio_median", compared.ratio), ("ratio_least", compared.ratio_least)];
+        figure.row(&labels, &[("median_tps", tps), ("cpu_us", cpu_us), ratios[0], ratios[1]]);
+    }
+}

@@ -1,0 +1,371 @@
+//! Figure 8 (b): the memory node's processor, limited.
+//!
+//! Two memory nodes in processes of their own: ours, which is passive, and one that is asked for addresses and buffers, as in
+//! the paper. A compute node here runs YCSB-A and -B at 10 KB on either, a block of [`TRANSACTIONS`] after another: all read
+//! a record, a part of them also writes it. Storage keeps nothing and is never read: all data is in remote memory.
+//!
+//! A round goes through all shares of a processor, both mixes and both memory nodes; the rate with a limit is held against
+//! the rate without one of the same round.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::rt::Stop;
+use base::rt::channel::{WatchReceiver, WatchSender, watch};
+use base::{BlockNumber, Bytes, Epoch, Version};
+use pool::Donor;
+use state::disaggregated::DisaggregatedSettings;
+use state::{Disaggregated, WorldState as _};
+use storage::StateStore;
+use storage::tables::{RangePage, Row, Savepoint};
+
+use super::limiter::{Kind, PERCENT_MIN};
+use super::memory_process::{Form, MemoryProcess};
+use super::{VALUE_BYTES, check};
+use crate::error::Error;
+use crate::figure::{Bound, Curves, Figure};
+use crate::random::Random;
+use crate::state::PERSIST_BLOCKS;
+use crate::state::setup::{self, NAMESPACE, block, failed, keys, median, value};
+use crate::state::two_sided::TwoSided;
+
+/// Transactions of a block.
+const TRANSACTIONS: usize = 500;
+/// Contracts that read at once: what they ask a two-sided memory node for travels in one message.
+const CONTRACTS_AT_ONCE: usize = 16;
+/// Values that writes choose from.
+const VALUES: usize = 64;
+/// Remote memory beside the data: for our form the index and versions that wait to be reclaimed.
+const MEMORY_BESIDE_BYTES: u64 = 512 << 20;
+/// The share of the keys whose addresses, and of the data whose records, are at hand: 500 MB of 4 GB in the paper.
+const CACHE_DIVISOR: u64 = 8;
+/// What the metadata cache is charged with for a key, about.
+const METADATA_ENTRY_BYTES: u64 = 128;
+/// The least cache.
+const CACHE_BYTES_MIN: u64 = 64 << 10;
+/// What stands for no limit along the axis: the processor's whole time.
+const UNLIMITED_PERCENT: f64 = 200.0;
+const MIXES: [(&str, u64); 2] = [("ycsb-a", 50), ("ycsb-b", 5)];
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This program, and the arguments that make it a memory node, before those of [`super::memory_process`].
+    pub program: PathBuf,
+    pub arguments: Vec<&'static str>,
+    pub limit: Kind,
+    /// Bytes of values.
+    pub data_bytes: u64,
+    /// Shares of one processor, in percent.
+    pub percents: Vec<u32>,
+    /// Rounds, of whose ratios the median counts.
+    pub rounds: usize,
+    /// How long each run takes.
+    pub window: Duration,
+    pub seed: u64,
+}
+
+impl Options {
+    /// The defaults, with a program that can be a memory node.
+    pub fn new(program: PathBuf, arguments: Vec<&'static str>) -> Options {
+        Options {
+            program,
+            arguments,
+            limit: Kind::Any,
+            data_bytes: 64 << 20,
+            percents: vec![PERCENT_MIN, 25, 50, 100],
+            rounds: 15,
+            window: Duration::from_millis(250),
+            seed: 1,
+        }
+    }
+}
+
+/// A compute node and its memory node.
+struct Side {
+    name: &'static str,
+    /// What limits the memory node, in words.
+    limiter: &'static str,
+    compute: Compute,
+    memory: MemoryProcess,
+}
+
+enum Compute {
+    Ours(Box<Disaggregated>),
+    TwoSided(Box<TwoSided>),
+}
+
+/// Rates and processor times of one side under one mix and one share, one for each round.
+#[derive(Default, Clone)]
+struct Rates {
+    tps: Vec<f64>,
+    /// Processor time of the memory node, and time, over all rounds: the kernel tells the former in coarse ticks.
+    busy_us: u64,
+    took: Duration,
+}
+
+struct Data {
+    keys: Vec<Arc<str>>,
+    values: Vec<Bytes>,
+    random: Random,
+}
+
+/// Measures. `tell` is told what is done next.
+///
+/// # Errors
+/// A part cannot be set up, or `stop` was stopped.
+pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+    let mut figure = Figure::new("flexchain-fig8b", "FlexChain, figure 8 (b): the memory node's processor");
+    let mut random = Random::new(options.seed);
+    let records = (options.data_bytes / VALUE_BYTES as u64).max(2) as usize;
+    let values = (0..VALUES).map(|_| value(&mut random, VALUE_BYTES)).collect();
+    let mut data = Data { keys: keys(records), values, random };
+    tell("starting memory nodes, and loading");
+    let mut sides = [ours(options).await?, two_sided(options).await?];
+    for side in &mut sides {
+        data.load(&mut side.compute).await?;
+    }
+    figure.setting("data_bytes", options.data_bytes);
+    figure.setting("value_bytes", VALUE_BYTES);
+    figure.setting("rounds", options.rounds);
+    figure.setting("seconds", options.window.as_secs_f64());
+    figure.setting("seed", options.seed);
+    figure.setting("limiter", sides[0].limiter);
+
+    // Without a limit first: what is measured under one is held against it.
+    let shares: Vec<Option<u32>> = std::iter::once(None).chain(options.percents.iter().copied().map(Some)).collect();
+    let mut rates = vec![vec![Rates::default(); shares.len()]; sides.len() * MIXES.len()];
+    for round in 0..=options.rounds {
+        let mut groups = rates.iter_mut();
+        for side in &mut sides {
+            for ((mix, updates_percent), group) in MIXES.into_iter().zip(&mut groups) {
+                // Who comes first changes.
+                for share in (0..shares.len()).map(|at| (at + round) % shares.len()) {
+                    check(stop)?;
+                    let limit = shares[share].map_or_else(|| "without limit".to_owned(), |share| format!("{share} %"));
+                    let part = if round == 0 { "warming up".to_owned() } else { format!("round {round}") };
+                    tell(&format!("{part} of {}: {}, {mix}, {limit}", options.rounds, side.name));
+                    side.memory.limit(shares[share])?;
+                    let measured = data.measure(side, updates_percent, options.window, &mut group[share]).await;
+                    side.memory.limit(None)?;
+                    measured?;
+                    if round == 0 {
+                        group[share] = Rates::default();
+                    }
+                }
+            }
+        }
+    }
+    let names =
+        [("throttled_over_unlimited", Some(Bound::AtLeast(0.95))), ("two_sided_throttled_over_unlimited", None)];
+    let mut groups = rates.iter();
+    for (side, (name, bound)) in sides.iter().zip(names) {
+        let mut least = f64::INFINITY;
+        for (mix, _) in MIXES {
+            let cells = groups.next().expect("one for each");
+            let over: Vec<f64> = cells.iter().map(|cell| over_unlimited(cell, &cells[0])).collect();
+            let rows = shares.iter().zip(cells).zip(&over);
+            for ((share, cell), over) in rows.clone().skip(1).chain(rows.take(1)) {
+                let limit = share.map_or_else(|| "no limit".to_owned(), |share| format!("{share} %"));
+                let numbers = [
+                    ("processor_percent", share.map_or(UNLIMITED_PERCENT, f64::from)),
+                    ("median_tps", median(cell.tps.clone())),
+                    ("over_unlimited", *over),
+                    ("memory_node_busy_percent", cell.busy_us as f64 / 1e4 / cell.took.as_secs_f64()),
+                ];
+                figure.row(&[("memory node", side.name), ("load", mix), ("limit", &limit)], &numbers);
+            }
+            // The hardest limit is the figure's; the others are in the rows.
+            let hardest = shares.iter().zip(&over).filter_map(|(share, over)| Some((((*share)?), *over)));
+            least = least.min(hardest.min_by_key(|(share, _)| *share).map_or(f64::INFINITY, |(_, over)| over));
+        }
+        figure.ratio(name, least, bound);
+    }
+    figure.curves(Curves { x: "processor_percent", x_log: true, y: "over_unlimited" });
+    figure.note(format!(
+        "The ratios are of {} % of a processor, the lesser of both mixes. Along the axis {UNLIMITED_PERCENT} % is no limit.",
+        options.percents.iter().min().unwrap_or(&PERCENT_MIN)
+    ));
+    figure.note(format!("Limited by {}; its period is {} ms.", sides[0].limiter, super::limiter::PERIOD.as_millis()));
+    figure.note(format!(
+        "The two-sided memory node answers from one thread; {CONTRACTS_AT_ONCE} reads are a message, and all writes of a block \
+         are two. Both compute nodes keep an eighth of the addresses at hand, and ours an eighth of the records."
+    ));
+    Ok(figure)
+}
+
+/// Median over the rounds of the rate over that without limit.
+fn over_unlimited(cell: &Rates, unlimited: &Rates) -> f64 {
+    median(cell.tps.iter().zip(&unlimited.tps).map(|(limited, unlimited)| limited / unlimited).collect())
+}
+
+fn start(options: &Options, form: Form, bytes: u64) -> Result<(MemoryProcess, &'static str), Error> {
+    let section_bytes = pool::SECTION_BYTES_DEFAULT;
+    let bytes = bytes.next_multiple_of(section_bytes);
+    let mut memory = MemoryProcess::start(&options.program, &options.arguments, form, bytes, section_bytes)?;
+    let limiter = memory.limit_by(options.limit)?.name();
+    Ok((memory, limiter))
+}
+
+async fn ours(options: &Options) -> Result<Side, Error> {
+    let section_bytes = pool::SECTION_BYTES_DEFAULT;
+    let bytes = (options.data_bytes * 5 / 4 + MEMORY_BESIDE_BYTES).next_multiple_of(section_bytes);
+    let (memory, limiter) = start(options, Form::Passive, bytes)?;
+    let donor = Donor { address: memory.address.clone(), token: memory.token.clone() };
+    let space = setup::space(None, donor, bytes, section_bytes).await?;
+    let records = options.data_bytes / VALUE_BYTES as u64;
+    let settings = DisaggregatedSettings {
+        metadata_cache_bytes: (records / CACHE_DIVISOR * METADATA_ENTRY_BYTES).max(CACHE_BYTES_MIN) as usize,
+        data_cache_bytes: (options.data_bytes / CACHE_DIVISOR).max(CACHE_BYTES_MIN) as usize,
+        ..DisaggregatedSettings::default()
+    };
+    let state = Disaggregated::open(Arc::new(space), Arc::new(Nothing::default()), settings).await;
+    let compute = Compute::Ours(Box::new(state.map_err(|error| failed("the state", error))?));
+    Ok(Side { name: "passive", limiter, compute, memory })
+}
+
+async fn two_sided(options: &Options) -> Result<Side, Error> {
+    let (memory, limiter) = start(options, Form::TwoSided, options.data_bytes * 5 / 4 + MEMORY_BESIDE_BYTES)?;
+    let known_max = (options.data_bytes / VALUE_BYTES as u64 / CACHE_DIVISOR).max(1) as usize;
+    let two_sided = TwoSided::connect(None, &memory.address, memory.token.clone(), known_max).await?;
+    Ok(Side { name: "two-sided", limiter, compute: Compute::TwoSided(Box::new(two_sided)), memory })
+}
+
+impl Compute {
+    async fn read(&mut self, keys: &[Arc<str>]) -> Result<(), Error> {
+        let lacking = || failed("a read", "a record is missing, or has another length");
+        match self {
+            Compute::Ours(state) => {
+                let view = state.view();
+                for key in keys {
+                    let found = view.read(NAMESPACE, key).await.map_err(|error| failed("a read", error))?;
+                    found.filter(|found| found.value.len() == VALUE_BYTES).ok_or_else(lacking)?;
+                }
+            }
+            Compute::TwoSided(two_sided) => {
+                for keys in keys.chunks(CONTRACTS_AT_ONCE) {
+                    let keys: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
+                    let found = two_sided.get_many(&keys).await?;
+                    if found.iter().any(|found| found.as_ref().is_none_or(|value| value.len() != VALUE_BYTES)) {
+                        return Err(lacking());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
+        match self {
+            Compute::Ours(state) => {
+                let number = state.height();
+                if number.is_multiple_of(PERSIST_BLOCKS) || state.wants_persist() {
+                    state.persist().await.map_err(|error| failed("a savepoint", error))?;
+                }
+                let (batch, _) = block(number, writes);
+                state.apply(number, batch).await.map_err(|error| failed("a block", error))
+            }
+            Compute::TwoSided(two_sided) => two_sided.put(writes).await,
+        }
+    }
+}
+
+impl Data {
+    fn write(&mut self, key: Arc<str>) -> (Arc<str>, Bytes) {
+        (key, self.values[self.random.below(VALUES as u64) as usize].clone())
+    }
+
+    async fn load(&mut self, compute: &mut Compute) -> Result<(), Error> {
+        for chunk in self.keys.clone().chunks(TRANSACTIONS) {
+            let writes: Vec<_> = chunk.iter().map(|key| self.write(key.clone())).collect();
+            compute.write(&writes).await?;
+        }
+        Ok(())
+    }
+
+    async fn measure(
+        &mut self,
+        side: &mut Side,
+        updates_percent: u64,
+        window: Duration,
+        rates: &mut Rates,
+    ) -> Result<(), Error> {
+        let before = side.memory.cpu_us()?;
+        let begin = Instant::now();
+        let mut transactions = 0;
+        while begin.elapsed() < window {
+            let (mut reads, mut writes) = (Vec::with_capacity(TRANSACTIONS), Vec::new());
+            for _ in 0..TRANSACTIONS {
+                let key = self.keys[self.random.below(self.keys.len() as u64) as usize].clone();
+                if self.random.percent(updates_percent) {
+                    writes.push(self.write(key.clone()));
+                }
+                reads.push(key);
+            }
+            side.compute.read(&reads).await?;
+            side.compute.write(&writes).await?;
+            transactions += TRANSACTIONS;
+        }
+        let took = begin.elapsed();
+        rates.tps.push(transactions as f64 / took.as_secs_f64());
+        rates.busy_us += side.memory.cpu_us()?.saturating_sub(before);
+        rates.took += took;
+        Ok(())
+    }
+}
+
+/// Storage that keeps nothing but how far its rows would be: whatever is read from it is not there.
+struct Nothing {
+    savepoint: WatchSender<u64>,
+}
+
+impl Default for Nothing {
+    fn default() -> Nothing {
+        Nothing { savepoint: watch(0).0 }
+    }
+}
+
+#[async_trait::async_trait]
+impl StateStore for Nothing {
+    async fn get(&self, _: &str, _: &[u8], _: BlockNumber) -> Result<Option<Row>, storage::Error> {
+        Ok(None)
+    }
+
+    async fn get_many(&self, keys: &[(&str, &[u8])], _: BlockNumber) -> Result<Vec<Option<Row>>, storage::Error> {
+        Ok(vec![None; keys.len()])
+    }
+
+    async fn versions(
+        &self,
+        keys: &[(&str, &[u8])],
+        _: BlockNumber,
+    ) -> Result<Vec<Option<(Version, bool)>>, storage::Error> {
+        Ok(vec![None; keys.len()])
+    }
+
+    async fn range(&self, _: &str, _: &[u8], _: &[u8], _: BlockNumber, _: usize) -> Result<RangePage, storage::Error> {
+        Ok(RangePage::default())
+    }
+
+    async fn namespaces(&self) -> Result<Vec<String>, storage::Error> {
+        Ok(Vec::new())
+    }
+
+    fn savepoint(&self) -> Savepoint {
+        Savepoint { height: *self.savepoint.borrow(), epoch: Epoch(0), block_hash: [0; 32] }
+    }
+
+    fn subscribe_savepoint(&self) -> WatchReceiver<u64> {
+        self.savepoint.subscribe()
+    }
+
+    async fn materialize(&self, height: u64) -> Result<Savepoint, storage::Error> {
+        self.savepoint.send(height);
+        Ok(self.savepoint())
+    }
+
+    async fn prune(&self, _: BlockNumber) -> Result<(), storage::Error> {
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! A peer's state with its block store, both on disk: what YCSB and SmallBank run on without a network.
+//!
+//! A block's writes are appended to the block store, which is synced, and then applied, in this order. The savepoint moves in
+//! the background every so many blocks: the monolithic state writes the rows that it kept, the storage of the disaggregated
+//! one makes them from the blocks.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt;
+use base::rt::disk::Directory;
+use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, Version};
+use state::disaggregated::DisaggregatedSettings;
+use state::{Disaggregated, Monolithic, WorldState};
+use storage::blocks::{BlockOptions, BlockStore, NO_PREVIOUS, NewBlock};
+use storage::tables::{FjallEngine, FjallOptions, RowBatch, Tables, TablesEngine as _};
+use storage::{GroupSync, LocalStateStore, Materializer, StateStore};
+
+use super::setup::{NAMESPACE, Pool, block, failed};
+use crate::error::Error;
+
+/// What the storage of a disaggregated peer is wrapped in.
+pub type Wrap = Box<dyn FnOnce(Arc<dyn StateStore>) -> Arc<dyn StateStore> + Send>;
+
+/// How large a peer's parts are.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// Remote memory of the disaggregated form.
+    pub memory_bytes: u64,
+    /// The unit in which it is given.
+    pub section_bytes: u64,
+    /// Caches of either form, in all.
+    pub cache_bytes: usize,
+    /// Writes that wait to be persisted, above which no block is applied before that is done.
+    pub delta_bytes_max: usize,
+    /// The savepoint moves in the background every so many blocks; `None`: only once [`Sizes::delta_bytes_max`] is reached,
+    /// as when a memtable is written out once it is full.
+    pub persist_blocks: Option<u64>,
+}
+
+impl Sizes {
+    /// The caches of the disaggregated form, which together are as large as the monolithic form's.
+    pub fn disaggregated(&self) -> DisaggregatedSettings {
+        DisaggregatedSettings {
+            metadata_cache_bytes: self.cache_bytes / 8,
+            data_cache_bytes: self.cache_bytes - self.cache_bytes / 8,
+            delta_bytes_max: self.delta_bytes_max,
+            ..DisaggregatedSettings::default()
+        }
+    }
+
+    /// The same for the monolithic form.
+    pub fn monolithic(&self) -> state::Settings {
+        let (cache_bytes, delta_bytes_max) = (self.cache_bytes, self.delta_bytes_max);
+        state::Settings { cache_bytes, delta_bytes_max, ..state::Settings::default() }
+    }
+}
+
+/// A state with its block store, and where its blocks stand.
+pub struct Peer {
+    pub state: Arc<dyn WorldState>,
+    /// Where the disaggregated form's rows are made.
+    store: Option<Arc<LocalStateStore>>,
+    blocks: BlockStore,
+    tip: [u8; 32],
+    persist_blocks: Option<u64>,
+    persisting: Option<rt::Task<Result<(), state::Error>>>,
+    _pool: Option<Pool>,
+}
+
+/// Rows of a block as this benchmark writes them: `key length:u16 | value length:u32 | key | value`, one transaction each.
+struct Rows;
+
+impl Materializer for Rows {
+    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), storage::Error> {
+        let (mut at, mut transaction) = (0, 0);
+        while at < block.len() {
+            let key_bytes = usize::from(u16::from_le_bytes([block[at], block[at + 1]]));
+            let value_bytes = u32::from_le_bytes([block[at + 2], block[at + 3], block[at + 4], block[at + 5]]) as usize;
+            let key = at + 6;
+            let value = key + key_bytes;
+            let end = value + value_bytes;
+            let version = Version::new(number.get(), transaction);
+            batch.put(NAMESPACE, &block[key..value], version, Some(Bytes::copy_from_slice(&block[value..end])))?;
+            (at, transaction) = (end, transaction + 1);
+        }
+        Ok(())
+    }
+}
+
+impl Peer {
+    pub async fn monolithic(folder: &Path, sizes: &Sizes) -> Result<Peer, Error> {
+        let (blocks, tables) = stores(folder).await?;
+        let state = Arc::new(Monolithic::open(tables, sizes.monolithic()));
+        let persist_blocks = sizes.persist_blocks;
+        Ok(Peer { state, store: None, blocks, tip: NO_PREVIOUS, persist_blocks, persisting: None, _pool: None })
+    }
+
+    /// `wrap` stands between the state and its storage.
+    pub async fn disaggregated(
+        folder: &Path,
+        latency: Option<Duration>,
+        sizes: &Sizes,
+        wrap: Option<Wrap>,
+    ) -> Result<Peer, Error> {
+        let (blocks, tables) = stores(folder).await?;
+        let pool = Pool::start(latency, sizes.memory_bytes, sizes.section_bytes).await?;
+        let store = LocalStateStore::open(Arc::new(blocks.clone()), tables, Arc::new(Rows)).await;
+        let store = Arc::new(store.map_err(|error| failed("storage", error))?);
+        let seen: Arc<dyn StateStore> = match wrap {
+            Some(wrap) => wrap(store.clone()),
+            None => store.clone(),
+        };
+        let state = Disaggregated::open(Arc::new(pool.space.clone()), seen, sizes.disaggregated()).await;
+        let state = Arc::new(state.map_err(|error| failed("the state", error))?);
+        let (persist_blocks, pool) = (sizes.persist_blocks, Some(pool));
+        Ok(Peer { state, store: Some(store), blocks, tip: NO_PREVIOUS, persist_blocks, persisting: None, _pool: pool })
+    }
+
+    /// Makes a block of these writes durable and applies it.
+    pub async fn commit(&mut self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
+        let number = self.state.height();
+        let bytes = writes.iter().map(|(key, value)| 6 + key.len() + value.len()).sum();
+        let mut block_bytes = BytesMut::with_capacity(bytes);
+        for (key, value) in writes {
+            block_bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
+            block_bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+            block_bytes.extend_from_slice(key.as_bytes());
+            block_bytes.extend_from_slice(value);
+        }
+        let block_bytes = block_bytes.freeze();
+        let mut header_hash = [0; 32];
+        header_hash[..8].copy_from_slice(&(number + 1).to_le_bytes());
+        let transactions: Vec<(TxId, u8)> = Vec::new();
+        let appended = self.blocks.append(NewBlock {
+            number: BlockNumber(number),
+            header_hash,
+            previous_hash: self.tip,
+            epoch: Epoch(0),
+            parts: std::slice::from_ref(&block_bytes),
+            transactions: &transactions,
+        });
+        appended.await.map_err(|error| failed("a block", error))?;
+        self.blocks.sync().await.map_err(|error| failed("a block", error))?;
+        self.tip = header_hash;
+        if let Some(store) = &self.store {
+            // As a storage node does with a block that it was given.
+            store.prepare(BlockNumber(number), header_hash, &block_bytes);
+        }
+        if self.state.wants_persist() {
+            self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
+        }
+        let (batch, _) = block(number, writes);
+        self.state.apply(number, batch).await.map_err(|error| failed("a block", error))?;
+        if self.persist_blocks.is_some_and(|blocks| (number + 1).is_multiple_of(blocks)) {
+            self.persisted().await?;
+            let state = self.state.clone();
+            self.persisting = Some(rt::spawn(async move { state.persist().await.map(drop) }));
+        }
+        Ok(())
+    }
+
+    /// Waits until a savepoint that moves has come to rest.
+    pub async fn persisted(&mut self) -> Result<(), Error> {
+        let Some(persisting) = self.persisting.take() else { return Ok(()) };
+        let persisted = persisting.await.map_err(|_| failed("a savepoint", "its task ended"))?;
+        persisted.map_err(|error| failed("a savepoint", error))
+    }
+
+    /// Moves the savepoint to the newest block.
+    pub async fn persist(&mut self) -> Result<(), Error> {
+        self.persisted().await?;
+        self.state.persist().await.map(drop).map_err(|error| failed("a savepoint", error))
+    }
+}
+
+async fn stores(folder: &Path) -> Result<(BlockStore, Arc<dyn Tables>), Error> {
+    let failed = |error: &dyn std::fmt::Display| failed("storage", error);
+    let engine = FjallEngine::open(&folder.join("tables"), FjallOptions::default()).await;
+    let tables = engine.map_err(|error| failed(&error))?.tables("load").await.map_err(|error| failed(&error))?;
+    let directory = Directory::open(folder.join("blocks")).await.map_err(|error| failed(&error))?;
+    let (blocks, _) =
+        BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.map_err(|error| failed(&error))?;
+    Ok((blocks, tables))
+}

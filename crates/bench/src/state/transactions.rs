@@ -1,0 +1,118 @@
+//! What transactions read and write, without a contract: YCSB and SmallBank by their keys alone.
+//!
+//! A transaction of YCSB reads a record, and with a probability writes it. One of SmallBank is one of the five kinds that
+//! modify, equally often, or a customer's balance (FlexChain, section 6.1), and touches the same accounts as the contract
+//! does; what it writes is not computed, which the state does not notice.
+
+use std::sync::Arc;
+
+use super::setup;
+use crate::random::Random;
+
+/// A load on the state alone.
+#[derive(Clone, Debug)]
+pub enum Load {
+    /// Records of some size.
+    Ycsb { records: usize, value_bytes: usize, updates_percent: u64 },
+    /// Customers with a checking and a savings account each.
+    SmallBank { customers: usize, value_bytes: usize, writes_percent: u64 },
+}
+
+/// The keys, by number, that one transaction reads, and those that it writes.
+#[derive(Default, Debug)]
+pub struct Transaction {
+    pub reads: Vec<usize>,
+    pub writes: Vec<usize>,
+}
+
+impl Load {
+    /// All keys.
+    pub fn keys(&self) -> Vec<Arc<str>> {
+        match self {
+            Load::Ycsb { records, .. } => setup::keys(*records),
+            Load::SmallBank { customers, .. } => {
+                let accounts = |kind: &'static str| (0..*customers).map(move |number| format!("{kind}{number:09}"));
+                accounts("checking").chain(accounts("savings")).map(Arc::from).collect()
+            }
+        }
+    }
+
+    /// Bytes of each value.
+    pub fn value_bytes(&self) -> usize {
+        match self {
+            Load::Ycsb { value_bytes, .. } | Load::SmallBank { value_bytes, .. } => *value_bytes,
+        }
+    }
+
+    /// Bytes of all values.
+    pub fn data_bytes(&self) -> u64 {
+        let keys = match self {
+            Load::Ycsb { records, .. } => *records,
+            Load::SmallBank { customers, .. } => 2 * *customers,
+        };
+        keys as u64 * self.value_bytes() as u64
+    }
+
+    /// Draws the next transaction.
+    pub fn draw(&self, random: &mut Random, into: &mut Transaction) {
+        let Transaction { reads, writes } = into;
+        reads.clear();
+        writes.clear();
+        match self {
+            Load::Ycsb { records, updates_percent, .. } => {
+                let key = random.below(*records as u64) as usize;
+                reads.push(key);
+                if random.percent(*updates_percent) {
+                    writes.push(key);
+                }
+            }
+            Load::SmallBank { customers, writes_percent, .. } => {
+                let customer = random.below(*customers as u64) as usize;
+                let other = (customer + 1 + random.below(*customers as u64 - 1) as usize) % *customers;
+                let (checking, savings) = (customer, *customers + customer);
+                if !random.percent(*writes_percent) {
+                    reads.extend([checking, savings]);
+                    return;
+                }
+                match random.below(5) {
+                    0 => (reads.push(savings), writes.push(savings)),
+                    1 => (reads.push(checking), writes.push(checking)),
+                    2 => (reads.extend([checking, other]), writes.extend([checking, other])),
+                    3 => (reads.extend([checking, savings]), writes.push(checking)),
+                    _ => (reads.extend([checking, savings, other]), writes.extend([checking, savings, other])),
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_write_what_they_have_read_in_the_given_proportion() {
+        let random = &mut Random::new(3);
+        let ycsb = Load::Ycsb { records: 100, value_bytes: 8, updates_percent: 5 };
+        for (load, percent) in [
+            (ycsb, 5),
+            (Load::SmallBank { customers: 100, value_bytes: 8, writes_percent: 50 }, 50),
+            (Load::SmallBank { customers: 2, value_bytes: 8, writes_percent: 95 }, 95),
+        ] {
+            let keys = load.keys();
+            assert_eq!(load.data_bytes(), keys.len() as u64 * 8);
+            let mut transaction = Transaction::default();
+            let mut writing = 0;
+            for _ in 0..10_000 {
+                load.draw(random, &mut transaction);
+                let Transaction { reads, writes } = &transaction;
+                assert!(!reads.is_empty() && reads.iter().all(|key| *key < keys.len()));
+                assert!(writes.iter().all(|key| reads.contains(key)));
+                let distinct: std::collections::BTreeSet<_> = writes.iter().collect();
+                assert_eq!(distinct.len(), writes.len(), "two customers of one transaction are different");
+                writing += u64::from(!writes.is_empty());
+            }
+            assert!(writing.abs_diff(percent * 100) < 300, "{load:?}: {writing} of 10,000 write");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! `heddle bench flexchain-…`: FlexChain's figures. What needs no network is in [`bench::flexchain`].
+//!
+//! Figure 7 on whole networks: one of either form is started and loaded, then each load goes to one and to the other in turn,
+//! for as many pairs as are wanted; who goes first changes. A network that is not asked costs next to nothing, and what it
+//! does cost counts for itself, because processor time is told by process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::Stop;
+use bench::figure::{Bound, Figure};
+use bench::flexchain::{VALUE_BYTES, fig5b, fig7, fig8a, fig8b, memory_process};
+use bench::report::Report;
+use bench::workload::Workload;
+use bench::workload::smallbank::SmallBank;
+use bench::workload::ycsb::Ycsb;
+
+use super::figure::{Progress, show};
+use super::measure::{OwnNetwork, measure};
+use crate::cli::bench::{Run, WaitFor};
+use crate::cli::flexchain::{Fig5b, Fig7, Fig8a, Fig8b, MemoryForm, MemoryProcess, Part};
+use crate::cli::network::Policy;
+use crate::failure::Failure;
+use crate::output;
+
+/// What the servers' processor time may be over that of the monolithic form.
+const CPU_OVER_MONOLITHIC_MAX: f64 = 1.05;
+/// The word that makes this program a memory node.
+const MEMORY_PROCESS: [&str; 2] = ["bench", "memory-process"];
+/// How long a network runs before each measurement.
+const WARM_UP_SECONDS: f64 = 0.5;
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).expect("the command line's limits are small")
+}
+
+pub async fn fig5b(arguments: &Fig5b, stop: &Stop) -> Result<(), Failure> {
+    let mut options = fig5b::Options {
+        data_bytes: arguments.data_mib << 20,
+        memory_percents: arguments.memory_percent.clone(),
+        delay: Duration::from_micros(arguments.delay_us),
+        clients: count(arguments.clients),
+        rounds: count(arguments.rounds),
+        window: Duration::from_secs_f64(arguments.seconds),
+        seed: arguments.common.seed,
+    };
+    if arguments.common.quick {
+        (options.data_bytes, options.memory_percents) = (8 << 20, vec![10.0, 50.0, 100.0]);
+        (options.clients, options.rounds, options.window) = (32, 1, Duration::from_millis(200));
+    }
+    let progress = Progress::new();
+    let figure = fig5b::run(&options, stop, |part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.common.output)
+}
+
+pub async fn fig8a(arguments: &Fig8a, stop: &Stop) -> Result<(), Failure> {
+    let mut options = fig8a::Options {
+        data_bytes: arguments.data_mib << 20,
+        cache_percents: arguments.cache_percent.clone(),
+        skews: arguments.skew.clone(),
+        memory_percents: arguments.memory_percent.clone(),
+        transactions: count(arguments.transactions),
+        seed: arguments.common.seed,
+    };
+    if arguments.common.quick {
+        (options.data_bytes, options.transactions) = (8 << 20, 1_000);
+        (options.cache_percents, options.skews) = (vec![5.0, 50.0], vec![0.0, 1.2]);
+    }
+    let progress = Progress::new();
+    let figure = fig8a::run(&options, stop, |part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.common.output)
+}
+
+pub async fn fig8b(arguments: &Fig8b, stop: &Stop) -> Result<(), Failure> {
+    let program = std::env::current_exe();
+    let program = program.map_err(|error| Failure::new(format!("the program's own path: {error}")))?;
+    let mut options = fig8b::Options {
+        limit: arguments.limit.kind(),
+        data_bytes: arguments.data_mib << 20,
+        percents: arguments.processor_percent.clone(),
+        rounds: count(arguments.rounds),
+        window: Duration::from_secs_f64(arguments.seconds),
+        seed: arguments.common.seed,
+        ..fig8b::Options::new(program, MEMORY_PROCESS.to_vec())
+    };
+    if arguments.common.quick {
+        (options.data_bytes, options.percents) = (8 << 20, vec![10, 50]);
+        (options.rounds, options.window) = (1, Duration::from_millis(100));
+    }
+    let progress = Progress::new();
+    let figure = fig8b::run(&options, stop, |part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.common.output)
+}
+
+pub async fn memory_process(arguments: &MemoryProcess) -> Result<(), Failure> {
+    let form = match arguments.form {
+        MemoryForm::Passive => memory_process::Form::Passive,
+        MemoryForm::TwoSided => memory_process::Form::TwoSided,
+    };
+    let MemoryProcess { socket, bytes, section_bytes, .. } = arguments.clone();
+    Ok(memory_process::serve(&memory_process::Options { form, socket, bytes, section_bytes }).await?)
+}
+
+pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
+    let mut arguments = arguments.clone();
+    if arguments.common.quick {
+        (arguments.records, arguments.customers, arguments.pairs) = (500, 500, 1);
+        (arguments.seconds, arguments.state_seconds, arguments.orgs, arguments.clients) = (0.5, 0.1, 1, 20);
+    }
+    let mut figure = Figure::new("flexchain-fig7", "FlexChain, figure 7: disaggregated beside monolithic");
+    figure.setting("records", arguments.records);
+    figure.setting("value_bytes", VALUE_BYTES);
+    figure.setting("customers", arguments.customers);
+    figure.setting("account_bytes", fig7::ACCOUNT_BYTES);
+    figure.setting("pairs", arguments.pairs);
+    figure.setting("seconds", arguments.seconds);
+    figure.setting("state_seconds", arguments.state_seconds);
+    figure.setting("latency_us", arguments.latency_us);
+    figure.setting("organizations", arguments.orgs);
+    figure.setting("clients", arguments.clients);
+    figure.setting("seed", arguments.common.seed);
+    if arguments.only != Some(Part::State) {
+        networks(&arguments, &mut figure, stop).await?;
+    }
+    if arguments.only != Some(Part::Network) {
+        let options = fig7::Options {
+            records: count(arguments.records),
+            customers: count(arguments.customers),
+            pairs: count(arguments.pairs),
+            window: Duration::from_secs_f64(arguments.state_seconds),
+            latency: Duration::from_micros(arguments.latency_us),
+            seed: arguments.common.seed,
+        };
+        let progress = Progress::new();
+        let measured = fig7::state_only(&options, &mut figure, stop, &mut |part| progress.tell(part)).await;
+        drop(progress);
+        measured?;
+    }
+    figure.note("Ratios are medians over the pairs of runs, each of one load on one form and then on the other.");
+    show(&figure, &arguments.common.output)
+}
+
+/// The loads of the figure by name, in the order measured, and whether one has data of its own.
+fn workloads(arguments: &Fig7) -> Vec<(String, bool, Arc<dyn Workload>)> {
+    let ycsb = |letter: &str, is_first| {
+        let mix = letter.parse().expect("a letter of YCSB");
+        let seed = arguments.common.seed;
+        let ycsb = Ycsb { records: arguments.records, value_bytes: VALUE_BYTES, mix, seed, ..Ycsb::default() };
+        (format!("ycsb-{letter}"), is_first, Arc::new(ycsb) as Arc<dyn Workload>)
+    };
+    let bank = |writes_percent, is_first| {
+        let (accounts, record_bytes) = (arguments.customers, fig7::ACCOUNT_BYTES as u64);
+        let bank = SmallBank { accounts, writes_percent, record_bytes, ..SmallBank::default() };
+        (format!("smallbank {writes_percent} %"), is_first, Arc::new(bank) as Arc<dyn Workload>)
+    };
+    vec![ycsb("a", true), ycsb("b", false), bank(5, true), bank(50, false), bank(95, false)]
+}
+
+fn run(arguments: &Fig7, monolithic: bool) -> Run {
+    Run {
+        seconds: arguments.seconds,
+        warm_up: WARM_UP_SECONDS.min(arguments.seconds),
+        clients: arguments.clients,
+        connections: None,
+        wait: WaitFor::Status,
+        seed: arguments.common.seed,
+        orgs: arguments.orgs,
+        policy: Policy::Any,
+        config: None,
+        isolate: false,
+        monolithic,
+        pairs: None,
+        no_tls: false,
+        connect: None,
+        no_load: false,
+        keep: false,
+        json: None,
+        plot: None,
+    }
+}
+
+async fn networks(arguments: &Fig7, figure: &mut Figure, stop: &Stop) -> Result<(), Failure> {
+    let runs = [run(arguments, false), run(arguments, true)];
+    let pair = [OwnNetwork::start(&runs[0], stop).await?, OwnNetwork::start(&runs[1], stop).await?];
+    let measured = on_networks(arguments, &runs, &pair, figure, stop).await;
+    if measured.is_err() && !stop.is_stopped() {
+        eprintln!("the disaggregated network's log ends with:\n{}", pair[0].log());
+    }
+    for network in pair {
+        network.end().await;
+    }
+    measured
+}
+
+async fn on_networks(
+    arguments: &Fig7,
+    runs: &[Run; 2],
+    pair: &[OwnNetwork; 2],
+    figure: &mut Figure,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let mut most: f64 = 0.0;
+    for (number, (name, has_data, workload)) in (1u64..).zip(workloads(arguments)) {
+        let mut reports: [Vec<Report>; 2] = Default::default();
+        // Loading warms up, and the pair after it; the others find warm networks.
+        let first = u64::from(!has_data);
+        for round in first..=arguments.pairs {
+            for turn in 0..2 {
+                let form = ((round + turn) % 2) as usize;
+                let seed = arguments.common.seed ^ (number << 40) ^ (round << 32);
+                let run = Run { seed, no_load: round > 0, ..runs[form].clone() };
+                let network = &pair[form];
+                let report = measure(&run, workload.clone(), &network.dir(), network.endpoints(), stop).await?;
+                if round > 0 {
+                    reports[form].push(report);
+                }
+            }
+            if let [Some(one), Some(other)] =
+                reports.each_ref().map(|reports| reports.last().map(Report::server_cpu_us))
+            {
+                let pairs = arguments.pairs;
+                output::print(&format!(
+                    "{name}, pair {round} of {pairs}: {one:.0} µs a valid transaction, monolithic {other:.0} µs: {:.3}\n",
+                    one / other
+                ))?;
+            }
+        }
+        let ratios = reports[0].iter().zip(&reports[1]).map(|(one, other)| one.server_cpu_us() / other.server_cpu_us());
+        let ratios: Vec<f64> = ratios.collect();
+        let (ratio, ratio_most) = (median(ratios.clone()), ratios.iter().copied().fold(0.0, f64::max));
+        for (form, reports) in ["disaggregated", "monolithic"].into_iter().zip(&reports) {
+            let number = |number: fn(&Report) -> f64| median(reports.iter().map(number).collect());
+            let labels = [("part", "network"), ("load", name.as_str()), ("form", form)];
+            let numbers = [
+                ("cpu_us_per_valid", number(Report::server_cpu_us)),
+                ("valid_tps", number(Report::valid_tps)),
+                ("cpu_ratio_median", ratio),
+                ("cpu_ratio_most", ratio_most),
+            ];
+            figure.row(&labels, &numbers);
+        }
+        most = most.max(ratio);
+    }
+    figure.ratio("cpu_over_monolithic_max", most, Some(Bound::AtMost(CPU_OVER_MONOLITHIC_MAX)));
+    Ok(())
+}
+
+/// Median of a list that is not empty.
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
