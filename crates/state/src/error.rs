@@ -15,6 +15,8 @@ pub enum Error {
     Busy,
     #[error("version {version} is neither in memory nor in storage, which should hold it; check the storage node")]
     Lost { version: base::Version },
+    #[error("a budget of {bytes} bytes is less than one section of remote memory; give it at least {section_bytes}")]
+    BudgetTooSmall { bytes: u64, section_bytes: u64 },
     #[error("storage: {0}")]
     Storage(#[from] storage::Error),
 }
@@ -22,7 +24,7 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::OutOfOrder { .. } => ErrorKind::Rejected,
+            Error::OutOfOrder { .. } | Error::BudgetTooSmall { .. } => ErrorKind::Rejected,
             Error::TooOld { .. } | Error::Busy => ErrorKind::Retry,
             Error::Fenced => ErrorKind::Fenced,
             Error::KeyNotText { .. } | Error::Lost { .. } => ErrorKind::Corrupt,

@@ -55,6 +55,10 @@ base::events! {
     counter SectionsLeased("heddle_state_sections_leased_total");
     /// Sections given up, because they were lost or a verb to them was ambiguous.
     counter SectionsGivenUp("heddle_state_sections_given_up_total");
+    /// Sections emptied and given back because the budget was lowered.
+    counter SectionsDrained("heddle_state_sections_drained_total");
+    /// Parts of the index that were moved out of such sections.
+    counter SubtablesMoved("heddle_state_subtables_moved_total");
     /// Records found to which nothing led any more.
     counter OrphansFound("heddle_state_orphans_found_total");
     /// Records evicted from remote memory.

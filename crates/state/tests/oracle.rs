@@ -317,3 +317,20 @@ fn a_block_out_of_order_is_refused() {
         [0; 32]
     });
 }
+
+#[test]
+fn a_budget_below_one_section_is_refused_and_says_what_to_give() {
+    let report = Simulation::new(1).run(|sim| async move {
+        let donors = Donors::start(&sim, 1, 8 << 10, 1 << 20).await;
+        let space = donors.open(1, 64 << 10).await.expect("the donor is there");
+        let store = MemoryStateStore::new();
+        let state = disaggregated(space.clone(), &store, DisaggregatedSettings::default()).await;
+        let refused = state.set_budget(8191).expect_err("it is less than a section");
+        assert_eq!(refused.kind(), base::ErrorKind::Rejected);
+        assert!(refused.to_string().contains("at least 8192"), "{refused}");
+        assert_eq!(space.budget_bytes(), 64 << 10, "nothing was changed");
+        state.set_budget(8192).expect("it is a section");
+        assert_eq!(space.budget_bytes(), 8192);
+    });
+    report.expect("the run is whole");
+}

@@ -102,7 +102,7 @@ impl Shared {
     pub(super) async fn keep_evicting(&self) {
         loop {
             self.crowded.notified().await;
-            match self.evict().await {
+            match self.make_room().await {
                 Ok(true) => rt::sleep(REUSE_AFTER).await,
                 Ok(false) => {}
                 Err(Error::Fenced) => return,
@@ -117,21 +117,26 @@ impl Shared {
         }
     }
 
+    async fn make_room(&self) -> Result<bool, Error> {
+        let evicted = self.evict().await?;
+        Ok(self.drain().await? || evicted)
+    }
+
     /// Bytes of memory that may be had: what the budget allows, or what there is when the pool has no more.
     fn capacity(&self, writer: &Writer) -> u64 {
         let leased = writer.space.accounts().leased;
-        let budget = self.memory.budget_bytes();
+        let allowed = self.allowed();
         match writer.exhausted_until {
-            Some(_) => leased,
-            None => (budget - budget % self.memory.section_bytes()).max(leased),
+            Some(_) => leased.min(allowed),
+            None => allowed,
         }
     }
 
     /// Wakes the task when memory is crowded.
     pub(super) fn watch_room(&self, writer: &Writer) {
-        let Accounts { live, quarantined, .. } = writer.space.accounts();
+        let Accounts { leased, live, quarantined, .. } = writer.space.accounts();
         let above = self.capacity(writer) / 100 * u64::from(self.settings.evict_above_percent);
-        if writer.short > 0 || live + quarantined > above {
+        if writer.short > 0 || leased > self.allowed() || live + quarantined > above {
             self.crowded.notify_one();
         }
     }
@@ -148,8 +153,7 @@ impl Shared {
             (used, if used > percent(shared.settings.evict_above_percent) { used.saturating_sub(to) } else { 0 })
         };
         let (_, excess) = above(self, writer);
-        let budget = self.memory.budget_bytes();
-        let may_grow = writer.space.accounts().leased + self.memory.section_bytes() <= budget;
+        let may_grow = writer.space.accounts().leased < self.allowed();
         if (short > 0 || (excess > 0 && writer.exhausted_until.is_some())) && may_grow && self.grow_space(writer).await
         {
             return 0;

@@ -156,7 +156,7 @@ impl Shared {
         Some(subtable)
     }
 
-    async fn new_subtable(&self, writer: &mut Writer, depth: u32, suffix: u64) -> Option<Subtable> {
+    pub(super) async fn new_subtable(&self, writer: &mut Writer, depth: u32, suffix: u64) -> Option<Subtable> {
         let align = super::index::BUCKET_BYTES as u64;
         let extent = match writer.space.allocate(SUBTABLE_BYTES, align) {
             Some(extent) => extent,

@@ -42,6 +42,9 @@ pub trait Memory: Send + Sync + 'static {
     /// Bytes of sections that may be leased.
     fn budget_bytes(&self) -> u64;
 
+    /// Changes that. What is above stays until it is released; there is no growth meanwhile.
+    fn set_budget(&self, bytes: u64);
+
     /// One section more, of zeros.
     async fn grow(&self) -> Result<Section, MemoryError>;
 
@@ -105,6 +108,10 @@ impl Memory for pool::AddressSpace {
 
     fn budget_bytes(&self) -> u64 {
         pool::AddressSpace::budget_bytes(self)
+    }
+
+    fn set_budget(&self, bytes: u64) {
+        pool::AddressSpace::set_budget(self, bytes);
     }
 
     async fn grow(&self) -> Result<Section, MemoryError> {

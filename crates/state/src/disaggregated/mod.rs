@@ -24,7 +24,8 @@
 //!    to find something that is not the newest would be, and is what the protocols prevent.
 //! 4. [`reclaim`](keeper) puts a version aside once no view can need it, and uses its buffer again only when every
 //!    [`lease`] that could hold its address has ended.
-//! 5. [`evict`](evict) keeps memory below its budget: it takes cold records out that storage has as rows.
+//! 5. [`evict`](evict) keeps memory below its budget: it takes cold records out that storage has as rows. [`drain`](drain)
+//!    gives sections back when the budget was lowered.
 //! 6. The savepoint moves by itself, or when [`WorldState::persist`] asks; the delta then forgets what it covers.
 //! 7. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
 //!    nothing there from that moment on, and storage and other sections take its place.
@@ -41,6 +42,7 @@ mod apply;
 mod audit;
 mod cache;
 mod delta;
+mod drain;
 mod evict;
 pub mod fault;
 mod fill;
@@ -249,6 +251,22 @@ impl Disaggregated {
     /// The view of the last applied block, with the reads that do not go through [`Snapshot`].
     pub fn view(&self) -> Arc<View> {
         self.shared.newest_view()
+    }
+
+    /// Changes the budget of remote memory while everything goes on. On return there is no growth above it; sections above a
+    /// lower budget are emptied and given back in the background, one by one ([`Disaggregated::audit`] says how many bytes
+    /// are leased).
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`] below one section.
+    pub fn set_budget(&self, bytes: u64) -> Result<(), Error> {
+        let section_bytes = self.shared.memory.section_bytes();
+        if bytes < section_bytes {
+            return Err(Error::BudgetTooSmall { bytes, section_bytes });
+        }
+        self.shared.memory.set_budget(bytes);
+        self.shared.crowded.notify_one();
+        Ok(())
     }
 
     /// How remote memory is used, and whether everything in it is accounted for. Reads all of the index.

@@ -51,6 +51,8 @@ struct SectionSpace {
     parked: Box<[u64]>,
     /// Free extents: first unit and number of units.
     free: BTreeMap<u64, u64>,
+    /// Nothing is allocated here.
+    is_closed: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -156,6 +158,7 @@ impl Space {
             starts: vec![0; words].into(),
             parked: vec![0; words].into(),
             free: BTreeMap::new(),
+            is_closed: false,
         };
         let other = self.sections.insert(base, section);
         assert!(other.is_none(), "a section is leased once");
@@ -190,6 +193,35 @@ impl Space {
         let Accounts { leased, free, quarantined, .. } = self.accounts;
         self.accounts.live = leased - free - quarantined;
         true
+    }
+
+    /// The section with the fewest bytes in use, or with the most; one that is closed goes before all others.
+    pub fn emptiest(&mut self, fullest: bool) -> Option<u64> {
+        self.coalesce();
+        let in_use = |section: &SectionSpace| {
+            let free = section.free.values().sum::<u64>();
+            if fullest { free } else { section.bytes - free }
+        };
+        let sections = self.sections.values().map(|section| (!section.is_closed, in_use(section), section.base));
+        sections.min().map(|(.., base)| base)
+    }
+
+    /// Allocates nothing in a section from now on.
+    pub fn close(&mut self, base: u64) {
+        self.coalesce();
+        let Some(section) = self.sections.get_mut(&base).filter(|section| !section.is_closed) else { return };
+        section.is_closed = true;
+        for (address, bytes) in &section.free {
+            self.by_length.remove(&(*bytes, *address));
+        }
+    }
+
+    /// Allocates in all sections again.
+    pub fn open_all(&mut self) {
+        for section in self.sections.values_mut().filter(|section| section.is_closed) {
+            section.is_closed = false;
+            self.by_length.extend(section.free.iter().map(|(address, bytes)| (*bytes, *address)));
+        }
     }
 
     /// A buffer of so many bytes, rounded up to units, aligned to `align`; `None` when no free extent is long enough.
@@ -373,6 +405,10 @@ impl Space {
     /// Makes a buffer free, for the next one of its length.
     fn release(&mut self, extent: Extent) {
         let base = self.base(extent.address);
+        if self.section(base).is_closed {
+            self.section(base).set_start(extent.address, false);
+            return self.join(base, extent);
+        }
         self.section(base).set_parked(extent.address, true);
         self.parked.entry(extent.bytes).or_default().push(extent.address);
     }
@@ -398,14 +434,18 @@ impl Space {
     }
 
     fn take_free(&mut self, base: u64, address: u64, bytes: u64) {
-        let in_section = self.section(base).free.remove(&address);
-        let by_length = self.by_length.remove(&(bytes, address));
+        let section = self.section(base);
+        let (in_section, is_closed) = (section.free.remove(&address), section.is_closed);
+        let by_length = is_closed || self.by_length.remove(&(bytes, address));
         assert!(in_section == Some(bytes) && by_length, "both orders know the same extents");
     }
 
     fn put_free(&mut self, base: u64, address: u64, bytes: u64) {
-        self.section(base).free.insert(address, bytes);
-        self.by_length.insert((bytes, address));
+        let section = self.section(base);
+        section.free.insert(address, bytes);
+        if !section.is_closed {
+            self.by_length.insert((bytes, address));
+        }
     }
 }
 
@@ -467,6 +507,30 @@ mod tests {
             space.coalesce();
             assert_eq!(space.by_length.len(), 2, "free neighbours are one extent");
             assert_eq!(space.accounts(), Accounts { leased: 2 * SECTION, free: 2 * SECTION, ..Accounts::default() });
+        });
+    }
+
+    #[test]
+    fn nothing_is_allocated_in_a_section_that_is_closed() {
+        rt::production::run(async {
+            let mut space = Space::default();
+            space.add(SECTION, SECTION);
+            space.add(3 * SECTION, SECTION);
+            let buffers: Vec<Extent> = (0..100).map(|_| space.allocate(1_000, 16).expect("there is room")).collect();
+            let of = |base: u64| move |extent: &&Extent| (base..base + SECTION).contains(&extent.address);
+            let (first, second) = (buffers.iter().filter(of(SECTION)).count(), buffers.len());
+            let emptiest = if first < second - first { SECTION } else { 3 * SECTION };
+            assert_eq!(space.emptiest(false), Some(emptiest));
+            assert_eq!(space.emptiest(true), Some(4 * SECTION - emptiest));
+            space.close(SECTION);
+            assert_eq!(space.emptiest(false), Some(SECTION), "it is to be finished first");
+            buffers.iter().filter(of(SECTION)).for_each(|extent| space.free(extent.address));
+            while let Some(extent) = space.allocate(1_000, 16) {
+                assert!(of(3 * SECTION)(&&extent));
+            }
+            assert_eq!(space.accounts().leased, 2 * SECTION);
+            space.open_all();
+            assert!(space.allocate(SECTION as usize, 16).is_some_and(|extent| of(SECTION)(&&extent)), "it is whole");
         });
     }
 

@@ -1,0 +1,110 @@
+//! Draining: when the budget of remote memory was lowered, sections are given back one by one, while everything goes on.
+//!
+//! Eviction has made room by then: it measures against the budget. Steps for a section:
+//! 1. **Choose** the one with the least in it, and close it: nothing is allocated there any more.
+//! 2. **Move** its subtables elsewhere, [`BATCH_SUBTABLES`] under one hold of the writer's lock: a copy is written under another
+//!    incarnation, the directory leads to it, and the old one is put aside. A reader that knows the old place finds there, within
+//!    its lease, the slots as they were when it began or later, which is right at its height.
+//! 3. **Persist**: storage makes rows of everything applied so far, so that whoever looks for a version that is in the section
+//!    finds it there without waiting. No lock is held meanwhile.
+//! 4. **Give up** the section, as if it were lost ([`Shared::give_up`]): readers find nothing in it, its records are filled from
+//!    storage into other sections when they are read again, and the pool has it back.
+//!
+//! Where a subtable finds no room, its entries are lost with the section: the sweep finds the records that only they led to.
+//! When storage fails the section stays closed and is the next one to be chosen; it is opened again if the budget allows it
+//! by then.
+
+use std::sync::atomic::Ordering;
+
+use base::{BytesMut, rt};
+
+use super::fault::hold_up;
+use super::index::{GROUP_BYTES, GROUPS, Group, SUBTABLE_BYTES, Subtable};
+use super::memory::completed;
+use super::pointer::Pointer;
+use super::{Shared, Writer};
+use crate::{Error, events};
+
+/// Subtables that are moved under one hold of the writer's lock.
+const BATCH_SUBTABLES: usize = 16;
+
+impl Shared {
+    /// Bytes of sections that the budget allows.
+    pub(super) fn allowed(&self) -> u64 {
+        let budget = self.memory.budget_bytes();
+        budget - budget % self.memory.section_bytes()
+    }
+
+    /// Gives one section back, if there are more than the budget allows; whether there were.
+    pub(super) async fn drain(&self) -> Result<bool, Error> {
+        let base = {
+            let mut writer = self.writer.lock().await;
+            if writer.space.accounts().leased <= self.allowed() {
+                writer.space.open_all();
+                return Ok(false);
+            }
+            // A simulation has the index moved more often.
+            let fullest = rt::fault_point("state.drain.choose");
+            let Some(base) = writer.space.emptiest(fullest) else { return Ok(false) };
+            writer.space.close(base);
+            base
+        };
+        loop {
+            hold_up("state.drain.move").await;
+            let mut writer = self.writer.lock().await;
+            if self.is_fenced() {
+                return Err(Error::Fenced);
+            }
+            if !self.move_subtables(&mut writer, base).await {
+                break;
+            }
+        }
+        hold_up("state.drain.persist").await;
+        self.materialize(self.height.load(Ordering::Acquire)).await?;
+        hold_up("state.drain.give_up").await;
+        let mut writer = self.writer.lock().await;
+        self.give_up(&mut writer, base);
+        events::SectionsDrained.add(1);
+        Ok(true)
+    }
+
+    /// Step 2: moves some; false when none is left, or one could not be moved.
+    async fn move_subtables(&self, writer: &mut Writer, base: u64) -> bool {
+        let some: Vec<Subtable> = {
+            let directory = self.directory();
+            let within = directory.subtables().filter(|subtable| self.base(subtable.address) == base);
+            within.take(BATCH_SUBTABLES).collect()
+        };
+        for subtable in &some {
+            if !self.move_subtable(writer, *subtable).await {
+                return false;
+            }
+        }
+        !some.is_empty()
+    }
+
+    async fn move_subtable(&self, writer: &mut Writer, old: Subtable) -> bool {
+        let verb = self.memory.read(old.address, SUBTABLE_BYTES, BytesMut::with_capacity(SUBTABLE_BYTES));
+        let read = completed(&*self.memory, verb).await.ok();
+        let groups: Option<Vec<Group>> =
+            read.and_then(|bytes| bytes.chunks(GROUP_BYTES).map(|bytes| Group::new(bytes, &old)).collect());
+        let Some(mut groups) = groups.filter(|groups| groups.len() == GROUPS) else {
+            self.give_up(writer, old.address);
+            return false;
+        };
+        let Some(new) = self.new_subtable(writer, old.depth, old.suffix).await else { return false };
+        let mut bytes = BytesMut::with_capacity(SUBTABLE_BYTES);
+        for group in &mut groups {
+            group.set_header(&new);
+            group.encode(&mut bytes);
+        }
+        if self.write_new(writer, new.address, bytes.freeze()).await.is_none() {
+            return false;
+        }
+        hold_up("state.drain.directory").await;
+        self.directory_mut().set(new);
+        writer.put_aside(Pointer::new(old.address, SUBTABLE_BYTES, old.incarnation));
+        events::SubtablesMoved.add(1);
+        true
+    }
+}
