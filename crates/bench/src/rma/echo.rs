@@ -2,7 +2,8 @@
 //!
 //! 1. A thread reads requests, as many as have come, and writes as many replies with one call.
 //! 2. The caller writes requests and reads replies, by the same calls whether one is in flight or many.
-//! 3. Both ends look at the socket again and again for as long as the provider's do, and sleep only then.
+//! 3. Both ends look at the socket again and again for as long as the provider's do, and sleep only then: longer, too, while
+//!    the other end is likely to be still taking what was written.
 //!
 //! Nothing is checked, copied or handed on: what lands lies in one buffer, what leaves comes from one.
 
@@ -22,6 +23,9 @@ use crate::error::Error;
 const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes of an address, or of an outcome.
 const WORD_BYTES: usize = 8;
+/// How fast the other end takes what was written, and for how long at most that is waited for: as the provider has it.
+const TAKEN_BYTES_PER_MICROSECOND: usize = 2 << 10;
+const TAKEN_TIME_MAX: Duration = Duration::from_millis(1);
 
 /// The caller's end.
 pub struct Echo {
@@ -115,6 +119,7 @@ impl Echo {
                 && let Some(written) = now(self.socket.write(self.request.from(sent, may_send - sent)))?
             {
                 (sent, moved) = (sent + written, true);
+                self.wait.wrote(written);
             }
             // While one is in flight and not out, nothing can have come.
             if (sent == may_send || depth > 1)
@@ -187,6 +192,7 @@ impl Server {
                     Some(written) => {
                         sent += written;
                         self.wait.restart();
+                        self.wait.wrote(written);
                     }
                     None => self.wait.once(&self.socket, true)?,
                 }
@@ -209,11 +215,23 @@ fn now(done: io::Result<usize>) -> io::Result<Option<usize>> {
 struct Wait {
     spin: Duration,
     until: Option<Instant>,
+    /// When the other end has probably taken what was written, if that was much.
+    taken_by: Option<Instant>,
 }
 
 impl Wait {
     fn new(spin: Duration) -> Wait {
-        Wait { spin, until: None }
+        Wait { spin, until: None, taken_by: None }
+    }
+
+    /// So many bytes have gone out.
+    fn wrote(&mut self, bytes: usize) {
+        if bytes >= TAKEN_BYTES_PER_MICROSECOND && !self.spin.is_zero() {
+            let now = Instant::now();
+            let takes = Duration::from_micros((bytes / TAKEN_BYTES_PER_MICROSECOND) as u64);
+            let from = self.taken_by.map_or(now, |taken_by| taken_by.max(now));
+            self.taken_by = Some((from + takes).min(now + TAKEN_TIME_MAX));
+        }
     }
 
     /// Something has come.
@@ -224,7 +242,8 @@ impl Wait {
     /// Nothing has: looks again soon, or when there is something.
     fn once(&mut self, socket: &TcpStream, writes: bool) -> io::Result<()> {
         let now = Instant::now();
-        if now < *self.until.get_or_insert(now + self.spin) {
+        let until = *self.until.get_or_insert(now + self.spin);
+        if now < until || self.taken_by.is_some_and(|taken_by| now < taken_by) {
             std::hint::spin_loop();
             return Ok(());
         }

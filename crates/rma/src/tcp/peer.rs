@@ -429,6 +429,24 @@ enum Arrived {
 }
 
 impl Inbox {
+    fn new() -> Inbox {
+        Inbox {
+            messages: VecDeque::new(),
+            small: VecDeque::new(),
+            waker: None,
+            outstanding: 0,
+            outstanding_bytes: 0,
+            taken: 0,
+            taken_bytes: 0,
+            closed: false,
+        }
+    }
+
+    fn push_small(&mut self, bytes: &[u8]) {
+        self.small.extend(bytes);
+        self.messages.push_back(Arrived::Small(bytes.len()));
+    }
+
     fn admit(&mut self, length: usize) -> Result<(), Error> {
         if self.outstanding >= WINDOW_MESSAGES || self.outstanding_bytes >= WINDOW_BYTES {
             return Err(Error::Malformed("a message beyond the window"));
@@ -469,19 +487,9 @@ pub struct Peer {
 
 impl Peer {
     pub fn new(pipe: Pipe) -> Peer {
-        let inbox = Inbox {
-            messages: VecDeque::new(),
-            small: VecDeque::new(),
-            waker: None,
-            outstanding: 0,
-            outstanding_bytes: 0,
-            taken: 0,
-            taken_bytes: 0,
-            closed: false,
-        };
         let outgoing = Mutex::new(Outgoing::new());
         let [awaited, asked] = [false; 2].map(AtomicBool::new);
-        Peer { pipe, outgoing, inbox: Mutex::new(inbox), awaited, asked }
+        Peer { pipe, outgoing, inbox: Mutex::new(Inbox::new()), awaited, asked }
     }
 
     /// Asks the progress thread to write the queue.
@@ -557,8 +565,7 @@ impl Peer {
         let mut inbox = self.inbox();
         inbox.admit(bytes.len())?;
         if !inbox.closed {
-            inbox.small.extend(bytes);
-            inbox.messages.push_back(Arrived::Small(bytes.len()));
+            inbox.push_small(bytes);
         }
         self.tell(inbox);
         Ok(())
@@ -668,4 +675,37 @@ impl Assembly {
 #[inline]
 pub fn header_of(filled: &[u8]) -> Option<Result<Header, Error>> {
     filled.first_chunk::<HEADER_BYTES>().map(Header::decode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_messages_come_out_whole_and_in_order_also_where_their_buffer_wraps() {
+        let message = |number: usize| vec![number as u8; number * 577 % (SMALL_BYTES_MAX + 1)];
+        let mut inbox = Inbox::new();
+        let (mut put, mut taken) = (0, 0);
+        let mut wrapped = false;
+        for round in 0..200 {
+            for _ in 0..2 + round % 3 {
+                inbox.push_small(&message(put));
+                put += 1;
+            }
+            inbox.messages.push_back(Arrived::Whole(Incoming::Message(Bytes::from_static(b"whole"))));
+            wrapped |= !inbox.small.as_slices().1.is_empty();
+            // Some stay behind, but now and then none.
+            while taken + round % 10 < put {
+                match inbox.next() {
+                    Some(Incoming::Message(whole)) if whole == b"whole"[..] => {}
+                    found => {
+                        assert_eq!(found, Some(Incoming::Message(message(taken).into())), "message {taken}");
+                        taken += 1;
+                    }
+                }
+            }
+        }
+        assert!(wrapped, "the buffer never wrapped");
+        assert!(put - taken < 10);
+    }
 }

@@ -55,6 +55,8 @@ use super::space::{Accounts, Extent};
 use super::{Shared, Writer};
 use crate::{Error, events};
 
+/// Uses are noted from when memory is so much less full than eviction leaves it.
+const NOTE_BEFORE_PERCENT: u8 = 15;
 /// Records whose heads are read, and that are evicted, under one hold of the writer's lock.
 pub const BATCH_RECORDS: usize = 64;
 /// Buffers that the hand passes over under one hold of the writer's lock.
@@ -132,11 +134,13 @@ impl Shared {
         }
     }
 
-    /// Wakes the task when memory is crowded.
+    /// Wakes the task when memory is crowded, and has uses noted when it soon may be.
     pub(super) fn watch_room(&self, writer: &Writer) {
         let Accounts { leased, live, quarantined, .. } = writer.space.accounts();
-        let above = self.capacity(writer) / 100 * u64::from(self.settings.evict_above_percent);
-        if writer.short > 0 || leased > self.allowed() || live + quarantined > above {
+        let part = |percent: u8| self.capacity(writer) / 100 * u64::from(percent);
+        let used = live + quarantined;
+        self.heat.note_uses(used > part(self.settings.evict_to_percent.saturating_sub(NOTE_BEFORE_PERCENT)));
+        if writer.short > 0 || leased > self.allowed() || used > part(self.settings.evict_above_percent) {
             self.crowded.notify_one();
         }
     }

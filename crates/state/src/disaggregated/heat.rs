@@ -1,13 +1,15 @@
 //! Which records were read lately, for the clock of [eviction](super::evict): one bit for every [`GRANULE_BYTES`] of memory.
 //!
-//! 1. Whoever fetches a record from remote memory, or writes one there, sets the bit of its address.
-//! 2. The hand of the clock takes the bit away as it passes, and passes over whatever had it.
+//! 1. While memory has much room nobody asks what was read, and nothing is noted: the bit would be one more cache line for
+//!    every cold read. The writer says when that changes ([`Heat::note_uses`]), well before anything is evicted.
+//! 2. From then on whoever fetches a record from remote memory, or writes one there, sets the bit of its address.
+//! 3. The hand of the clock takes the bit away as it passes, and passes over whatever had it.
 //!
 //! Nothing depends on it but what is evicted first. So bits are set and taken without order, two buffers may share one, and
 //! addresses that lie further apart than the budget share theirs: memory is given anew at other addresses for as long as
 //! there are others. A bit that is set already is only looked at, so that a hot record costs its readers no cache line.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes of memory for each bit: no record is much shorter.
 const GRANULE_BYTES: u64 = 64;
@@ -18,13 +20,21 @@ const BITS_MAX: u64 = 1 << 33;
 /// See [the module](self).
 pub struct Heat {
     words: Box<[AtomicU64]>,
+    notes_uses: AtomicBool,
 }
 
 impl Heat {
     /// For so many bytes of memory.
     pub fn new(bytes: u64) -> Heat {
         let bits = (bytes / GRANULE_BYTES).clamp(BITS_MIN, BITS_MAX).next_power_of_two();
-        Heat { words: (0..bits / 64).map(|_| AtomicU64::new(0)).collect() }
+        Heat { words: (0..bits / 64).map(|_| AtomicU64::new(0)).collect(), notes_uses: AtomicBool::new(false) }
+    }
+
+    /// Whether uses are noted from now on.
+    pub fn note_uses(&self, notes_uses: bool) {
+        if self.notes_uses.load(Ordering::Relaxed) != notes_uses {
+            self.notes_uses.store(notes_uses, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -38,6 +48,9 @@ impl Heat {
     /// The record at this address was used.
     #[inline]
     pub fn touch(&self, address: u64) {
+        if !self.notes_uses.load(Ordering::Relaxed) {
+            return;
+        }
         let (word, bit) = self.bit(address);
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -58,6 +71,9 @@ mod tests {
     #[test]
     fn a_use_is_seen_once_and_at_its_own_address() {
         let heat = Heat::new(1 << 20);
+        heat.touch(0x1_0040);
+        assert!(!heat.take(0x1_0040), "nobody asks yet");
+        heat.note_uses(true);
         heat.touch(0x1_0040);
         heat.touch(0x1_0070);
         assert!(!heat.take(0x1_0000) && !heat.take(0x1_0080), "neighbours were not used");
