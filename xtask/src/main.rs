@@ -7,6 +7,7 @@ mod clients;
 mod deny;
 mod guest;
 mod hosts;
+mod programs;
 mod step;
 
 use std::path::PathBuf;
@@ -104,9 +105,7 @@ fn steps() -> Vec<Step> {
             hosts::tools()?;
             step::run(Command::new("cargo").args(["test", "--release", "--workspace"]))
         }),
-        Step::new("simulation", || {
-            step::run(&mut simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"]))
-        }),
+        Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"])),
         Step::new("state", || {
             let seeds = format!("0..{STATE_SEEDS_FIXED}");
             // The whole workspace, as in the step before: with other features everything would be built again.
@@ -138,20 +137,18 @@ fn test(only: &[String], without: &[String], list: bool) -> bool {
 
 fn simulate(seeds: u64, first: Option<u64>, seed: Option<u64>) -> bool {
     let outcome = match seed {
-        Some(seed) => step::run(&mut simulator(&["--seed", &seed.to_string()])),
+        Some(seed) => simulator(&["--seed", &seed.to_string()]),
         None => {
             let first = first.unwrap_or_else(|| {
                 let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
                 u64::from(clock.map_or(0, |elapsed| elapsed.subsec_nanos())) << 20
             });
-            step::run(&mut simulator(&["--first", &first.to_string(), "--seeds", &seeds.to_string()]))
+            simulator(&["--first", &first.to_string(), "--seeds", &seeds.to_string()])
         }
     };
     outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
 }
 
-fn simulator(arguments: &[&str]) -> Command {
-    let mut command = Command::new("cargo");
-    command.args(["run", "--release", "--quiet", "--package", "heddle-simulator", "--"]).args(arguments);
-    command
+fn simulator(arguments: &[&str]) -> Result<(), String> {
+    step::run(programs::program("heddle-simulator", "seeds")?.args(arguments))
 }

@@ -1,12 +1,10 @@
 //! A short measurement against a real network from the command line. Nothing here asserts speed.
 
-mod support;
-
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::support::{heddle, run, text};
 use serde_json::Value;
-use support::{heddle, run, text};
 
 #[test]
 fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() {

@@ -1,10 +1,8 @@
 //! A network's life from the command line: up, status, ledgers, down, and what is refused.
 
-mod support;
-
+use crate::support::{Network, run, text};
 use base::Bytes;
 use serde_json::Value;
-use support::{Network, run, text};
 
 fn json(arguments: &[&str]) -> Value {
     let output = run(arguments);

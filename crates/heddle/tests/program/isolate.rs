@@ -1,16 +1,14 @@
 //! A network whose roles are processes of their own: each of them may be killed under load, and nothing is lost that a
 //! client was told.
 
-mod support;
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::support::load::{Load, check, connect};
+use crate::support::{Network, run, text};
 use node::{Endpoints, ProcessRole, Ready};
 use rustix::process::{Pid, Signal, kill_process};
-use support::load::{Load, check, connect};
-use support::{Network, run, text};
 
 const CLIENTS: usize = 8;
 /// For a process to be started again and ready, on a machine with much else to do.
@@ -209,7 +207,7 @@ impl Role {
     /// Starts it and waits until it is ready.
     fn start(role: ProcessRole, folder: &Path) -> Role {
         let config = folder.join("node.toml").display().to_string();
-        let mut command = support::heddle(&["node", role.name(), "--bound", "--config", &config]);
+        let mut command = crate::support::heddle(&["node", role.name(), "--bound", "--config", &config]);
         let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut started = Role(silent.spawn().expect("the program can be started"));
         let start = Instant::now();

@@ -4,15 +4,13 @@
 //! transaction that a client saw committed: at every peer, valid, in the same block, with the value that was written.
 //! `HEDDLE_KILL_ROUNDS` makes it longer, `HEDDLE_KILL_SEED` repeats the moments of a run.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::{Network, run, text};
 use base::Bytes;
 use gateway::client::Client;
-use support::{Network, run, text};
 use tokio::sync::Mutex;
 
 const CLIENTS: usize = 48;

@@ -3,16 +3,14 @@
 //!
 //! It needs to be root and the program `ip` (Debian's iproute2), which `cargo xtask test` installs.
 
-mod support;
-
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::load::{Load, check, connect};
+use crate::support::{run, text};
 use node::{ProcessRole, Ready};
-use support::load::{Load, check, connect};
-use support::{run, text};
 
 /// Hosts besides the one that the clients are on.
 const HOSTS: usize = 3;

@@ -1,5 +1,4 @@
 //! Starting, asking and ending networks as processes of the real program.
-#![allow(dead_code)]
 
 pub mod load;
 
@@ -105,11 +104,6 @@ impl Network {
     pub fn kill(mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it is a child");
-    }
-
-    /// Whether it still runs.
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("it is a child").is_none()
     }
 
     /// Ends it with `heddle down` and expects a clean end.

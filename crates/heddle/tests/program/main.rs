@@ -1,0 +1,8 @@
+//! The program as its users have it: one test program, since what it links takes longer to build than most tests to run.
+
+mod bench;
+mod hosts;
+mod isolate;
+mod kill;
+mod network;
+mod support;
