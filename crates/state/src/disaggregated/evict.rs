@@ -56,7 +56,7 @@ use super::{Shared, Writer};
 use crate::{Error, events};
 
 /// Uses are noted from when memory is so much less full than eviction leaves it.
-const NOTE_BEFORE_PERCENT: u8 = 15;
+const NOTE_BEFORE_PERCENT: u8 = 5;
 /// Records whose heads are read, and that are evicted, under one hold of the writer's lock.
 pub const BATCH_RECORDS: usize = 64;
 /// Buffers that the hand passes over under one hold of the writer's lock.

@@ -11,11 +11,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes of memory for each bit: no record is much shorter.
-const GRANULE_BYTES: u64 = 64;
-/// Bits at least, and at most: those of 512 GiB, which take 1 GiB here.
+/// Bytes of memory for each bit. Shorter records share theirs with neighbours, so that the bits of a memory of some hundred
+/// megabytes stay in a processor's own cache.
+const GRANULE_BYTES: u64 = 256;
+/// Bits at least, and at most: those of 512 GiB, which take 256 MiB here.
 const BITS_MIN: u64 = 1 << 12;
-const BITS_MAX: u64 = 1 << 33;
+const BITS_MAX: u64 = 1 << 31;
 
 /// See [the module](self).
 pub struct Heat {
@@ -74,11 +75,11 @@ mod tests {
         heat.touch(0x1_0040);
         assert!(!heat.take(0x1_0040), "nobody asks yet");
         heat.note_uses(true);
-        heat.touch(0x1_0040);
-        heat.touch(0x1_0070);
-        assert!(!heat.take(0x1_0000) && !heat.take(0x1_0080), "neighbours were not used");
-        assert!(heat.take(0x1_0040), "one use or two");
-        assert!(!heat.take(0x1_0040));
+        heat.touch(0x1_0100);
+        heat.touch(0x1_01f0);
+        assert!(!heat.take(0x1_0000) && !heat.take(0x1_0200), "neighbours were not used");
+        assert!(heat.take(0x1_0140), "one use or two");
+        assert!(!heat.take(0x1_0140));
         heat.touch(u64::MAX);
         assert!(heat.take(u64::MAX), "any address has a bit");
     }
