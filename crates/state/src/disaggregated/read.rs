@@ -199,7 +199,7 @@ impl View {
         };
         match kept.version.block < self.height {
             true => Looked::Seen(kept),
-            false => self.walk_back(hash, name, kept, lease).await,
+            false => self.walk_back(name, kept, lease).await,
         }
     }
 
@@ -253,7 +253,7 @@ impl View {
         for _ in 0..WALK_MAX {
             let next = fetched.record.word.next;
             if fetched.record.version.block >= self.height {
-                return self.walk_back(hash, name, fetched.into_kept(), lease).await;
+                return self.walk_back(name, fetched.into_kept(), lease).await;
             }
             if next.is_null() {
                 let known = fetched.known();
@@ -287,24 +287,19 @@ impl View {
     }
 
     /// Step 4: from a version that is too new to the one before, until one is seen.
-    async fn walk_back(&self, hash: KeyHash, name: Name<'_>, from: Kept, lease: Lease) -> Looked {
+    async fn walk_back(&self, name: Name<'_>, from: Kept, lease: Lease) -> Looked {
         let mut kept = from;
         for _ in 0..WALK_MAX {
             if kept.prev.is_null() || kept.version.block < self.shared.forgotten.load(Ordering::Acquire) {
                 return Looked::Nothing;
             }
             events::ChainSteps.add(1);
-            let before = match self.shared.caches.kept(hash, kept.prev) {
-                Some(before) => before,
-                None => match self.fetch(kept.prev, kept.prev.class().bytes(), lease, u64::MAX).await {
-                    Ok(Some(fetched)) if fetched.record.is_of(name) => {
-                        let before = fetched.into_kept();
-                        self.shared.caches.keep(hash, name, kept.prev, before.clone());
-                        before
-                    }
-                    Ok(_) => return Looked::Nothing,
-                    Err(Late) => return Looked::Late,
-                },
+            // Not from the cache: its tags repeat after all lives of a buffer, and which version is before is not known. In
+            // memory whatever has the buffer in a later life is of another key, or newer.
+            let before = match self.fetch(kept.prev, kept.prev.class().bytes(), lease, u64::MAX).await {
+                Ok(Some(fetched)) if fetched.record.is_of(name) => fetched.into_kept(),
+                Ok(_) => return Looked::Nothing,
+                Err(Late) => return Looked::Late,
             };
             if before.version >= kept.version {
                 return Looked::Nothing;
