@@ -134,7 +134,7 @@ async fn reads(what: &str, latency: Option<Duration>, records: usize, cache_byte
         let begin = rt::now();
         let mut buffer = BytesMut::with_capacity(2048);
         for place in &places {
-            for (length, stride) in [(128, 7919), (1280, 1)] {
+            for (length, stride) in [(128, 7919), (1152, 1)] {
                 let address = first + ((*place as u64 * 1088 * stride) % (end - first)) / 64 * 64;
                 let room = bench.space.section_bytes() - address % bench.space.section_bytes();
                 let length = length.min(room as usize);

@@ -1,8 +1,8 @@
 //! Pointers to buffers of an address space, and the words they travel in.
 //!
 //! ```text
-//! bit  0..40  address in units of 16 bytes; 0 is null
-//!     40..46  class: an upper bound of the buffer's length
+//! bit  0..39  address in units of 16 bytes; 0 is null
+//!     39..46  class: an upper bound of the buffer's length
 //!     46..54  incarnation of the buffer
 //!     54..64  of a slot: fingerprint. Of a record's word: the record's own incarnation, validity and a zero bit
 //! ```
@@ -12,12 +12,12 @@
 
 /// Bytes of a unit, the granularity of allocation.
 pub const UNIT_BYTES: u64 = 16;
-const UNIT_BITS: u32 = 40;
-const CLASS_BITS: u32 = 6;
+const UNIT_BITS: u32 = 39;
+const CLASS_BITS: u32 = 7;
 const INCARNATION_BITS: u32 = 8;
 /// Bits of a pointer; whatever it is stored in has the others for itself.
 pub const POINTER_BITS: u32 = UNIT_BITS + CLASS_BITS + INCARNATION_BITS;
-/// Bytes that pointers can tell apart: 16 TiB.
+/// Bytes that pointers can tell apart: 8 TiB.
 pub const ADDRESS_BYTES_MAX: u64 = UNIT_BYTES << UNIT_BITS;
 const POINTER_MASK: u64 = (1 << POINTER_BITS) - 1;
 
@@ -44,7 +44,7 @@ impl Incarnation {
     }
 }
 
-/// An upper bound of a length, in six bits: `(4 + m) << e` units for class `4 e + m`.
+/// An upper bound of a length, in seven bits: class `8 e + m` is `m` units for `e = 0`, and `(8 + m) << (e - 1)` for others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Class(u8);
 
@@ -54,20 +54,20 @@ impl Class {
 
     /// The smallest class whose buffers hold `bytes`; `None` above [`Class::BYTES_MAX`].
     pub fn holding(bytes: usize) -> Option<Class> {
-        let units = (bytes as u64).div_ceil(UNIT_BYTES).max(4);
-        // The two bits below the highest one, rounded up.
-        let mut exponent = 61 - units.leading_zeros();
-        let mut mantissa = (units + (1 << exponent) - 1) >> exponent;
-        if mantissa == 8 {
-            (mantissa, exponent) = (4, exponent + 1);
-        }
-        let class = u64::from(exponent) * 4 + mantissa - 4;
+        let units = (bytes as u64).div_ceil(UNIT_BYTES);
+        // What is below the four highest bits is rounded up; a mantissa of 16 is the first class of the next exponent.
+        let shift = (u64::BITS - units.leading_zeros()).saturating_sub(4);
+        let mantissa = (units + (1 << shift) - 1) >> shift;
+        let class = u64::from(shift) * 8 + mantissa;
         (class < 1 << CLASS_BITS).then_some(Class(class as u8))
     }
 
     /// The most bytes that a buffer of this class has.
+    #[inline]
     pub const fn bytes(self) -> usize {
-        ((4 + (self.0 & 3) as usize) << (self.0 >> 2)) * UNIT_BYTES as usize
+        let (exponent, mantissa) = (self.0 >> 3, (self.0 & 7) as usize);
+        let units = if exponent == 0 { mantissa } else { (8 + mantissa) << (exponent - 1) };
+        units * UNIT_BYTES as usize
     }
 }
 
@@ -124,22 +124,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_holds_what_it_was_chosen_for_and_wastes_at_most_a_quarter() {
+    fn a_class_holds_what_it_was_chosen_for_and_wastes_at_most_an_eighth() {
         for bytes in (1..5_000).chain([10_000, 65_535, 1 << 20, Class::BYTES_MAX - 1, Class::BYTES_MAX]) {
             let class = Class::holding(bytes).expect("it is not too long");
             assert!(class.bytes() >= bytes, "{bytes}");
-            assert!(class.bytes() <= (bytes + 16) * 5 / 4 || bytes < 64, "{bytes} {}", class.bytes());
+            assert!(class.bytes() <= (bytes + 15) * 9 / 8, "{bytes} {}", class.bytes());
+            assert_eq!(Class::holding(class.bytes()), Some(class), "{bytes}");
         }
         assert_eq!(Class::holding(Class::BYTES_MAX + 1), None);
-        assert_eq!(Class::holding(1).map(Class::bytes), Some(64));
-        assert_eq!(Class::BYTES_MAX, 3_670_016);
+        assert_eq!(Class::holding(1).map(Class::bytes), Some(16));
+        assert_eq!(Class::holding(240).map(Class::bytes), Some(240));
+        assert_eq!(Class::holding(257).map(Class::bytes), Some(288));
+        assert_eq!(Class::BYTES_MAX, 3_932_160);
     }
 
     #[test]
     fn pointers_have_the_documented_bits() {
         let pointer = Pointer::new(0x1000, 1_100, Incarnation::new(3));
-        assert_eq!(pointer.bits(), 0x100 | (17 << 40) | (3 << 46));
-        assert_eq!(pointer.class().bytes(), 1_280);
+        assert_eq!(pointer.bits(), 0x100 | (33 << 39) | (3 << 46));
+        assert_eq!(pointer.class().bytes(), 1_152);
         assert_eq!((pointer.address(), pointer.incarnation()), (0x1000, Incarnation::new(3)));
         assert_eq!(Pointer::from_bits(pointer.bits() | 0x3ff << 54), pointer);
         assert_eq!(Pointer::from_bits(7 << 44), Pointer::NULL, "whatever has no address is null");

@@ -24,7 +24,7 @@ fn a_record_has_the_documented_bytes() {
     let golden = concat!(
         "0000000000004041", // word: no next, incarnation 5, valid
         "CHECKSUM00000000",
-        "0002000000000100", // prev: 0x2000 / 16, class 0, incarnation 4
+        "0002000000020100", // prev: 0x2000 / 16, class 4, incarnation 4
         "0900000000000000",
         "03000000",
         "05000000",
@@ -41,7 +41,7 @@ fn a_record_has_the_documented_bytes() {
     let checksum = checksum.to_le_bytes();
     let checksum: String = checksum.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, golden.replace("CHECKSUM00000000", &checksum));
-    assert_eq!(checksum, "c7fce2c67cfb9bdf", "the checksum's algorithm and seed are part of the format");
+    assert_eq!(checksum, "d7bf0535305a81db", "the checksum's algorithm and seed are part of the format");
 }
 
 fn decode(bytes: impl AsRef<[u8]>, pointer: Pointer) -> Option<Record> {
@@ -129,7 +129,7 @@ fn buckets_have_the_documented_words() {
     assert_eq!((hash.suffix(3), hash.group(), hash.second(), hash.fingerprint()), (5, 1, true, 0x2af));
     assert_eq!(hash.probe_offset(), 192 + 64);
     let pointer = Pointer::new(0x1000, 64, Incarnation::new(1));
-    assert_eq!(hash.slot(pointer), 0x100 | (1 << 46) | (0x2af << 54));
+    assert_eq!(hash.slot(pointer), 0x100 | (4 << 39) | (1 << 46) | (0x2af << 54));
     assert_eq!(KeyHash::new(NAME, 1).0, 0x2f0b84b9d5b127d1, "the hash is part of the format");
 }
 
