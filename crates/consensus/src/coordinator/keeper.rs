@@ -1,0 +1,225 @@
+//! What a coordinator does by itself: heartbeats, applying, and taking memory nodes back (steps 2, 4 and 5 at the head of
+//! [`super`]).
+
+use std::future::Future as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use base::Bytes;
+use base::rt::{self, Instant};
+
+use super::state::{Phase, Step, region_bytes};
+use super::{Shared, lock};
+use crate::fault::crash_point;
+use crate::layout::{ADMITTED_AT, HEADER_BYTES, Header};
+use crate::link::{Held, Link, NotFenced};
+use crate::quorum::gather;
+use crate::{Error, Term, Timing};
+
+/// Takes in completions that nobody else awaits, applies, and sees to the lease, until the coordinator ends.
+pub(super) async fn drive(shared: Arc<Shared>) {
+    while !shared.stop.is_stopped() {
+        let mut tick = pin!(rt::sleep(shared.group.timing.heartbeat));
+        std::future::poll_fn(|cx| {
+            let woken = lock(&shared.state).advance(cx);
+            woken.wake();
+            match shared.stop.is_stopped() {
+                true => Poll::Ready(()),
+                false => tick.as_mut().poll(cx),
+            }
+        })
+        .await;
+        {
+            let mut state = lock(&shared.state);
+            state.apply_all();
+            // It ends when its lease has run out; its callers learn that from the state.
+            let _ = state.check_lease();
+        }
+        shared.tell_changed();
+    }
+}
+
+/// Keeps one node: its heartbeat while it lives, its return when it was lost.
+pub(super) async fn keep(shared: Arc<Shared>, slot: usize) {
+    while !shared.stop.is_stopped() {
+        let held = {
+            let state = lock(&shared.state);
+            let member = &state.members[slot];
+            member.held.clone().filter(|_| member.phase == Phase::Live)
+        };
+        let timing = &shared.group.timing;
+        match held {
+            Some(held) => {
+                let start = rt::now();
+                beat(&shared, &held).await;
+                let rest = timing.heartbeat.saturating_sub(start.elapsed());
+                // A node that is lost meanwhile is noticed at once.
+                let _ = rt::timeout(rest, shared.stop.or_stopped(shared.changed[slot].notified())).await;
+            }
+            None => match shared.stop.or_stopped(readmit(&shared, slot)).await {
+                Some(Ok(())) => tracing::info!(slot, term = %shared.term, "a memory node is back"),
+                Some(Err(error)) => {
+                    tracing::debug!(slot, %error, "a memory node does not come back yet");
+                    let _ = rt::timeout(timing.reconnect, shared.stop.stopped()).await;
+                }
+                None => return,
+            },
+        }
+        shared.tell_changed();
+    }
+}
+
+/// One heartbeat, and the probe on which the lease stands.
+async fn beat(shared: &Shared, held: &Held) {
+    let posted_at = rt::now();
+    let beat = held.link.beat(shared.node, posted_at.nanos());
+    let probe = held.read(0, rma::WORD_BYTES);
+    held.link.endpoint.flush();
+    let both = async {
+        beat.await?;
+        probe.await
+    };
+    // Longer than the lease it is of no use; the node is slow then, not lost.
+    match rt::timeout(shared.group.timing.lease, both).await {
+        Ok(Ok(_)) => lock(&shared.state).renew(held, posted_at),
+        Ok(Err(error)) => lock(&shared.state).lose(held, &error),
+        Err(rt::Elapsed) => lock(&shared.state).note_slow(held),
+    }
+}
+
+/// Step 5 at the head of [`super`].
+async fn readmit(shared: &Arc<Shared>, slot: usize) -> Result<(), Error> {
+    let group = &*shared.group;
+    let link = Link::connect(group, slot).await?;
+    let region = match link.fence(group, shared.term, shared.holder).await {
+        Ok(region) => region,
+        Err(NotFenced::Newer(_)) => {
+            lock(&shared.state).end(Error::Fenced(shared.term));
+            return Err(Error::Fenced(shared.term));
+        }
+        Err(NotFenced::Unknown(error)) => return Err(error),
+    };
+    let connected_at = rt::now();
+    let held = Held { link, region };
+    let headers = held.read_all(0, 2 * HEADER_BYTES as u64).await.map_err(Error::rma("reading a node's headers"))?;
+    let before = Header::newest(&headers, &group.layout)?;
+    let sequence = before.map_or(0, |header| header.sequence);
+    let from = lock(&shared.state).join(&held, sequence)?;
+    let leave = Leave { shared, held: &held };
+    fill(shared, &held, connected_at, from).await?;
+    std::mem::forget(leave);
+    Ok(())
+}
+
+/// Gives a node up that is not admitted in the end.
+struct Leave<'a> {
+    shared: &'a Shared,
+    held: &'a Held,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.state).give_up_join(self.held);
+    }
+}
+
+async fn fill(shared: &Shared, held: &Held, connected_at: Instant, from: u64) -> Result<(), Error> {
+    let group = &*shared.group;
+    let timing = &group.timing;
+    let regions = lock(&shared.state).regions();
+    for region in regions {
+        while !copy(shared, held, region).await? {}
+        crash_point("consensus.admit.copying").await;
+        let bytes = region_bytes(&group.layout);
+        if timing.copy_bytes_per_second != Timing::UNLIMITED {
+            let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(timing.copy_bytes_per_second.max(1));
+            rt::sleep(Duration::from_nanos(nanos as u64)).await;
+        }
+    }
+    // A vote that this node gave before it lost its memory is of no use to anybody after that.
+    let stale = timing.attempt_max + timing.attempt_max / 10;
+    rt::sleep(stale.saturating_sub(connected_at.elapsed())).await;
+    let newest = confirm(shared, held).await?;
+    crash_point("consensus.admit.copied").await;
+
+    let ticket = step(shared, |state| state.complete_join(held, from)).await?;
+    step(shared, |state| state.has_acked(held, ticket)).await?;
+    crash_point("consensus.admit.marked").await;
+    let failed = Error::rma("admitting a memory node");
+    let own = held.link.read_admin().await?.term;
+    let raised = newest.max(shared.term);
+    if own < raised {
+        // Whoever was faster has raised it too, or we see that it is not high enough and begin anew.
+        let stood = held.link.swap_term(own, raised).await.map_err(&failed)?;
+        if stood != own.0 && stood < raised.0 {
+            return Err(Error::NotElected);
+        }
+    }
+    let admitted = Bytes::copy_from_slice(&group.id.0.to_le_bytes());
+    held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)?;
+    lock(&shared.state).admit(held)
+}
+
+/// Copies one region; false when the node that it was read from failed.
+async fn copy(shared: &Shared, held: &Held, region: usize) -> Result<bool, Error> {
+    let (source, read) = step(shared, |state| state.begin_copy(held, region)).await?;
+    let patience = shared.group.timing.answer_max;
+    let outcome = rt::timeout(patience, read).await;
+    let mut state = lock(&shared.state);
+    match outcome {
+        Ok(Ok(bytes)) => state.end_copy(held, region, Some(bytes.freeze())).map(|()| true),
+        Ok(Err(error)) => {
+            state.lose(&source, &error);
+            state.end_copy(held, region, None).map(|()| false)
+        }
+        Err(rt::Elapsed) => {
+            state.note_slow(&source);
+            state.end_copy(held, region, None).map(|()| false)
+        }
+    }
+}
+
+/// Probes F+1 nodes other than this one; gives the greatest of their terms.
+async fn confirm(shared: &Shared, held: &Held) -> Result<Term, Error> {
+    let group = &*shared.group;
+    let (majority, nodes) = (group.majority(), group.nodes.len());
+    let others = lock(&shared.state).others(held.link.slot);
+    let probes = others.into_iter().map(|other| async move {
+        let probe = other.read(0, rma::WORD_BYTES);
+        other.link.endpoint.flush();
+        probe.await.ok()?;
+        other.link.read_admin().await.ok().map(|admin| admin.term)
+    });
+    let terms = gather(probes, majority, group.timing.grace, group.timing.answer_max).await;
+    if terms.len() < majority {
+        return Err(Error::NoMajority { answering: terms.len(), needed: majority, nodes });
+    }
+    Ok(terms.into_iter().max().unwrap_or_default())
+}
+
+/// Does something with the state as soon as it can be done.
+async fn step<T>(
+    shared: &Shared,
+    mut step: impl FnMut(&mut super::State) -> Result<Step<T>, Error>,
+) -> Result<T, Error> {
+    std::future::poll_fn(|cx| {
+        let mut state = lock(&shared.state);
+        if let Step::Done(done) = step(&mut state)? {
+            return Poll::Ready(Ok(done));
+        }
+        let woken = state.advance(cx);
+        let outcome = match step(&mut state)? {
+            Step::Done(done) => Poll::Ready(Ok(done)),
+            Step::Blocked => {
+                state.wait(cx)?;
+                Poll::Pending
+            }
+        };
+        drop(state);
+        woken.wake();
+        outcome
+    })
+    .await
+}

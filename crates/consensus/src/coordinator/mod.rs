@@ -1,0 +1,395 @@
+//! Coordinators: they serve the replicated memory while they hold a majority (Sift, sections 3.3 and 3.4.2).
+//!
+//! 1. A logged write locks its blocks, and is appended to the log of every live node with one verb each, in one piece with
+//!    its index, the checksum of the entry before and its own. It is committed when a majority has it, and everything
+//!    before it. Several writes can be one entry: they are committed together, and nothing that conflicts comes between.
+//! 2. Committed entries are applied in the background: their bytes are posted to every live node's memory, and their
+//!    blocks unlocked. Whoever needs a locked block, or room in the log, does so at once. When enough is applied, each node
+//!    gets a header that says how far; what a majority's headers cover is room again.
+//! 3. A read waits until its blocks are not locked and goes to one live node, behind the applied writes that were posted to
+//!    it: verbs of one endpoint take effect in order. It is answered if the lease still stands then.
+//! 4. Heartbeat: every [`crate::Timing::heartbeat`] each node gets node and timestamp into its administrative words, and a
+//!    read under our capability of its replicated region (the probe). The lease stands for [`crate::Timing::lease`] from
+//!    the moment at which the probes of a majority were posted. Without it the coordinator ends.
+//! 5. A node whose verb fails is lost: it has no part in commits any more. In the background it is connected to again, and
+//!    fenced under our own term, which ends what was still under way to it. Then everything is copied to it: region by
+//!    region, those first that are written least. While a region is copied its blocks are not written; they are read all the
+//!    time. From the beginning the node gets every new entry, and from its copying on the applied writes of a region.
+//!    When all is copied, and at least [`crate::Timing::attempt_max`] has passed, F+1 *other* nodes are probed and asked for
+//!    their terms. Then the node's term is raised to the greatest of those, its header written, its vote given back, and it
+//!    counts again.
+//!
+//! Why at most one coordinator serves. A probe that succeeded had taken effect before that node was fenced by anybody
+//! newer. A newer coordinator has F+1 nodes fenced at its moment *t*; one of them is among the F+1 whose probes our lease
+//! stands on, so that they were posted before *t*. Our lease ends within its length from then, on a clock that is slow by
+//! the bounded drift at most; the newer one serves later than that, on a clock that is fast by it at most.
+//!
+//! Why a node that was admitted counts. It holds what any live node holds: applied writes by the copy, or by themselves after
+//! it; the others as entries. Writes that were appended before it came lock their blocks, so that no region is copied
+//! before they are applied. Records have no blocks; those that the log still needs are appended to the node first.
+//!
+//! Ambiguous completions: a node whose verb is ambiguous is lost, as with any other failure, and its verb is never counted;
+//! the fence of step 5, or that of the next coordinator, ends the doubt. A write whose coordinator ends before a majority
+//! has it is [`Error::Ambiguous`] to its caller: the next takeover finds it, or not.
+//!
+//! Invariants:
+//! * Nothing is applied that is not committed.
+//! * Live nodes are posted the same verbs in the same order.
+//! * Entries that are not covered by a majority's headers are never overwritten.
+//! * Bounded: verbs to one node that have not completed ([`LAG_MAX`], beyond which it is lost), waiting callers
+//!   ([`WAITING_MAX`]), and, by the log, entries.
+
+mod keeper;
+mod state;
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use base::rt::sync::Notify;
+use base::rt::{self, Stop};
+use base::{Bytes, BytesMut};
+
+use crate::entry::{self, Entry, Kind, Write};
+use crate::layout::Cursor;
+use crate::link::Held;
+use crate::quorum::gather;
+use crate::scan::Placed;
+use crate::{Error, Group, Term};
+use state::{Posting, State, Step, Writes};
+
+/// Verbs to one node that have not completed.
+pub const LAG_MAX: usize = 2048;
+/// Callers that wait for a lock or for room.
+pub const WAITING_MAX: usize = 1 << 16;
+/// How many heartbeats a read waits for one node before it asks another.
+const READ_PATIENCE: u32 = 4;
+
+/// What a takeover hands over.
+pub(crate) struct Inheritance {
+    /// The last entry.
+    pub end: Cursor,
+    /// The log is needed behind this.
+    pub kept: Cursor,
+    /// What the log held that was not applied everywhere, with the entries behind `kept`.
+    pub entries: Vec<Placed>,
+    /// The nodes that are up to date.
+    pub inherited: Vec<Inherited>,
+}
+
+/// A node that is up to date, and the number of its last header.
+pub(crate) struct Inherited {
+    pub held: Held,
+    pub sequence: u64,
+}
+
+/// A group's coordinator. Clones are the same one; it ends when the last is dropped, as if it had crashed.
+#[derive(Clone)]
+pub struct Coordinator {
+    shared: Arc<Shared>,
+    _alive: Arc<Alive>,
+}
+
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        lock(&self.0.state).end(Error::Closed);
+        self.0.stop.stop();
+    }
+}
+
+pub(crate) struct Shared {
+    group: Arc<Group>,
+    node: u64,
+    term: Term,
+    holder: u64,
+    state: Mutex<State>,
+    /// One a node: its phase has changed.
+    changed: Vec<Notify>,
+    stop: Stop,
+    recovered: Vec<Entry>,
+}
+
+/// How a coordinator is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status {
+    /// Its term.
+    pub term: Term,
+    /// Memory nodes that hold all.
+    pub live: usize,
+    /// Memory nodes that are being copied to.
+    pub joining: usize,
+    /// Memory nodes that are lost.
+    pub lost: usize,
+    /// How many more may be lost before nothing can be committed.
+    pub spare: usize,
+    /// The last entry that was committed.
+    pub committed: u64,
+    /// The last entry that was applied.
+    pub applied: u64,
+    /// Bytes of the log that are in use.
+    pub log_used_bytes: u64,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // A panic while it is held fails the process' tests; what is left is not used for anything but its end.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Coordinator {
+    /// Step 6 of a takeover: gets a lease and begins to serve.
+    pub(crate) async fn begin(
+        group: Arc<Group>,
+        node: u64,
+        term: Term,
+        holder: u64,
+        inheritance: Inheritance,
+    ) -> Result<Coordinator, Error> {
+        let posted_at = rt::now();
+        let probes = inheritance.inherited.iter().map(|inherited| async {
+            let probe = inherited.held.read(0, rma::WORD_BYTES);
+            inherited.held.link.endpoint.flush();
+            probe.await.ok().map(|_| inherited.held.link.slot)
+        });
+        let timing = &group.timing;
+        let probed = gather(probes, group.majority(), timing.grace, timing.lease / 2).await;
+        if probed.len() < group.majority() {
+            return Err(Error::LeaseLost(term));
+        }
+        let recovered = inheritance.entries.iter().map(|placed| placed.entry.clone()).collect();
+        let slots = group.nodes.len();
+        let state = State::new(&group, term, inheritance, &probed, posted_at);
+        let shared = Arc::new(Shared {
+            group,
+            node,
+            term,
+            holder,
+            state: Mutex::new(state),
+            changed: (0..slots).map(|_| Notify::new()).collect(),
+            stop: Stop::new(),
+            recovered,
+        });
+        let coordinator = Coordinator { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
+        rt::spawn(keeper::drive(Arc::clone(&shared)));
+        for slot in 0..slots {
+            rt::spawn(keeper::keep(Arc::clone(&shared), slot));
+        }
+        Ok(coordinator)
+    }
+
+    /// Its term.
+    pub fn term(&self) -> Term {
+        self.shared.term
+    }
+
+    /// What the takeover found in the log: the entries that no majority's headers covered, in order. A log of records
+    /// begins where it was trimmed.
+    pub fn recovered(&self) -> &[Entry] {
+        &self.shared.recovered
+    }
+
+    /// How it is.
+    pub fn status(&self) -> Status {
+        lock(&self.shared.state).status()
+    }
+
+    /// Whether it serves now: it has not ended, and its lease stands.
+    pub fn is_serving(&self) -> bool {
+        lock(&self.shared.state).check_lease().is_ok()
+    }
+
+    /// Completes when the coordinator has ended, with the reason.
+    pub async fn ended(&self) -> Error {
+        self.shared.stop.stopped().await;
+        lock(&self.shared.state).ended().unwrap_or(Error::Closed)
+    }
+
+    /// Ends it. What is under way is ambiguous to its callers.
+    pub fn step_down(&self) {
+        lock(&self.shared.state).end(Error::Closed);
+        self.shared.stop.stop();
+    }
+
+    /// Reads `length` bytes at an address. Linearizable for logged memory. Dropping the future is safe.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a range that is not there; [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`] when it
+    /// does not serve any more.
+    pub async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
+        let shared = &*self.shared;
+        loop {
+            let (held, read) = self.step(|state| state.read(address, length)).await?;
+            let outcome = match read.now() {
+                Ok(outcome) => outcome,
+                Err(read) => match rt::timeout(shared.group.timing.heartbeat * READ_PATIENCE, read).await {
+                    Ok(outcome) => outcome,
+                    Err(rt::Elapsed) => {
+                        lock(&shared.state).note_slow(&held);
+                        continue;
+                    }
+                },
+            };
+            let mut state = lock(&shared.state);
+            match outcome {
+                Ok(bytes) => {
+                    state.check_lease()?;
+                    return Ok(bytes);
+                }
+                Err(error) => state.lose(&held, &error),
+            }
+            drop(state);
+            shared.tell_changed();
+        }
+    }
+
+    /// Writes bytes at an address of the logged memory. Committed on return; gives the entry's index. When the future is
+    /// dropped the write may still be committed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]; [`Error::Busy`] when too many wait; [`Error::Ambiguous`]; and as [`Coordinator::read`], in which
+    /// case nothing was written.
+    pub async fn write(&self, address: u64, bytes: Bytes) -> Result<u64, Error> {
+        self.append(Writes::One(Write { address, bytes }), Kind::Writes).await
+    }
+
+    /// Writes several pieces at once: all are committed or none, and no conflicting write or read comes between them.
+    ///
+    /// # Errors
+    /// As [`Coordinator::write`].
+    pub async fn transact(&self, writes: Vec<Write>) -> Result<u64, Error> {
+        self.append(Writes::Many(writes), Kind::Writes).await
+    }
+
+    /// Appends a record, which stays in the log until it is trimmed. Committed on return; gives its index.
+    ///
+    /// # Errors
+    /// As [`Coordinator::write`]. With the log full of records this waits for [`Coordinator::trim`].
+    pub async fn append_record(&self, bytes: Bytes) -> Result<u64, Error> {
+        self.append(Writes::One(Write { address: 0, bytes }), Kind::Record).await
+    }
+
+    /// Gives up the records up to and with an index.
+    pub fn trim(&self, index: u64) {
+        lock(&self.shared.state).trim(index);
+        self.shared.tell_changed();
+    }
+
+    /// Writes bytes into the direct area, without the log: a majority has them on return. What a coordinator leaves behind
+    /// when it ends may be on some nodes and not on others; the caller sees to that with [`Coordinator::read_each`].
+    ///
+    /// # Errors
+    /// As [`Coordinator::write`].
+    pub async fn write_direct(&self, address: u64, bytes: Bytes) -> Result<(), Error> {
+        let ticket = self.step(|state| state.write_direct(address, &bytes)).await?;
+        self.shared.tell_changed();
+        self.committed(ticket).await
+    }
+
+    /// Reads the same bytes from every live node that answers soon, a majority at least: what direct writes have left.
+    ///
+    /// # Errors
+    /// As [`Coordinator::read`]; [`Error::NoMajority`].
+    pub async fn read_each(&self, address: u64, length: usize) -> Result<Vec<BytesMut>, Error> {
+        let (group, reads) = (&self.shared.group, self.step(|state| state.read_each(address, length)).await?);
+        let reads = reads.into_iter().map(|read| async move { read.await.ok() });
+        let timing = &group.timing;
+        let copies = gather(reads, group.majority(), timing.grace, timing.answer_max).await;
+        lock(&self.shared.state).check_lease()?;
+        if copies.len() < group.majority() {
+            let (answering, needed, nodes) = (copies.len(), group.majority(), group.nodes.len());
+            return Err(Error::NoMajority { answering, needed, nodes });
+        }
+        Ok(copies)
+    }
+
+    async fn append(&self, writes: Writes, kind: Kind) -> Result<u64, Error> {
+        let layout = &self.shared.group.layout;
+        entry::check(writes.as_slice(), layout.entry_bytes_max())?;
+        let Posting { ticket, index, committed } = self.step(|state| state.append(&writes, kind)).await?;
+        if !committed {
+            self.shared.tell_changed();
+            self.committed(ticket).await?;
+        }
+        Ok(index)
+    }
+
+    /// Does something with the state as soon as it can be done.
+    async fn step<T>(&self, mut step: impl FnMut(&mut State) -> Result<Step<T>, Error>) -> Result<T, Error> {
+        poll_fn(|cx| {
+            let mut state = lock(&self.shared.state);
+            match step(&mut state)? {
+                Step::Done(done) => return Poll::Ready(Ok(done)),
+                Step::Blocked => {}
+            }
+            // What stands in the way may be no more than verbs that have completed, or entries to be applied.
+            let woken = state.advance(cx);
+            let outcome = step(&mut state)?;
+            let waits = match outcome {
+                Step::Done(done) => Poll::Ready(Ok(done)),
+                Step::Blocked => {
+                    state.wait(cx)?;
+                    Poll::Pending
+                }
+            };
+            drop(state);
+            woken.wake();
+            waits
+        })
+        .await
+    }
+
+    /// Waits until a majority has everything up to a ticket.
+    async fn committed(&self, ticket: u64) -> Result<(), Error> {
+        poll_fn(|cx: &mut Context<'_>| {
+            let mut state = lock(&self.shared.state);
+            let woken = state.advance(cx);
+            let outcome = state.poll_committed(ticket, cx);
+            drop(state);
+            woken.wake();
+            outcome
+        })
+        .await
+    }
+
+    /// Waits until everything that was committed is applied, and said to be in the headers of every live node; for tests.
+    ///
+    /// # Errors
+    /// As [`Coordinator::read`].
+    pub async fn settle(&self) -> Result<(), Error> {
+        loop {
+            let settled = {
+                let mut state = lock(&self.shared.state);
+                state.apply_all();
+                state.check_lease()?;
+                state.is_settled()
+            };
+            self.shared.tell_changed();
+            if settled {
+                return Ok(());
+            }
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+impl Shared {
+    /// Wakes the keepers of nodes whose phase has changed, and everybody when the coordinator has ended.
+    fn tell_changed(&self) {
+        let (changed, ended) = lock(&self.state).take_changed();
+        if changed {
+            self.changed.iter().for_each(Notify::notify_one);
+        }
+        if ended {
+            self.stop.stop();
+        }
+    }
+}
+
+impl fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Coordinator({:?}, term {})", self.shared.group.id, self.shared.term)
+    }
+}

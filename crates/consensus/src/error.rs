@@ -1,0 +1,104 @@
+//! Why the group could not do what it was asked.
+
+use base::ErrorKind;
+
+use crate::Term;
+
+/// What went wrong. [`Error::kind`] says what the caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Sizes, numbers or names that make no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The memory node has the group with other sizes, has no such group, or speaks another version.
+    #[error("the memory node at {address} refuses: {reason}")]
+    Refused {
+        /// Where.
+        address: String,
+        /// What it said.
+        reason: String,
+    },
+    /// A memory node did not answer. What was asked of it may have been done.
+    #[error("the memory node at {address} did not answer: {reason}")]
+    NoAnswer {
+        /// Where.
+        address: String,
+        /// What happened instead.
+        reason: String,
+    },
+    /// Too few memory nodes answer for now; nothing was changed.
+    #[error(
+        "{answering} of {nodes} memory nodes answer with their memory whole, {needed} are needed; the others may come back"
+    )]
+    NoMajority {
+        /// Those that do.
+        answering: usize,
+        /// How many are needed.
+        needed: usize,
+        /// All.
+        nodes: usize,
+    },
+    /// So many memory nodes have lost their memory that what was committed may be gone. Nobody guesses what it was.
+    #[error(
+        "{lost} of {nodes} memory nodes have lost their memory: what was committed cannot be told any more; restore the \
+         group from a backup, or format it anew"
+    )]
+    MemoryLost {
+        /// Those that answer and hold nothing.
+        lost: usize,
+        /// All.
+        nodes: usize,
+    },
+    /// Another candidate has the term, or the coordinator is alive after all.
+    #[error("not elected")]
+    NotElected,
+    /// A newer coordinator exists.
+    #[error("a newer coordinator has taken over from the one of term {0}")]
+    Fenced(Term),
+    /// The coordinator's lease has run out: it could not reach a majority in time.
+    #[error("the coordinator of term {0} has lost its majority")]
+    LeaseLost(Term),
+    /// The coordinator ended while the write was under way: it may be committed, now or by the next coordinator.
+    #[error("it is unknown whether the write is committed")]
+    Ambiguous,
+    /// Too many callers wait already. Nothing was done.
+    #[error("too many callers wait for the log or for a lock")]
+    Busy,
+    /// The memory node holds a group already.
+    #[error("the memory node at {0} holds this group's data; it is formatted once")]
+    AlreadyFormatted(String),
+    /// Bytes that are not what they must be.
+    #[error("corrupt: {0}")]
+    Corrupt(&'static str),
+    /// The coordinator was stopped.
+    #[error("closed")]
+    Closed,
+    /// The memory interconnect refused or failed.
+    #[error("{doing}: {error}")]
+    Rma {
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        error: rma::Error,
+    },
+}
+
+impl Error {
+    /// What the caller is to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Invalid(_) | Error::Refused { .. } | Error::AlreadyFormatted(_) => ErrorKind::Rejected,
+            Error::NoAnswer { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
+            Error::NoMajority { .. } | Error::NotElected | Error::Busy => ErrorKind::Retry,
+            Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,
+            Error::Fenced(_) | Error::LeaseLost(_) => ErrorKind::Fenced,
+            Error::Closed => ErrorKind::Closed,
+            Error::Rma { error, .. } => error.kind(),
+        }
+    }
+
+    pub(crate) fn rma(doing: &'static str) -> impl Fn(rma::Error) -> Error {
+        move |error| Error::Rma { doing, error }
+    }
+}

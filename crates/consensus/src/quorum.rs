@@ -1,0 +1,64 @@
+//! Asking many at once and going on when enough have answered.
+
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use base::rt;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+
+/// Runs all; gives the results there are when all have ended, when `enough` have succeeded and `grace` has passed since,
+/// or when `limit` has passed. Those that have not ended are dropped: what they posted has an unknown outcome.
+pub(crate) async fn gather<T, F: Future<Output = Option<T>>>(
+    futures: impl IntoIterator<Item = F>,
+    enough: usize,
+    grace: Duration,
+    limit: Duration,
+) -> Vec<T> {
+    let mut running: FuturesUnordered<F> = futures.into_iter().collect();
+    let mut until = pin!(rt::sleep(limit));
+    let mut results = Vec::new();
+    loop {
+        let next = futures_util::future::select(running.next(), until.as_mut());
+        match next.await {
+            futures_util::future::Either::Left((Some(result), _)) => {
+                let before = results.len();
+                results.extend(result);
+                if before < enough && results.len() >= enough {
+                    until.set(rt::sleep(grace.min(limit)));
+                }
+            }
+            _ => return results,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::rt::simulation::Simulation;
+
+    use super::*;
+
+    #[test]
+    fn whoever_is_slow_is_not_waited_for_once_there_are_enough() {
+        let run = |delays: [u64; 3], enough| {
+            let simulation = Simulation::new(1);
+            let report = simulation.run(move |_| async move {
+                let start = rt::now();
+                let one = |delay: u64| async move {
+                    rt::sleep(Duration::from_millis(delay)).await;
+                    (delay != 2).then_some(delay)
+                };
+                let limits = (Duration::from_millis(5), Duration::from_millis(100));
+                let results = gather(delays.map(one), enough, limits.0, limits.1).await;
+                (results, start.elapsed().as_millis())
+            });
+            report.expect("nothing panics").value
+        };
+        assert_eq!(run([3, 1, 50], 2), (vec![1, 3], 8));
+        assert_eq!(run([3, 1, 5], 2), (vec![1, 3, 5], 5));
+        assert_eq!(run([3, 2, 500], 2), (vec![3], 100), "a failure is no success");
+        assert_eq!(run([3, 2, 4], 3), (vec![3, 4], 4));
+    }
+}

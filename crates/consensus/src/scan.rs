@@ -1,0 +1,177 @@
+//! Reading logs back: which entries continue a chain.
+//!
+//! The logs of several nodes are read as one: at each step the entry that continues the chain is looked for in all of
+//! them, at the place where it must lie. An entry of one node fills the hole of another.
+//!
+//! An entry counts when its index is the next, it names the checksum of the entry before, and its term is one that the
+//! header of its node allows ([`Header::adopted`]). So an entry that was never committed, left behind by a coordinator
+//! whose term is over, ends the scan.
+
+use base::Bytes;
+
+use crate::entry::{self, Entry, HEAD_BYTES, padded};
+use crate::layout::{Cursor, Header, Layout};
+
+/// The log of one node, as it was read.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    pub header: Header,
+    pub bytes: Bytes,
+}
+
+impl Log {
+    /// The entry at an offset that continues a chain.
+    fn at(&self, offset: u64, after: &Cursor) -> Option<Entry> {
+        let offset = usize::try_from(offset).ok().filter(|offset| *offset < self.bytes.len())?;
+        let entry = entry::decode(&self.bytes.slice(offset..))?;
+        let in_turn = Some(entry.index) == after.index.checked_add(1) && entry.previous == after.chain;
+        let of_term = entry.index <= self.header.adopted || entry.term == self.header.term;
+        (in_turn && of_term).then_some(entry)
+    }
+
+    /// Whether an entry stands at an offset, byte for byte.
+    pub(crate) fn has(&self, offset: u64, entry: &Entry) -> bool {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(entry.raw.len());
+        self.bytes.get(start..end).is_some_and(|bytes| bytes == entry.raw)
+    }
+}
+
+/// An entry and where it lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub entry: Entry,
+    pub offset: u64,
+    /// Behind it.
+    pub after: Cursor,
+}
+
+/// The entry behind a cursor, if one of the logs has it.
+pub(crate) fn next(after: &Cursor, logs: &[&Log], layout: &Layout) -> Option<Placed> {
+    let places = [after.position, 0];
+    let places = if after.position == 0 { &places[..1] } else { &places[..] };
+    for offset in places {
+        if layout.log_bytes - offset < HEAD_BYTES as u64 {
+            continue;
+        }
+        if let Some(entry) = logs.iter().find_map(|log| log.at(*offset, after)) {
+            let position = offset + padded(entry.raw.len() as u64);
+            let after = Cursor { index: entry.index, position, chain: entry.checksum };
+            return Some(Placed { entry, offset: *offset, after });
+        }
+    }
+    None
+}
+
+/// All entries behind a cursor, in order.
+pub(crate) fn all(mut after: Cursor, logs: &[&Log], layout: &Layout) -> Vec<Placed> {
+    let mut entries = Vec::new();
+    while let Some(placed) = next(&after, logs, layout) {
+        after = placed.after;
+        entries.push(placed);
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use base::bytes::{BufMut as _, BytesMut};
+
+    use super::*;
+    use crate::Term;
+    use crate::entry::{Kind, Write, encode_head};
+
+    const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64, block_bytes: 64 };
+
+    /// A log that is written to.
+    struct Tape {
+        bytes: Vec<u8>,
+        at: Cursor,
+    }
+
+    impl Tape {
+        fn new() -> Tape {
+            Tape { bytes: vec![0; LAYOUT.log_bytes as usize], at: Cursor::default() }
+        }
+
+        /// Appends as a coordinator does; gives the offset.
+        fn append(&mut self, term: u64, bytes: usize) -> u64 {
+            let writes = [Write { address: 0, bytes: vec![7; bytes].into() }];
+            let mut raw = BytesMut::new();
+            let chain = encode_head(self.at.index + 1, Term(term), self.at.chain, Kind::Record, &writes, &mut raw);
+            raw.put_slice(&writes[0].bytes);
+            let length = padded(raw.len() as u64);
+            let offset = if self.at.position + length > LAYOUT.log_bytes { 0 } else { self.at.position };
+            self.bytes[offset as usize..][..raw.len()].copy_from_slice(&raw);
+            self.at = Cursor { index: self.at.index + 1, position: offset + length, chain };
+            offset
+        }
+
+        fn log(&self, term: u64, adopted: u64) -> Log {
+            let header = Header { sequence: 1, term: Term(term), adopted, applied: Cursor::default(), nodes: 3 };
+            Log { header, bytes: self.bytes.clone().into() }
+        }
+    }
+
+    fn indices(after: Cursor, logs: &[&Log]) -> Vec<u64> {
+        all(after, logs, &LAYOUT).iter().map(|placed| placed.entry.index).collect()
+    }
+
+    #[test]
+    fn entries_wrap_around_wherever_the_edge_falls() {
+        // Every length of the last entry before the edge, one that fills the log exactly among them.
+        for last in 0..=512 {
+            let mut tape = Tape::new();
+            for _ in 0..7 {
+                tape.append(2, 512 - 56);
+            }
+            let applied = tape.at;
+            assert_eq!(applied.position, 3584);
+            tape.append(2, last);
+            let wrapped = tape.append(2, 400);
+            let fits = last <= 512 - 56;
+            assert_eq!(wrapped, if fits { 0 } else { 576 }, "the entry behind one of {last} bytes");
+            tape.append(2, 8);
+            let log = tape.log(2, 0);
+            assert_eq!(indices(applied, &[&log]), [8, 9, 10], "a last entry of {last} bytes");
+        }
+    }
+
+    #[test]
+    fn a_torn_entry_ends_the_scan_and_another_node_fills_the_hole() {
+        let mut tape = Tape::new();
+        tape.append(2, 100);
+        let second = tape.append(2, 100) as usize;
+        tape.append(2, 100);
+        let whole = tape.log(2, 0);
+        tape.bytes[second + 60] ^= 1;
+        let torn = tape.log(2, 0);
+        assert_eq!(indices(Cursor::default(), &[&torn]), [1]);
+        assert_eq!(indices(Cursor::default(), &[&torn, &whole]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_an_earlier_coordinator_left_behind_does_not_count() {
+        let mut tape = Tape::new();
+        tape.append(2, 100);
+        tape.append(2, 100);
+        // The coordinator of term 3 adopted the first entry only.
+        assert_eq!(indices(Cursor::default(), &[&tape.log(3, 1)]), [1]);
+        assert_eq!(indices(Cursor::default(), &[&tape.log(3, 2)]), [1, 2]);
+        // An entry of its own in the place of the second.
+        let mut own = Tape::new();
+        own.append(2, 100);
+        own.append(3, 40);
+        assert_eq!(indices(Cursor::default(), &[&own.log(3, 1), &tape.log(3, 1)]), [1, 2]);
+    }
+
+    #[test]
+    fn an_earlier_round_does_not_continue_the_chain() {
+        let mut tape = Tape::new();
+        for _ in 0..9 {
+            tape.append(2, 1000 - 56);
+        }
+        let log = tape.log(2, 0);
+        assert_eq!(indices(tape.at, &[&log]), [0; 0]);
+    }
+}

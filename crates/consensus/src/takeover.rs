@@ -1,0 +1,353 @@
+//! Taking over: from an election won to a coordinator that serves (Sift, section 3.4.1, and the fence that it lacks).
+//!
+//! 1. Fence: every memory node that answers revokes whatever capability was given for its replicated region, and gives
+//!    one to us. With a majority fenced, no earlier coordinator can commit any more. Call that moment *t*.
+//! 2. Read: headers and logs of the fenced nodes. That they can be read after *t* proves that all of them were alive and
+//!    fenced at once. Nodes without a header hold no copy. Fewer copies than a majority: we stop, and say so.
+//! 3. Reconcile ([`reconcile`]): the logs of those nodes whose header bears the greatest term are one log; it begins behind
+//!    the entry that any of them has applied last, and ends where no entry continues the chain.
+//! 4. Repair and adopt: each node whose copy reaches to that log gets the entries that it lacks, then a header with our
+//!    term. With a majority done, all of the log is committed, under our term. (A node whose copy does not reach that far
+//!    is copied now if there is no majority without it, else later in the background.)
+//! 5. Replay: each adopted node's memory gets every write of the log, in order, then a header that says so.
+//! 6. Wait until the lease of every earlier coordinator has run out ([`Timing::lease_over`], counted from *t*), get a lease
+//!    of our own, and serve.
+//!
+//! Why nothing committed is lost. A committed entry is in the log of F+1 nodes whose header bore its coordinator's term (or
+//! a later one) when it was acknowledged; its place is used again only when F+1 headers say that it is applied. Ours are
+//! F+1 nodes, fenced after that, so one of them has the entry, or has it applied. No coordinator between the two can have
+//! dropped it, by the same argument: each adopts the whole log of the greatest term before anything else counts. An entry of a
+//! smaller term at a node that missed a takeover was not committed, or else the takeover has it too; so such logs are not
+//! read. Writes reach memory only when they are committed: in step 5 after step 4, and in service after a majority has the
+//! entry. So a copy that is behind lacks writes, and never has one too many.
+//!
+//! Why a node that lost its memory does no harm. It has no header until a coordinator that had a majority without it has
+//! copied everything to it (step 5 at the head of [`crate::coordinator`]). Were it counted in a takeover both before the loss
+//! and after it, then that coordinator had reached F+1 others after the loss, while at *t* F of the others were fenced from
+//! it for good, and the lost node was alive: one of the two came first, and either excludes the other.
+//!
+//! Crashes between any two steps leave old copies with old headers and new ones with new headers, which is where the next
+//! takeover begins.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::Bytes;
+use base::rt;
+
+use crate::coordinator::{Coordinator, Inheritance, Inherited};
+use crate::entry::Kind;
+use crate::fault::crash_point;
+use crate::layout::{Cursor, HEADER_BYTES, Header, Layout};
+use crate::link::{Held, Link, NotFenced};
+use crate::quorum::gather;
+use crate::scan::{self, Log, Placed};
+use crate::{Error, Group, Term, Timing};
+
+/// Writes in flight to one node during a takeover.
+const WINDOW: usize = 256;
+/// Bytes that are copied at once.
+const COPY_BYTES: u64 = 1 << 18;
+
+/// Whoever has won an election, before it has taken over.
+pub struct Elected {
+    group: Arc<Group>,
+    node: u64,
+    term: Term,
+    links: Vec<Arc<Link>>,
+}
+
+/// A fenced node that holds a copy.
+struct Replica {
+    held: Held,
+    log: Log,
+}
+
+impl Elected {
+    pub(crate) fn new(group: Arc<Group>, node: u64, term: Term, links: Vec<Arc<Link>>) -> Elected {
+        Elected { group, node, term, links }
+    }
+
+    /// The term that was won. No other processor wins it.
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Takes over; gives a coordinator that serves. Dropping the future is safe at any point, and leaves the group without
+    /// a coordinator.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], [`Error::NotElected`], [`Error::NoMajority`], [`Error::LeaseLost`]: stand for election again.
+    /// [`Error::MemoryLost`]: too many copies are gone. [`Error::Corrupt`].
+    pub async fn recover(self) -> Result<Coordinator, Error> {
+        let Elected { group, node, term, links } = self;
+        let timing: &Timing = &group.timing;
+        let (majority, nodes) = (group.majority(), group.nodes.len());
+        let holder = rt::random_u64();
+
+        let outbid = AtomicBool::new(false);
+        let fences = links.into_iter().map(|link| {
+            let (group, outbid) = (&*group, &outbid);
+            async move {
+                match link.fence(group, term, holder).await {
+                    Ok(region) => Some(Held { link, region }),
+                    Err(NotFenced::Newer(newer)) => {
+                        tracing::debug!(slot = link.slot, %term, %newer, "a newer coordinator was faster");
+                        outbid.store(true, Ordering::Relaxed);
+                        None
+                    }
+                    Err(NotFenced::Unknown(error)) => {
+                        tracing::debug!(slot = link.slot, %error, "not fenced");
+                        None
+                    }
+                }
+            }
+        });
+        let fenced: Vec<Held> = gather(fences, majority, timing.grace, timing.answer_max).await;
+        if outbid.load(Ordering::Relaxed) {
+            return Err(Error::Fenced(term));
+        }
+        if fenced.len() < majority {
+            return Err(Error::NoMajority { answering: fenced.len(), needed: majority, nodes });
+        }
+        crash_point("consensus.takeover.fenced").await;
+        let fenced_at = rt::now();
+
+        let answering = fenced.len();
+        let reads = fenced.into_iter().map(|held| {
+            let group = &*group;
+            async move { read(group, held).await.transpose() }
+        });
+        let read = gather(reads, majority, timing.grace, timing.answer_max).await;
+        let mut replicas = Vec::new();
+        let mut blank = 0;
+        for outcome in read {
+            match outcome? {
+                Some(replica) => replicas.push(replica),
+                None => blank += 1,
+            }
+        }
+        if nodes - blank < majority {
+            return Err(Error::MemoryLost { lost: blank, nodes });
+        }
+        if replicas.len() < majority {
+            return Err(Error::NoMajority { answering: answering.min(replicas.len()), needed: majority, nodes });
+        }
+        // Whatever the order of their answers, a seed takes the same way.
+        replicas.sort_by_key(|replica| replica.held.link.slot);
+
+        let logs: Vec<Log> = replicas.iter().map(|replica| replica.log.clone()).collect();
+        let reconciled = reconcile(&logs, &group.layout)?;
+        tracing::info!(
+            %term,
+            copies = replicas.len(),
+            from = reconciled.base.index,
+            to = reconciled.end.index,
+            "a coordinator takes over"
+        );
+        let replicas = adopt(&group, term, replicas, &reconciled).await?;
+        crash_point("consensus.takeover.adopted").await;
+        let inherited = replay(&group, term, replicas, &reconciled).await?;
+        crash_point("consensus.takeover.replayed").await;
+
+        let waited = fenced_at.elapsed();
+        rt::sleep(timing.lease_over().saturating_sub(waited)).await;
+        let inheritance =
+            Inheritance { end: reconciled.end, kept: reconciled.kept, entries: reconciled.tail, inherited };
+        Coordinator::begin(group, node, term, holder, inheritance).await
+    }
+}
+
+impl fmt::Debug for Elected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Elected({}, term {})", self.node, self.term)
+    }
+}
+
+/// Reads a node's copy; `None` inside when it has none, outside when it cannot be read.
+async fn read(group: &Group, held: Held) -> Result<Option<Option<Replica>>, Error> {
+    let Ok(headers) = held.read_all(0, 2 * HEADER_BYTES as u64).await else { return Ok(None) };
+    let Some(header) = Header::newest(&headers, &group.layout)? else { return Ok(Some(None)) };
+    if header.nodes as usize != group.nodes.len() {
+        return Err(Error::Corrupt("a copy of a group with another number of memory nodes"));
+    }
+    match held.read_all(group.layout.log_at(0), group.layout.log_bytes).await {
+        Ok(bytes) => Ok(Some(Some(Replica { held, log: Log { header, bytes } }))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// What the logs come to.
+pub(crate) struct Reconciled {
+    /// Behind the entry that was applied last, at the node that is furthest.
+    pub base: Cursor,
+    /// Which node that is.
+    pub source: usize,
+    /// The last entry.
+    pub end: Cursor,
+    /// The entries between the two.
+    pub tail: Vec<Placed>,
+    /// Up to here the log is no more needed once it is replayed: the last entry, or the one before the first record.
+    pub kept: Cursor,
+    /// What each node has not applied, if its copy reaches to the log.
+    pub missing: Vec<Option<Vec<Placed>>>,
+}
+
+/// Step 3: makes one log of many.
+pub(crate) fn reconcile(logs: &[Log], layout: &Layout) -> Result<Reconciled, Error> {
+    let newest = logs.iter().map(|log| log.header.term).max().ok_or(Error::Corrupt("no log to read"))?;
+    let leading: Vec<&Log> = logs.iter().filter(|log| log.header.term == newest).collect();
+    let furthest = logs.iter().enumerate().filter(|(_, log)| log.header.term == newest);
+    let (source, furthest) =
+        furthest.max_by_key(|(_, log)| log.header.applied.index).expect("one bears the greatest term");
+    let base = furthest.header.applied;
+    let tail = scan::all(base, &leading, layout);
+    let end = tail.last().map_or(base, |placed| placed.after);
+    let first_record = tail.iter().position(|placed| placed.entry.kind == Kind::Record);
+    let kept = match first_record {
+        Some(0) => base,
+        Some(at) => tail[at - 1].after,
+        None => end,
+    };
+    for write in tail.iter().filter(|placed| placed.entry.kind == Kind::Writes).flat_map(|placed| &placed.entry.writes)
+    {
+        let until = write.address.checked_add(write.bytes.len() as u64);
+        if write.address < layout.direct_bytes || until.is_none_or(|until| until > layout.address_bytes()) {
+            return Err(Error::Corrupt("an entry of the log that writes beyond the memory"));
+        }
+    }
+    let missing = logs.iter().map(|log| {
+        let entries = scan::all(log.header.applied, &leading, layout);
+        let reaches = entries.last().map_or(log.header.applied, |placed| placed.after);
+        (reaches == end).then_some(entries)
+    });
+    let missing = missing.collect();
+    Ok(Reconciled { base, source, end, tail, kept, missing })
+}
+
+/// A node and the entries that are to be replayed on it.
+type Adopted = (Held, Header, Vec<Placed>);
+
+/// Step 4.
+async fn adopt(
+    group: &Group,
+    term: Term,
+    replicas: Vec<Replica>,
+    reconciled: &Reconciled,
+) -> Result<Vec<Adopted>, Error> {
+    let timing = &group.timing;
+    let majority = group.majority();
+    let source = replicas[reconciled.source].held.clone();
+    let (mut near, mut far) = (Vec::new(), Vec::new());
+    for (replica, missing) in replicas.into_iter().zip(&reconciled.missing) {
+        match missing {
+            Some(missing) => near.push((replica, missing.clone())),
+            None => far.push(replica),
+        }
+    }
+    let near = near.into_iter().map(|(replica, missing)| async move {
+        let outcome = repair(group, term, &replica, missing, reconciled).await;
+        outcome.inspect_err(|error| tracing::debug!(%error, "a copy is not adopted")).ok()
+    });
+    let mut adopted = gather(near, majority, timing.grace, timing.answer_max).await;
+    for replica in far {
+        if adopted.len() >= majority {
+            break;
+        }
+        // Without it there is no majority: it is made a copy of the one that is furthest.
+        if copy(group, &source, &replica.held).await.is_err() {
+            continue;
+        }
+        let log = Log { header: Header { applied: reconciled.base, ..replica.log.header }, ..replica.log };
+        let replica = Replica { held: replica.held, log };
+        adopted.extend(repair(group, term, &replica, reconciled.tail.clone(), reconciled).await.ok());
+    }
+    if adopted.len() < majority {
+        let nodes = group.nodes.len();
+        return Err(Error::NoMajority { answering: adopted.len(), needed: majority, nodes });
+    }
+    Ok(adopted)
+}
+
+/// Writes what a node's log lacks, then our term.
+async fn repair(
+    group: &Group,
+    term: Term,
+    replica: &Replica,
+    missing: Vec<Placed>,
+    reconciled: &Reconciled,
+) -> Result<Adopted, rma::Error> {
+    let lacking = missing.iter().filter(|placed| !replica.log.has(placed.offset, &placed.entry));
+    let writes = lacking.map(|placed| (group.layout.log_at(placed.offset), placed.entry.raw.clone()));
+    write_all(&replica.held, writes).await?;
+    crash_point("consensus.takeover.repaired").await;
+    let header =
+        Header { sequence: replica.log.header.sequence + 1, term, adopted: reconciled.end.index, ..replica.log.header };
+    write_all(&replica.held, [(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
+    crash_point("consensus.takeover.adopting").await;
+    Ok((replica.held.clone(), header, missing))
+}
+
+/// Step 5.
+async fn replay(
+    group: &Group,
+    term: Term,
+    adopted: Vec<Adopted>,
+    reconciled: &Reconciled,
+) -> Result<Vec<Inherited>, Error> {
+    let majority = group.majority();
+    let replays = adopted.into_iter().map(|(held, header, missing)| async move {
+        let writes = missing.iter().filter(|placed| placed.entry.kind == Kind::Writes);
+        let writes = writes.flat_map(|placed| &placed.entry.writes);
+        let writes = writes.map(|write| (group.layout.memory_at(write.address), write.bytes.clone()));
+        let replayed = async {
+            write_all(&held, writes).await?;
+            crash_point("consensus.takeover.replaying").await;
+            let header = Header { sequence: header.sequence + 1, applied: reconciled.kept, ..header };
+            write_all(&held, [(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
+            Ok::<u64, rma::Error>(header.sequence)
+        };
+        let sequence = replayed.await.inspect_err(|error| tracing::debug!(%error, "a copy is not replayed")).ok()?;
+        Some(Inherited { held, sequence })
+    });
+    let replayed = gather(replays, majority, group.timing.grace, group.timing.answer_max).await;
+    if replayed.len() < majority {
+        tracing::debug!(%term, "too few copies were replayed");
+        let nodes = group.nodes.len();
+        return Err(Error::NoMajority { answering: replayed.len(), needed: majority, nodes });
+    }
+    Ok(replayed)
+}
+
+/// Copies all addresses from one node to another.
+async fn copy(group: &Group, from: &Held, to: &Held) -> Result<(), rma::Error> {
+    let layout = &group.layout;
+    for address in (0..layout.address_bytes()).step_by(COPY_BYTES as usize) {
+        let length = COPY_BYTES.min(layout.address_bytes() - address);
+        let bytes = from.read_all(layout.memory_at(address), length).await?;
+        write_all(to, [(layout.memory_at(address), bytes)]).await?;
+    }
+    Ok(())
+}
+
+/// Writes in order, with a bounded number in flight; completes when all are there.
+async fn write_all(held: &Held, writes: impl IntoIterator<Item = (u64, Bytes)>) -> Result<(), rma::Error> {
+    let mut posted = VecDeque::new();
+    for (at, bytes) in writes {
+        if posted.len() >= WINDOW
+            && let Some(first) = posted.pop_front()
+        {
+            held.link.endpoint.flush();
+            let first: rma::Completion<()> = first;
+            first.await?;
+        }
+        posted.push_back(held.write(at, &[bytes]));
+    }
+    held.link.endpoint.flush();
+    for write in posted {
+        write.await?;
+    }
+    Ok(())
+}

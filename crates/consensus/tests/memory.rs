@@ -1,0 +1,235 @@
+//! A group over shared memory within one process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Bytes;
+use base::rt::{self, Stop};
+use consensus::{
+    Coordinator, Error, Group, GroupId, GroupMemory, Kind, Layout, MemoryNode, MemoryNodeOptions, Place, Standby,
+    Timing, Write,
+};
+use rma::shm::Shm;
+use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+
+const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
+const GROUP: GroupId = GroupId(7);
+const LAYOUT: Layout = Layout { log_bytes: 8192, direct_bytes: 4096, memory_bytes: 512 << 10, block_bytes: 64 };
+
+async fn node(fabric: &Arc<dyn Fabric>, address: &str, layout: Layout) -> Arc<MemoryNode> {
+    let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+    let host = fabric.host(address, options).await.expect("the address is free");
+    let groups = vec![GroupMemory { id: GROUP, layout }];
+    MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await.expect("the options are good")
+}
+
+fn group(fabric: &Arc<dyn Fabric>, name: &str) -> Group {
+    let place = |slot| Place { address: format!("local:{name}-{slot}"), name: "orderer".to_owned(), token: TOKEN };
+    let timing = Timing {
+        // No test depends on how fast this machine is.
+        lease: Duration::from_secs(2),
+        election_timeout: Duration::from_millis(20),
+        attempt_max: Duration::from_millis(500),
+        reconnect: Duration::from_millis(10),
+        ..Timing::default()
+    };
+    Group { id: GROUP, layout: LAYOUT, nodes: (0..3).map(place).collect(), fabric: Arc::clone(fabric), timing }
+}
+
+async fn nodes(group: &Group) -> Vec<Arc<MemoryNode>> {
+    let mut nodes = Vec::new();
+    for place in &group.nodes {
+        nodes.push(node(&group.fabric, &place.address, LAYOUT).await);
+    }
+    nodes
+}
+
+/// One that does not wait for leases that nobody has.
+async fn coordinator(group: &Group) -> Coordinator {
+    let mut group = group.clone();
+    group.timing.lease = Duration::from_millis(200);
+    loop {
+        let mut standby = Standby::new(group.clone(), 1).expect("the group is good");
+        let coordinator = standby.take_over().await.expect("a majority is there");
+        if coordinator.is_serving() {
+            return coordinator;
+        }
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    rt::production::Runtime::new(2).expect("threads").block_on(test);
+}
+
+fn value(byte: u8, bytes: usize) -> Bytes {
+    Bytes::from(vec![byte; bytes])
+}
+
+#[test]
+fn what_was_written_is_read_by_this_coordinator_and_the_next() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let group = group(&fabric, "memory");
+        let _nodes = nodes(&group).await;
+        consensus::format(&group).await.expect("the nodes are blank");
+        consensus::format(&group).await.expect("nobody has used the group");
+        let first = coordinator(&group).await;
+        let memory = LAYOUT.direct_bytes;
+        // Many times around the log.
+        for round in 0..400_u64 {
+            let bytes = value(round as u8, 64 + (round as usize * 37) % 900);
+            let at = memory + (round % 50) * 1024;
+            let index = first.write(at, bytes.clone()).await.expect("it serves");
+            assert_eq!(index, round + 1);
+            assert_eq!(first.read(at, bytes.len()).await.expect("it serves"), bytes);
+        }
+        let pair = [0_u64, 8192].map(|at| Write { address: memory + at, bytes: value(9, 100) });
+        first.transact(pair.to_vec()).await.expect("it serves");
+        first.write_direct(64, value(5, 128)).await.expect("it serves");
+        let copies = first.read_each(64, 128).await.expect("it serves");
+        assert!(copies.len() >= 2 && copies.iter().all(|copy| *copy == value(5, 128)));
+        assert!(first.status().log_used_bytes <= LAYOUT.log_bytes);
+        drop(first);
+
+        let second = coordinator(&group).await;
+        for (at, byte, bytes) in [(0, 9, 100), (8192, 9, 100), (49 * 1024, 399_u64 as u8, 64 + (399 * 37) % 900)] {
+            assert_eq!(second.read(memory + at, bytes).await.expect("it serves"), value(byte, bytes), "at {at}");
+        }
+        assert_eq!(second.write(memory, value(1, 1)).await, Ok(402));
+        assert!(matches!(consensus::format(&group).await, Err(Error::AlreadyFormatted(_))));
+    });
+}
+
+#[test]
+fn a_fenced_coordinator_writes_nothing_and_says_so() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let group = group(&fabric, "fenced");
+        let _nodes = nodes(&group).await;
+        consensus::format(&group).await.expect("the nodes are blank");
+        let old = coordinator(&group).await;
+        old.write(LAYOUT.direct_bytes, value(1, 64)).await.expect("it serves");
+        // As if its heartbeats did not arrive: nobody waits for them.
+        let elected = loop {
+            let mut standby = Standby::new(group.clone(), 2).expect("the group is good");
+            if let Ok(elected) = standby.elect().await {
+                break elected;
+            }
+        };
+        let new = elected.recover().await.expect("a majority is there");
+        let failed = old.write(LAYOUT.direct_bytes, value(2, 64)).await.expect_err("it is fenced");
+        assert!(matches!(failed, Error::Ambiguous | Error::Fenced(_)), "{failed}");
+        assert!(matches!(old.ended().await, Error::Fenced(_) | Error::LeaseLost(_)));
+        assert!(!old.is_serving());
+        assert_eq!(new.read(LAYOUT.direct_bytes, 64).await.expect("it serves"), value(1, 64));
+    });
+}
+
+#[test]
+fn a_lost_node_comes_back_with_everything() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let group = group(&fabric, "lost");
+        let mut nodes = nodes(&group).await;
+        consensus::format(&group).await.expect("the nodes are blank");
+        let coordinator = coordinator(&group).await;
+        let memory = LAYOUT.direct_bytes;
+        coordinator.write(memory + 100, value(1, 300)).await.expect("it serves");
+        for lost in [1, 0, 2] {
+            nodes[lost].stop().await;
+            let byte = 10 + lost as u8;
+            while coordinator.status().live == 3 {
+                coordinator.write(memory + 7000, value(byte, 64)).await.expect("a majority is there");
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+            coordinator.write(memory + 64 * lost as u64, value(byte, 64)).await.expect("a majority is there");
+            nodes[lost] = node(&fabric, &group.nodes[lost].address, LAYOUT).await;
+            while coordinator.status().live < 3 {
+                let read = coordinator.read(memory + 64 * lost as u64, 64).await.expect("reads never stop");
+                assert_eq!(read, value(byte, 64));
+                coordinator.write(memory + 9000, value(byte, 64)).await.expect("writes neither");
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        // All three were lost, one after the other, and nothing is.
+        assert_eq!(coordinator.read(memory + 192, 208).await.expect("it serves"), value(1, 208));
+        for lost in [0_u8, 1, 2] {
+            let read = coordinator.read(memory + 64 * u64::from(lost), 64).await.expect("it serves");
+            assert_eq!(read, value(10 + lost, 64));
+        }
+    });
+}
+
+#[test]
+fn too_many_lost_nodes_are_reported_and_nothing_is_guessed() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let group = group(&fabric, "gone");
+        let mut nodes = nodes(&group).await;
+        consensus::format(&group).await.expect("the nodes are blank");
+        let first = coordinator(&group).await;
+        first.write(LAYOUT.direct_bytes, value(1, 64)).await.expect("it serves");
+        for lost in [0, 1] {
+            nodes[lost].stop().await;
+            nodes[lost] = node(&fabric, &group.nodes[lost].address, LAYOUT).await;
+        }
+        first.step_down();
+        let mut standby = Standby::new(group.clone(), 2).expect("the group is good");
+        let failed = standby.take_over().await.expect_err("a majority has lost its memory");
+        assert_eq!(failed, Error::MemoryLost { lost: 2, nodes: 3 });
+    });
+}
+
+#[test]
+fn records_stay_until_they_are_trimmed() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let group = group(&fabric, "records");
+        let _nodes = nodes(&group).await;
+        consensus::format(&group).await.expect("the nodes are blank");
+        let first = coordinator(&group).await;
+        for record in 1..=10 {
+            assert_eq!(first.append_record(value(record, 200)).await, Ok(u64::from(record)));
+        }
+        first.trim(4);
+        first.settle().await.expect("it serves");
+        drop(first);
+        let second = coordinator(&group).await;
+        let recovered: Vec<(u64, Kind, u8)> =
+            second.recovered().iter().map(|entry| (entry.index, entry.kind, entry.writes[0].bytes[0])).collect();
+        assert_eq!(recovered, (5..=10).map(|index| (index, Kind::Record, index as u8)).collect::<Vec<_>>());
+        for record in 11..=20 {
+            second.append_record(value(record, 200)).await.expect("there is room");
+        }
+        // The log holds no more than it holds: somebody has to trim.
+        let full = second.clone();
+        let appending = rt::spawn(async move {
+            for record in 21..=60 {
+                full.append_record(value(record, 200)).await.expect("it serves");
+                full.trim(u64::from(record) - 5);
+            }
+        });
+        appending.await.expect("nothing panics");
+    });
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused_by_name() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let mut group = group(&fabric, "unfit");
+        let other = Layout { block_bytes: 128, ..LAYOUT };
+        let mut nodes = Vec::new();
+        for place in &group.nodes {
+            nodes.push(node(&fabric, &place.address, other).await);
+        }
+        assert!(matches!(consensus::format(&group).await, Err(Error::Refused { .. })));
+        group.layout = other;
+        group.id = GroupId(8);
+        assert!(matches!(consensus::format(&group).await, Err(Error::Refused { .. })));
+        group.id = GROUP;
+        group.nodes.pop();
+        assert!(matches!(consensus::format(&group).await, Err(Error::Invalid(_))));
+        assert!(matches!(Standby::new(group, 1), Err(Error::Invalid(_))));
+    });
+}
