@@ -32,7 +32,10 @@ pub mod space;
 pub use error::Error;
 pub use message::PROTOCOL_VERSION;
 pub use node::{MemoryNode, MemoryNodeOptions, Usage};
-pub use space::{AddressSpace, Donor, DonorStatus, Loss, LossReason, Section, SectionId, SpaceOptions, VerbCounts};
+pub use space::{
+    AddressSpace, Donor, DonorStatus, Lent, LentSpace, LentSpaceOptions, Loss, LossReason, Section, SectionId,
+    SpaceOptions, VerbCounts,
+};
 
 /// Bytes of a section unless configured otherwise.
 pub const SECTION_BYTES_DEFAULT: u64 = 16 << 20;

@@ -14,7 +14,7 @@ use rma::{CAPABILITY_BYTES, Capability};
 use crate::Error;
 
 /// Raised with every change of the messages or of what they mean.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Bytes before a message's own.
 const HEAD_BYTES: usize = 8;
 /// The number of messages that answer no request.
@@ -44,6 +44,10 @@ pub(crate) enum Request {
     List,
     /// How much room there is.
     Room,
+    /// A capability of its own, to read a section, for another compute node of the owner: a reader.
+    Share { section: DonorSection, reader: u64 },
+    /// Revokes what a reader was given.
+    Unshare { reader: u64 },
 }
 
 /// What a memory node answers. `free_bytes` is what it could still give.
@@ -55,6 +59,8 @@ pub(crate) enum Reply {
     Released { free_bytes: u64 },
     Listed { free_bytes: u64, sections: Vec<(DonorSection, u64)> },
     Room { free_bytes: u64, budget_bytes: u64 },
+    Shared { free_bytes: u64, section: DonorSection, capability: Capability },
+    Unshared { free_bytes: u64, revoked: u32 },
     Refused { refusal: Refusal, detail: u64, text: String },
 }
 
@@ -120,6 +126,8 @@ mod kind {
     pub const RELEASE: u8 = 0x04;
     pub const LIST: u8 = 0x05;
     pub const ROOM: u8 = 0x06;
+    pub const SHARE: u8 = 0x07;
+    pub const UNSHARE: u8 = 0x08;
     pub const ANSWER: u8 = 0x80;
     pub const WELCOME: u8 = ANSWER | HELLO;
     pub const FENCED: u8 = ANSWER | FENCE;
@@ -127,6 +135,8 @@ mod kind {
     pub const RELEASED: u8 = ANSWER | RELEASE;
     pub const LISTED: u8 = ANSWER | LIST;
     pub const ROOM_LEFT: u8 = ANSWER | ROOM;
+    pub const SHARED: u8 = ANSWER | SHARE;
+    pub const UNSHARED: u8 = ANSWER | UNSHARE;
     pub const REFUSED: u8 = 0xFF;
 }
 
@@ -163,6 +173,15 @@ impl Request {
             }
             Request::List => bytes = head(kind::LIST, number, 0),
             Request::Room => bytes = head(kind::ROOM, number, 0),
+            Request::Share { section, reader } => {
+                bytes = head(kind::SHARE, number, 16);
+                bytes.put_u64_le(*section);
+                bytes.put_u64_le(*reader);
+            }
+            Request::Unshare { reader } => {
+                bytes = head(kind::UNSHARE, number, 8);
+                bytes.put_u64_le(*reader);
+            }
         }
         bytes.freeze()
     }
@@ -189,6 +208,8 @@ impl Request {
             kind::RELEASE => Request::Release { section: reader.u64()? },
             kind::LIST => Request::List,
             kind::ROOM => Request::Room,
+            kind::SHARE => Request::Share { section: reader.u64()?, reader: reader.u64()? },
+            kind::UNSHARE => Request::Unshare { reader: reader.u64()? },
             _ => return Err(Error::Malformed("a request of an unknown kind")),
         };
         reader.end()?;
@@ -209,8 +230,9 @@ impl Reply {
                     bytes.put_u64_le(*value);
                 }
             }
-            Reply::Fenced { free_bytes, revoked } => {
-                bytes = head(kind::FENCED, number, 16);
+            Reply::Fenced { free_bytes, revoked } | Reply::Unshared { free_bytes, revoked } => {
+                let is_fence = matches!(self, Reply::Fenced { .. });
+                bytes = head(if is_fence { kind::FENCED } else { kind::UNSHARED }, number, 16);
                 bytes.put_u64_le(*free_bytes);
                 bytes.put_u32_le(*revoked);
                 bytes.put_u32_le(0);
@@ -220,6 +242,12 @@ impl Reply {
                 for value in [free_bytes, section, given] {
                     bytes.put_u64_le(*value);
                 }
+                bytes.put_slice(&capability.encode());
+            }
+            Reply::Shared { free_bytes, section, capability } => {
+                bytes = head(kind::SHARED, number, 16 + CAPABILITY_BYTES);
+                bytes.put_u64_le(*free_bytes);
+                bytes.put_u64_le(*section);
                 bytes.put_slice(&capability.encode());
             }
             Reply::Released { free_bytes } => {
@@ -268,18 +296,23 @@ impl Reply {
                 free_bytes: reader.u64()?,
                 life: reader.u64()?,
             },
-            kind::FENCED => {
-                let reply = Reply::Fenced { free_bytes: reader.u64()?, revoked: reader.u32()? };
+            kind::FENCED | kind::UNSHARED => {
+                let (free_bytes, revoked) = (reader.u64()?, reader.u32()?);
                 reader.zero()?;
-                reply
+                match kind {
+                    kind::FENCED => Reply::Fenced { free_bytes, revoked },
+                    _ => Reply::Unshared { free_bytes, revoked },
+                }
             }
             kind::GRANTED => Reply::Granted {
                 free_bytes: reader.u64()?,
                 section: reader.u64()?,
                 bytes: reader.u64()?,
-                capability: Capability::decode(reader.take(CAPABILITY_BYTES)?)
-                    .map_err(|_| Error::Malformed("a grant without a capability"))?,
+                capability: reader.capability()?,
             },
+            kind::SHARED => {
+                Reply::Shared { free_bytes: reader.u64()?, section: reader.u64()?, capability: reader.capability()? }
+            }
             kind::RELEASED => Reply::Released { free_bytes: reader.u64()? },
             kind::LISTED => {
                 let free_bytes = reader.u64()?;
@@ -336,6 +369,11 @@ impl<'a> Reader<'a> {
     fn u64(&mut self) -> Result<u64, Error> {
         let bytes = self.take(8)?.try_into().map_err(|_| Error::Malformed("a message that is too short"))?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn capability(&mut self) -> Result<Capability, Error> {
+        let bytes = self.take(CAPABILITY_BYTES)?;
+        Capability::decode(bytes).map_err(|_| Error::Malformed("a grant without a capability"))
     }
 
     fn zero(&mut self) -> Result<(), Error> {

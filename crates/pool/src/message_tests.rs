@@ -12,14 +12,16 @@ fn capability() -> Capability {
 fn requests() -> Vec<(Request, &'static str)> {
     vec![
         (
-            Request::Hello { version: 1, section_bytes: 16 << 20 },
-            "01000000 01000000 01000000 00000000 0000000100000000",
+            Request::Hello { version: 2, section_bytes: 16 << 20 },
+            "01000000 01000000 02000000 00000000 0000000100000000",
         ),
         (Request::Fence { epoch: Epoch(3), holder: 0xA1 }, "02000000 02000000 0300000000000000 a100000000000000"),
         (Request::Grant { bytes: 16 << 20 }, "03000000 03000000 0000000100000000"),
         (Request::Release { section: 9 }, "04000000 04000000 0900000000000000"),
         (Request::List, "05000000 05000000"),
         (Request::Room, "06000000 06000000"),
+        (Request::Share { section: 9, reader: 5 }, "07000000 07000000 0900000000000000 0500000000000000"),
+        (Request::Unshare { reader: 5 }, "08000000 08000000 0500000000000000"),
     ]
 }
 
@@ -27,8 +29,8 @@ fn replies() -> Vec<(Reply, String)> {
     let capability_hex: String = capability().encode().iter().map(|byte| format!("{byte:02x}")).collect();
     vec![
         (
-            Reply::Welcome { version: 1, node: 2, section_bytes: 4096, budget_bytes: 8192, free_bytes: 4096, life: 5 },
-            "81000000 01000000 01000000 02000000 0010000000000000 0020000000000000 0010000000000000 0500000000000000"
+            Reply::Welcome { version: 2, node: 2, section_bytes: 4096, budget_bytes: 8192, free_bytes: 4096, life: 5 },
+            "81000000 01000000 02000000 02000000 0010000000000000 0020000000000000 0010000000000000 0500000000000000"
                 .to_owned(),
         ),
         (
@@ -49,8 +51,16 @@ fn replies() -> Vec<(Reply, String)> {
             "86000000 06000000 0010000000000000 0020000000000000".to_owned(),
         ),
         (
+            Reply::Shared { free_bytes: 4096, section: 9, capability: capability() },
+            format!("87000000 07000000 0010000000000000 0900000000000000 {capability_hex}"),
+        ),
+        (
+            Reply::Unshared { free_bytes: 4096, revoked: 2 },
+            "88000000 08000000 0010000000000000 02000000 00000000".to_owned(),
+        ),
+        (
             Reply::Refused { refusal: Refusal::Fenced, detail: 4, text: "no".to_owned() },
-            "ff000000 07000000 04000000 00000000 0400000000000000 6e6f".to_owned(),
+            "ff000000 09000000 04000000 00000000 0400000000000000 6e6f".to_owned(),
         ),
     ]
 }
@@ -93,7 +103,9 @@ fn the_golden_bytes_are_those_of_the_document() {
         assert!(document.contains(golden), "{golden} is missing in docs/formats/section-table.md");
     }
     // A capability's bytes are another document's.
-    for (reply, golden) in replies().iter().filter(|(reply, _)| !matches!(reply, Reply::Granted { .. })) {
+    for (reply, golden) in
+        replies().iter().filter(|(reply, _)| !matches!(reply, Reply::Granted { .. } | Reply::Shared { .. }))
+    {
         assert!(document.contains(golden), "{reply:?}: {golden} is missing in docs/formats/section-table.md");
     }
 }

@@ -8,7 +8,10 @@ use std::time::Duration;
 use base::rt::simulation::Simulation;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
-use pool::{AddressSpace, Donor, Error, LossReason, MemoryNode, MemoryNodeOptions, SpaceOptions, Usage};
+use pool::{
+    AddressSpace, Donor, Error, Lent, LentSpace, LentSpaceOptions, LossReason, MemoryNode, MemoryNodeOptions,
+    SpaceOptions, Usage,
+};
 use rma::{Fabric as _, HostOptions, NodeId, TOKEN_BYTES, Token};
 use support::Loopback;
 
@@ -316,5 +319,46 @@ fn bad_configurations_are_refused_with_what_to_do() {
             assert_eq!(refused.kind(), ErrorKind::Rejected, "{refused}");
             assert!(refused.to_string().contains(advice), "{refused}");
         }
+    });
+}
+
+#[test]
+fn a_reader_reads_what_is_shared_with_it_until_that_is_revoked_or_given_back() {
+    run(|fabric| async move {
+        let _donor = donor(&fabric, "a", 4).await;
+        let space = open(&fabric, "owner", 1, &["a"]).await;
+        let lent = |owner: &str| LentSpaceOptions {
+            owner: owner.to_owned(),
+            fabric: Arc::clone(&fabric) as Arc<dyn rma::Fabric>,
+            donors: options(&fabric, owner, 1, &["a"]).donors,
+            section_bytes: SECTION,
+        };
+        let readers = [LentSpace::open(lent("owner")).await, LentSpace::open(lent("owner")).await];
+        let readers = readers.map(|reader| reader.expect("the donor is there"));
+        let (one, other) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
+        for section in [one, other] {
+            space.write(section.address + 8, &[Bytes::from_static(b"a record")]).await.expect("live");
+            for (number, reader) in readers.iter().enumerate() {
+                let read = reader.read(section.address + 8, 8, BytesMut::new()).await;
+                assert_eq!(read, Err(rma::Error::Closed), "it was not shared yet");
+                let shared = space.share(section.id, number as u64).await.expect("it is live");
+                let again = space.share(section.id, number as u64).await.expect("it is live");
+                assert_eq!(shared.place(), again.place(), "a reader has one capability a section");
+                let shared = Lent::of_place(section, &shared.place()).expect("it is one");
+                reader.enter(&shared).expect("its donor is known");
+                let read = reader.read(section.address + 8, 8, BytesMut::new()).await.expect("it is shared");
+                assert_eq!(read[..], *b"a record");
+                assert!(reader.read(section.address + SECTION - 4, 8, BytesMut::new()).await.is_err());
+            }
+        }
+        space.unshare(0).await.expect("the donor confirms");
+        assert!(readers[0].read(one.address + 8, 8, BytesMut::new()).await.is_err(), "it was revoked");
+        assert!(readers[1].read(one.address + 8, 8, BytesMut::new()).await.is_ok(), "of the other reader nothing was");
+        space.release(one.id).await.expect("the donor confirms");
+        assert!(readers[1].read(one.address + 8, 8, BytesMut::new()).await.is_err(), "it was given back");
+        assert!(space.share(one.id, 1).await.is_err());
+        let _newer = open(&fabric, "owner", 2, &["a"]).await;
+        assert!(readers[1].read(other.address + 8, 8, BytesMut::new()).await.is_err(), "it is a newer holder's");
+        assert!(LentSpace::open(lent("")).await.is_err());
     });
 }

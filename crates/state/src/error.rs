@@ -13,6 +13,8 @@ pub enum Error {
     Fenced,
     #[error("the state could not be read or changed for now; try again")]
     Busy,
+    #[error("this compute node does not hear from its primary for now; ask again, or another compute node of the peer")]
+    NoLease,
     #[error("version {version} is neither in memory nor in storage, which should hold it; check the storage node")]
     Lost { version: base::Version },
     #[error("a budget of {bytes} bytes is less than one section of remote memory; give it at least {section_bytes}")]
@@ -25,7 +27,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::OutOfOrder { .. } | Error::BudgetTooSmall { .. } => ErrorKind::Rejected,
-            Error::TooOld { .. } | Error::Busy => ErrorKind::Retry,
+            Error::TooOld { .. } | Error::Busy | Error::NoLease => ErrorKind::Retry,
             Error::Fenced => ErrorKind::Fenced,
             Error::KeyNotText { .. } | Error::Lost { .. } => ErrorKind::Corrupt,
             Error::Storage(error) => error.kind(),

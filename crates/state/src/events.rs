@@ -81,6 +81,16 @@ base::events! {
     gauge RemoteBytesLeased("heddle_state_remote_leased_bytes");
     /// Bytes of them that are free.
     gauge RemoteBytesFree("heddle_state_remote_free_bytes");
+    /// Readers that follow this primary.
+    gauge Readers("heddle_state_readers");
+    /// Times that a reader joined its primary.
+    counter ReadersJoined("heddle_state_readers_joined_total");
+    /// Times that a reader was fenced, because its link was lost or it did not keep up.
+    counter ReadersFenced("heddle_state_readers_fenced_total");
+    /// Blocks that readers have put in force.
+    counter BlocksFollowed("heddle_state_reader_blocks_total");
+    /// Answers that a reader did not give for want of a lease.
+    counter ReadsWithoutLease("heddle_state_reads_without_lease_total");
     /// Time to apply a block.
     histogram ApplyTime("heddle_state_apply_seconds", seconds);
 }

@@ -8,7 +8,9 @@
 //! 3. On the current connection the owner asks for sections, releases them and lists them. Anything on another
 //!    connection is refused, so that a request which is still under way on a lost connection cannot do anything after the
 //!    list by which its owner found out what it has.
-//! 4. A connection that ends leaves the sections where they are: its holder may connect again. They come back when the
+//! 4. The owner may have a section shared with readers, other compute nodes of its own: each has a capability of its own,
+//!    to read, which is revoked alone or with the section. A reader's connection says hello and asks for nothing.
+//! 5. A connection that ends leaves the sections where they are: its holder may connect again. They come back when the
 //!    holder releases them, when a newer epoch fences them, or, if nobody has been connected for [`ABANDONED_AFTER`],
 //!    when another owner needs the room.
 //!
@@ -45,6 +47,8 @@ pub const CONNECTIONS_MAX: usize = 1024;
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Connections of one owner at once.
 pub const CONNECTIONS_PER_OWNER_MAX: usize = 16;
+/// Readers of one section.
+pub const READERS_MAX: usize = 64;
 /// How long a connection may take until its hello is answered.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(10);
 /// A pause after `accept` failed.

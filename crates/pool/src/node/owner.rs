@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use base::Epoch;
 use base::rt::sync::MutexGuard;
 use base::rt::{self, Instant};
-use rma::{Endpoint, RegionId, Rights};
+use rma::{Capability, Endpoint, RegionId, Rights};
 
-use super::{ABANDONED_AFTER, CONNECTIONS_PER_OWNER_MAX, OWNERS_MAX, Shared, lock};
+use super::{ABANDONED_AFTER, CONNECTIONS_PER_OWNER_MAX, OWNERS_MAX, READERS_MAX, Shared, lock};
 use crate::events::{
     GrantsRefused, OwnersConnected, RequestsFenced, RevocationsUnconfirmed, SectionsFenced, SectionsGranted,
     SectionsReclaimed, SectionsReleased,
@@ -51,6 +51,8 @@ struct Held {
     bytes: u64,
     /// Its return could not be confirmed; nobody may use it any more.
     leaving: bool,
+    /// What readers may read it with.
+    shares: BTreeMap<u64, Capability>,
 }
 
 /// A connection of an owner, for as long as it lives.
@@ -203,7 +205,7 @@ impl Shared {
             }
         };
         // Known before it is registered: whatever happens from here on, it is in the table.
-        state.sections.insert(section, Held { epoch, region: None, bytes, leaving: false });
+        state.sections.insert(section, Held { epoch, region: None, bytes, leaving: false, shares: BTreeMap::new() });
         let registered = match rt::fault_point("pool.grant.register") {
             true => Err(rma::Error::Exhausted("a fault was injected".to_owned())),
             false => self.host.register(&owner.name, bytes).await,
@@ -239,6 +241,55 @@ impl Shared {
         }
         SectionsReleased.add(1);
         Reply::Released { free_bytes: self.free_bytes() }
+    }
+
+    /// Lets a reader read a section. Asked again, it gives the same capability.
+    pub(super) async fn share(&self, owner: &Owner, connection: u64, section: DonorSection, reader: u64) -> Reply {
+        let mut state = match self.reigning(owner, connection).await {
+            Ok(state) => state,
+            Err(refusal) => return refusal,
+        };
+        let unknown = || refused(Refusal::UnknownSection, section, "no such section");
+        let Some(held) = state.sections.get_mut(&section).filter(|held| !held.leaving) else { return unknown() };
+        let Some(region) = held.region else { return unknown() };
+        let shared = |capability| Reply::Shared { free_bytes: self.free_bytes(), section, capability };
+        if let Some(capability) = held.shares.get(&reader) {
+            return shared(*capability);
+        }
+        if held.shares.len() >= READERS_MAX {
+            return refused(Refusal::TooMany, 0, format!("a section has at most {READERS_MAX} readers"));
+        }
+        match self.host.grant(region, Rights::READ) {
+            Ok(capability) => {
+                held.shares.insert(reader, capability);
+                shared(capability)
+            }
+            Err(error) => refused(Refusal::TooMany, 0, error.to_string()),
+        }
+    }
+
+    /// Revokes what a reader was given; on the answer no verb of its takes effect, ever.
+    pub(super) async fn unshare(&self, owner: &Owner, connection: u64, reader: u64) -> Reply {
+        let mut state = match self.reigning(owner, connection).await {
+            Ok(state) => state,
+            Err(refusal) => return refusal,
+        };
+        let mut revoked = 0;
+        for held in state.sections.values_mut() {
+            let Some(capability) = held.shares.get(&reader) else { continue };
+            match self.host.revoke(capability).await {
+                Ok(()) | Err(rma::Error::Unknown) => {
+                    held.shares.remove(&reader);
+                    revoked += 1;
+                }
+                Err(error) => {
+                    RevocationsUnconfirmed.add(1);
+                    tracing::warn!(%error, reader, "a reader's capability could not be revoked; ask again");
+                    return refused(Refusal::Unconfirmed, 0, "the revocation is not confirmed");
+                }
+            }
+        }
+        Reply::Unshared { free_bytes: self.free_bytes(), revoked }
     }
 
     /// What the owner has.

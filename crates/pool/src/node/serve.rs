@@ -141,6 +141,8 @@ async fn perform(shared: &Arc<Shared>, owner: &Owner, connection: u64, endpoint:
         Request::Grant { bytes } => shared.grant(owner, connection, bytes).await,
         Request::Release { section } => shared.release(owner, connection, section).await,
         Request::List => shared.list(owner, connection).await,
+        Request::Share { section, reader } => shared.share(owner, connection, section, reader).await,
+        Request::Unshare { reader } => shared.unshare(owner, connection, reader).await,
         Request::Room => Reply::Room { free_bytes: shared.free_bytes(), budget_bytes: shared.budget_bytes },
     }
 }
@@ -154,6 +156,8 @@ fn fault_points(request: &Request) -> (&'static str, &'static str) {
         Request::Release { .. } => ("pool.release.lost", "pool.release.answer_lost"),
         Request::List => ("pool.list.lost", "pool.list.answer_lost"),
         Request::Room => ("pool.room.lost", "pool.room.answer_lost"),
+        Request::Share { .. } => ("pool.share.lost", "pool.share.answer_lost"),
+        Request::Unshare { .. } => ("pool.unshare.lost", "pool.unshare.answer_lost"),
     }
 }
 

@@ -138,6 +138,8 @@ impl Link {
             | Reply::Released { free_bytes }
             | Reply::Listed { free_bytes, .. }
             | Reply::Room { free_bytes, .. }
+            | Reply::Shared { free_bytes, .. }
+            | Reply::Unshared { free_bytes, .. }
             | Reply::Refused { refusal: Refusal::Exhausted, detail: free_bytes, .. } => *free_bytes,
             Reply::Refused { .. } => return,
         };

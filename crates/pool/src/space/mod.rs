@@ -19,9 +19,13 @@
 //! * A section is live, released or lost; it is live once, and reported lost at most once.
 //! * When a section is not in the table, its donor has taken it back or the link is due for a sweep or has ended.
 //!
+//! Other compute nodes of the owner read the same sections through a [`LentSpace`], with capabilities that this space asks
+//! for ([`AddressSpace::share`]) and that end with the section, with its epoch, or by themselves.
+//!
 //! What the bytes mean, and what to do after a loss, is left to the layers above.
 
 mod keeper;
+mod lent;
 mod link;
 mod table;
 
@@ -42,6 +46,7 @@ use rma::{Completion, Fabric, Token};
 use crate::events::{GrowTime, SectionsGrown, SectionsLost, SpaceBytes};
 use crate::message::{Refusal, Reply, Request};
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
+pub use lent::{Lent, LentSpace, LentSpaceOptions};
 use link::{Link, Turn};
 pub use table::SECTIONS_EVER_MAX;
 use table::{Entry, State, Table};
@@ -463,6 +468,49 @@ impl AddressSpace {
             Reply::Refused { refusal: Refusal::Unconfirmed, .. } => Err(Error::Unconfirmed(link.address.clone())),
             reply => Err(shared.unexpected(link, &reply)),
         }
+    }
+
+    /// Lets a reader read a section: another compute node of this owner, which [enters](LentSpace::enter) what this gives.
+    /// Asked again, it gives the same.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSection`]; [`Error::NoAnswer`]; the donor's refusal.
+    pub async fn share(&self, id: SectionId, reader: u64) -> Result<Lent, Error> {
+        let shared = &self.shared;
+        let entry = shared.table.get(id).filter(|entry| entry.is_live()).ok_or(Error::UnknownSection(id.0))?;
+        let mut turn = entry.link.turn(ANSWER_MAX).await?;
+        match turn.ask(Request::Share { section: entry.section, reader }, ANSWER_MAX).await? {
+            Reply::Shared { section, capability, .. } if section == entry.section => {
+                let section = shared.table.section(id).ok_or(Error::UnknownSection(id.0))?;
+                Ok(Lent { section, donor: entry.link.address.clone(), capability })
+            }
+            Reply::Refused { refusal: Refusal::UnknownSection, .. } => Err(Error::UnknownSection(id.0)),
+            reply => Err(shared.unexpected(&entry.link, &reply)),
+        }
+    }
+
+    /// Revokes everything that a reader was given: on return no verb of its takes effect, ever, at the donors that are
+    /// connected. What a donor that is lost has given has ended with its sections.
+    ///
+    /// # Errors
+    /// [`Error::NoAnswer`] and [`Error::Unconfirmed`] where a donor has not confirmed: ask again.
+    pub async fn unshare(&self, reader: u64) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for link in self.shared.links() {
+            let revoked = async {
+                let mut turn = link.turn(ANSWER_MAX).await?;
+                match turn.ask(Request::Unshare { reader }, ANSWER_MAX).await? {
+                    Reply::Unshared { .. } => Ok(()),
+                    Reply::Refused { refusal: Refusal::Unconfirmed, .. } => {
+                        Err(Error::Unconfirmed(link.address.clone()))
+                    }
+                    reply => Err(self.shared.unexpected(&link, &reply)),
+                }
+            };
+            let revoked = revoked.await;
+            outcome = outcome.and(revoked);
+        }
+        outcome
     }
 
     /// The sections that are live, in order.

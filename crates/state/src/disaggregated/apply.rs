@@ -11,8 +11,9 @@
 //! 6. **Put down** what was superseded, and which records are deletions.
 //! 7. **Delta**: where each new version is.
 //! 8. **Caches**: the new versions replace what was known, and kill every token of their keys.
-//! 9. **Invalidate** the other compute nodes ([`Shared::invalidate_others`]), and wait for each or for its lease to end.
-//! 10. **Publish**: the height is raised. From here on snapshots see the block.
+//! 9. **Invalidate** what readers know ([`super::readers`]), and wait for each of them or for its lease to end.
+//! 10. **Publish**: the height is raised, but not before every lease has ended that an earlier primary can have granted. From
+//!     here on snapshots see the block.
 //!
 //! A block is applied whole whatever happens in steps 1 to 5, or fails because this primary is fenced. A key for which they
 //! fail has its new version in the delta itself, which is bounded (its owner persists when
@@ -85,6 +86,16 @@ impl<'a> Item<'a> {
     fn name(&self) -> Name<'a> {
         Name { namespace: self.namespace, key: self.key }
     }
+
+    /// Where the new version is.
+    fn written(&self) -> Written {
+        let place = match (&self.update.value, &self.new) {
+            (None, _) => Where::Deleted,
+            (Some(_), Some(new)) => Where::Remote(new.pointer, new.bytes as u32),
+            (Some(value), None) => Where::Here(Box::new(value.clone())),
+        };
+        Written { version: self.update.version, place }
+    }
 }
 
 /// The group of an item's key, if it was read under the header that is still the subtable's.
@@ -144,8 +155,11 @@ impl Shared {
         }
         hold_up("state.apply.caches").await;
         shared.replace_in_caches(&items);
-        shared.invalidate_others(&items).await;
+        shared.invalidate_others(&items, number).await;
         hold_up("state.apply.publish").await;
+        if rt::now() < shared.reigns_from {
+            rt::sleep_until(shared.reigns_from).await;
+        }
         let before = shared.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one primary applies blocks in order");
         Shared::publish(shared, number + 1);
@@ -465,17 +479,9 @@ impl Shared {
 
     /// Step 7.
     fn note_in_delta(&self, items: &[Item<'_>], number: u64) {
-        let writes = items.iter().map(|item| {
-            let place = match (&item.update.value, &item.new) {
-                (None, _) => Where::Deleted,
-                (Some(_), Some(new)) => Where::Remote(new.pointer, new.bytes as u32),
-                (Some(value), None) => {
-                    events::VersionsNotInMemory.add(1);
-                    Where::Here(Box::new(value.clone()))
-                }
-            };
-            (item.hash, item.namespace, item.key, Written { version: item.update.version, place })
-        });
+        let spilled = items.iter().filter(|item| item.new.is_none() && item.update.value.is_some());
+        events::VersionsNotInMemory.add(spilled.count() as u64);
+        let writes = items.iter().map(|item| (item.hash, item.namespace, item.key, item.written()));
         self.delta_mut().add(number, writes);
     }
 
@@ -510,6 +516,11 @@ impl Shared {
         }
     }
 
-    /// Step 9: tells the other compute nodes of this peer which keys have changed. There are none yet.
-    async fn invalidate_others(&self, _items: &[Item<'_>]) {}
+    /// Step 9.
+    async fn invalidate_others(&self, items: &[Item<'_>], number: u64) {
+        if self.holders.any() {
+            self.holders.log(|changes| changes.block(number, items.iter().map(|item| (item.name(), item.written()))));
+            self.tell_readers().await;
+        }
+    }
 }

@@ -23,6 +23,8 @@ pub struct Audit {
     pub index: u64,
     pub records: u64,
     pub superseded: u64,
+    /// Live bytes of buffers to which nothing leads, which readers are yet to be told.
+    pub untold: u64,
     /// Live bytes to which nothing leads. Until the keeper has been there after a loss of subtables there may be some.
     pub leaked: u64,
     /// Slots, newest versions of the delta, and entries of the metadata cache that lead into leased sections but to no live
@@ -68,13 +70,22 @@ impl Shared {
                 _ => audit.dangling += 1,
             }
         }
+        for (_, pointer) in &writer.untold {
+            if let Some(extent) = writer.space.extent(pointer.address()) {
+                audit.dangling += u64::from(!reached.insert(extent.address));
+                audit.untold += extent.bytes;
+            }
+        }
         for extent in writer.space.quarantined() {
             audit.dangling += u64::from(!reached.insert(extent.address));
         }
         let put_aside: Set<u64> = writer.space.quarantined().map(|extent| extent.address).collect();
+        let untold: Set<u64> = writer.untold.iter().map(|(_, pointer)| pointer.address()).collect();
         let mut newest = self.delta().newest_in_memory();
         newest.extend(self.caches.pointers());
-        let is_live = |address: u64| writer.space.extent(address).is_some() && !put_aside.contains(&address);
+        let is_live = |address: u64| {
+            writer.space.extent(address).is_some() && !put_aside.contains(&address) && !untold.contains(&address)
+        };
         let is_lost = |pointer: &Pointer| writer.space.holds(pointer.address()) && !is_live(pointer.address());
         audit.dangling += newest.iter().filter(|pointer| is_lost(pointer)).count() as u64;
         writer.forget_evicted(rt::now());

@@ -193,6 +193,26 @@ impl Delta {
             })
     }
 
+    /// The first block whose writes are here, if any is.
+    pub fn first_block(&self) -> Option<u64> {
+        self.blocks.front().map(|(block, _)| *block)
+    }
+
+    /// What each block wrote that is here, blocks and the names within each in order.
+    pub fn writes_by_block(&self) -> BTreeMap<u64, Vec<(Name<'_>, &Written)>> {
+        let mut blocks: BTreeMap<u64, Vec<(Name<'_>, &Written)>> =
+            self.blocks.iter().map(|(block, _)| (*block, Vec::new())).collect();
+        for line in &self.lines {
+            let name = Name { namespace: &line.namespace, key: &line.key };
+            for written in line.older.iter().chain([&line.newest]) {
+                let block = blocks.get_mut(&written.version.block).expect("a version is of a block that is here");
+                block.push((name, written));
+            }
+        }
+        blocks.values_mut().for_each(|writes| writes.sort_unstable_by_key(|(name, _)| *name));
+        blocks
+    }
+
     /// Where the newest versions are that remote memory holds.
     pub fn newest_in_memory(&self) -> Vec<Pointer> {
         let pointer = |line: &Line| match line.newest.place {

@@ -103,6 +103,7 @@ impl Shared {
         }
         hold_up("state.drain.directory").await;
         self.directory_mut().set(new);
+        self.holders.log(|changes| changes.subtable(&new));
         writer.put_aside(Pointer::new(old.address, SUBTABLE_BYTES, old.incarnation));
         events::SubtablesMoved.add(1);
         true

@@ -13,9 +13,10 @@
 //! 4. **Locate.** The groups of buckets are read. A record to which its slot does not lead is none of ours.
 //! 5. **Mark.** The record's word is swapped from (newest, this life, valid) to (newest, this life, given up).
 //! 6. **Drop.** The slot is swapped from the record to empty.
-//! 7. **Invalidate.** The caches keep the version, lose the pointer, and kill every token of the key; so do the other compute
-//!    nodes.
-//! 8. **Put aside.** The buffer is free once every lease that could hold its address has ended.
+//! 7. **Invalidate.** The caches keep the version, lose the pointer, and kill every token of the key; so do the readers'
+//!    ([`super::readers`]), with their next update.
+//! 8. **Put aside.** When the readers have acknowledged that, the buffer waits until every lease that could hold its address
+//!    has ended, and is free.
 //! 9. When a round found too little that the savepoint covers, storage is asked to make rows of everything applied so far.
 //!    No lock is held meanwhile.
 //!
@@ -105,7 +106,13 @@ impl Shared {
         loop {
             self.crowded.notified().await;
             match self.make_room().await {
-                Ok(true) => rt::sleep(REUSE_AFTER).await,
+                Ok(true) => {
+                    if self.holders.any() {
+                        self.tell_readers().await;
+                        self.writer.lock().await.put_aside_what_is_told();
+                    }
+                    rt::sleep(REUSE_AFTER).await;
+                }
                 Ok(false) => {}
                 Err(Error::Fenced) => return,
                 Err(error) => {
@@ -217,6 +224,7 @@ impl Shared {
                 }
                 // First readers are told, then it is put aside: whoever has not been told has a lease older than that.
                 self.forgotten.fetch_max(since + 1, Ordering::AcqRel);
+                self.holders.log(|changes| changes.forgotten(since + 1));
                 writer.superseded.pop_front();
                 let extent = writer.space.extent(pointer.address());
                 evicted += extent.map_or(0, |extent| extent.bytes);
@@ -257,9 +265,10 @@ impl Shared {
                 continue;
             }
             batch.bytes += victim.bytes;
-            match mutant(Mutant::EvictedReusedEarly) {
-                true => writer.space.free(pointer.address()),
-                false => writer.put_aside(pointer),
+            match (mutant(Mutant::EvictedReusedEarly), mutant(Mutant::EvictUntold)) {
+                (true, _) => writer.space.free(pointer.address()),
+                (_, true) => writer.put_aside_told(pointer),
+                _ => writer.put_aside(pointer),
             }
             if victim.is_marked {
                 writer.evicted.push_back((put_aside, pointer));
@@ -323,10 +332,14 @@ impl Shared {
         candidates
     }
 
-    /// Step 3: which records some compute node of the peer has in use, besides those whose bits the hand has seen. There is
-    /// this one so far. Others will be asked all at once, and one that does not answer has nothing in use.
+    /// Step 3: which records some compute node of the peer has in use, besides those whose bits the hand has seen. Readers are
+    /// asked all at once, and one that does not answer has nothing in use.
     async fn in_use(&self, candidates: &[Candidate]) -> Vec<bool> {
-        candidates.iter().map(|candidate| self.caches.has(candidate.hash, candidate.pointer)).collect()
+        let mut in_use = self.holders.in_use(candidates).await;
+        for (in_use, candidate) in in_use.iter_mut().zip(candidates) {
+            *in_use |= self.caches.has(candidate.hash, candidate.pointer);
+        }
+        in_use
     }
 
     /// Step 4.
@@ -430,6 +443,9 @@ impl Shared {
         for victim in victims {
             let name = victim.head.name().expect("it had one when it was chosen");
             self.caches.evict(victim.candidate.hash, name, victim.candidate.pointer);
+            if !mutant(Mutant::EvictUntold) {
+                self.holders.log(|changes| changes.evicted(name, victim.candidate.pointer));
+            }
         }
     }
 }

@@ -45,6 +45,18 @@ pub enum Mutant {
     LearntOutlivesEviction,
     /// The buffer of an evicted record is used again at once.
     EvictedReusedEarly,
+    /// A reader acknowledges a block before it has put it in force.
+    AckEarly,
+    /// The primary raises its height without waiting for its readers.
+    CountUnacknowledged,
+    /// A reader answers although its lease has ended.
+    ServePastLease,
+    /// Readers are not told which records were evicted, and their buffers are put aside at once.
+    EvictUntold,
+    /// A primary grants leases without asking storage whether there is a newer one.
+    GrantUnproven,
+    /// A new primary raises heights while readers may hold leases of the old one.
+    ReignEarly,
 }
 
 thread_local! {

@@ -35,6 +35,10 @@ impl Shared {
         if bytes > RECORD_BYTES_MAX.min(shared.memory.section_bytes() as usize) {
             return;
         }
+        if let Some(life) = shared.role.life() {
+            // Only the primary changes the index.
+            return Shared::wish_for(life, name);
+        }
         let Some(permit) = shared.fills.try_acquire() else { return };
         let (namespace, key): (Arc<str>, Arc<str>) = (name.namespace.into(), name.key.into());
         let shared = Arc::clone(shared);
@@ -99,6 +103,7 @@ impl Shared {
                 self.give_up(writer, subtable.address);
                 // The slot may have been set, and read.
                 self.caches.detach(hash, name, pointer);
+                self.holders.log(|changes| changes.detached(name, pointer));
                 writer.put_aside(pointer);
             }
         }

@@ -153,6 +153,7 @@ impl Shared {
         let empty = subtable.empty().freeze();
         self.write_new(writer, subtable.address, empty).await?;
         self.directory_mut().set(subtable);
+        self.holders.log(|changes| changes.subtable(&subtable));
         Some(subtable)
     }
 
@@ -243,6 +244,10 @@ impl Shared {
             directory.set(new);
             directory.set(old);
         }
+        self.holders.log(|changes| {
+            changes.subtable(&new);
+            changes.subtable(&old);
+        });
         hold_up("state.split.rewrite").await;
         let verb = self.memory.write(old.address, &[encode(&stay)]);
         if completed(&*self.memory, verb).await.is_err() {

@@ -38,6 +38,11 @@ impl Heat {
         }
     }
 
+    /// Whether uses are noted.
+    pub fn notes_uses(&self) -> bool {
+        self.notes_uses.load(Ordering::Relaxed)
+    }
+
     #[inline]
     fn bit(&self, address: u64) -> (&AtomicU64, u64) {
         let granule = address / GRANULE_BYTES;

@@ -118,6 +118,20 @@ pub struct Subtable {
 }
 
 impl Subtable {
+    /// The subtable at an address whose buckets have this header; `None` for what is no header.
+    pub const fn of_header(address: u64, header: u64) -> Option<Subtable> {
+        let (depth, suffix) = ((header & 63) as u32, (header >> 6) & ((1 << DEPTH_MAX) - 1));
+        if header >> 48 != MAGIC
+            || (header >> 40) & 0xff != 0
+            || depth > DEPTH_MAX
+            || suffix >> depth != 0
+            || address == 0
+        {
+            return None;
+        }
+        Some(Subtable { address, depth, suffix, incarnation: Incarnation::new(header >> 32) })
+    }
+
     /// The header of each of its buckets.
     pub const fn header(&self) -> u64 {
         self.depth as u64 | (self.suffix << 6) | (self.incarnation.bits() << 32) | (MAGIC << 48)

@@ -1,7 +1,7 @@
 //! What goes on behind reads and blocks: losses, the savepoint, reclamation. Eviction is a module of its own ([`super::evict`]).
 //!
 //! Reclamation of a version that block `b` superseded:
-//! 1. once every view is above `b`, no read that begins needs it: it is put aside;
+//! 1. once every view is above `b`, here and at the readers, no read that begins needs it: it is put aside;
 //! 2. [`REUSE_AFTER`](super::lease::REUSE_AFTER) later no lease under which its address was learnt is live: its buffer is
 //!    free, and its next life has another incarnation.
 //!
@@ -41,11 +41,13 @@ pub(super) fn start(shared: &Arc<Shared>) -> Vec<AbortOnDrop<()>> {
     let savepoints = Arc::clone(shared);
     let reclaiming = Arc::clone(shared);
     let evicting = Arc::clone(shared);
+    let leasing = Arc::clone(shared);
     vec![
         rt::spawn(async move { losses.watch_losses().await }).abort_on_drop(),
         rt::spawn(async move { savepoints.watch_savepoint().await }).abort_on_drop(),
         rt::spawn(async move { reclaiming.keep_reclaiming().await }).abort_on_drop(),
         rt::spawn(async move { evicting.keep_evicting().await }).abort_on_drop(),
+        rt::spawn(async move { leasing.keep_readers().await }).abort_on_drop(),
     ]
 }
 
@@ -115,6 +117,7 @@ impl Shared {
             writer.superseded.pop_front();
             writer.put_aside(pointer);
         }
+        writer.put_aside_what_is_told();
         let now = rt::now();
         let freed = writer.space.drain(now);
         writer.forget_evicted(now);
@@ -132,7 +135,9 @@ impl Shared {
         // there is something newer.
         let savepoint = savepoint.min(self.height.load(Ordering::Acquire));
         self.delta_mut().forget_below(savepoint);
-        self.settled.fetch_max(savepoint, Ordering::AcqRel);
+        if self.settled.fetch_max(savepoint, Ordering::AcqRel) < savepoint {
+            self.holders.log(|changes| changes.settled(savepoint));
+        }
         let mut guard = self.writer.lock().await;
         let writer = &mut *guard;
         while writer.tombstones.front().is_some_and(|tombstone| tombstone.block < savepoint) {
@@ -154,6 +159,7 @@ impl Shared {
             }
             let name = super::Name { namespace: &tombstone.namespace, key: &tombstone.key };
             self.caches.detach(tombstone.hash, name, tombstone.pointer);
+            self.holders.log(|changes| changes.detached(name, tombstone.pointer));
             writer.put_aside(tombstone.pointer);
         }
     }
@@ -184,6 +190,7 @@ impl Shared {
             let writer = &mut *guard;
             let mut spared: Set<u64> = writer.superseded.iter().map(|one| one.pointer.address()).collect();
             spared.extend(writer.space.quarantined().map(|extent| extent.address));
+            spared.extend(writer.untold.iter().map(|(_, pointer)| pointer.address()));
             spared.extend(self.directory().subtables().map(|subtable| subtable.address));
             let buffers: Vec<_> =
                 writer.space.buffers().filter(|extent| extent.address >= from).take(SWEEP_BUFFERS).collect();
@@ -215,6 +222,7 @@ impl Shared {
         events::OrphansFound.add(1);
         self.caches.detach(hash, name, pointer);
         self.delta_mut().detach(hash, name, pointer);
+        self.holders.log(|changes| changes.detached(name, pointer));
         writer.tombstones.retain(|tombstone| tombstone.pointer != pointer);
         writer.put_aside(pointer);
     }

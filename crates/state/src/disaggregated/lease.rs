@@ -77,6 +77,11 @@ impl Grantor {
         self.granted.remove(&holder).map_or(now, |granted| granted + REUSE_AFTER)
     }
 
+    /// When a holder's last lease has ended; `None` where it was never granted any.
+    pub fn ends(&self, holder: HolderId) -> Option<Instant> {
+        self.granted.get(&holder).map(|granted| *granted + REUSE_AFTER)
+    }
+
     /// Forgets holders whose leases have ended.
     pub fn expire(&mut self, now: Instant) {
         self.granted.retain(|_, granted| *granted + REUSE_AFTER > now);

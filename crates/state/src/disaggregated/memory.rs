@@ -6,6 +6,8 @@ use async_trait::async_trait;
 use base::{Bytes, BytesMut, ErrorKind};
 use rma::Completion;
 
+use super::lease::HolderId;
+
 /// A leased section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Section {
@@ -61,11 +63,33 @@ pub trait Memory: Send + Sync + 'static {
     fn write(&self, address: u64, parts: &[Bytes]) -> Completion<()>;
     fn compare_swap(&self, address: u64, expected: u64, new: u64) -> Completion<u64>;
 
+    /// Lets a reader read a section; gives what its own memory enters ([`LentMemory::enter`]).
+    async fn share(&self, _id: u32, _reader: HolderId) -> Result<Bytes, MemoryError> {
+        Err(MemoryError::Failed("this memory is nobody else's to read".to_owned()))
+    }
+
+    /// Revokes what a reader was given. On return no read of its succeeds, ever.
+    async fn unshare(&self, _reader: HolderId) -> Result<(), MemoryError> {
+        Ok(())
+    }
+
     /// Starts what was posted and held back.
     fn flush(&self);
 
     /// Tells that a verb failed.
     fn note_failure(&self, address: u64, error: &rma::Error);
+}
+
+/// Memory of another compute node, of which some sections may be read here. Nothing in it is ever changed.
+pub trait LentMemory: Memory {
+    /// Makes a section readable that [`Memory::share`] gave.
+    ///
+    /// # Errors
+    /// Where it makes no sense here.
+    fn enter(&self, section: &Section, place: &[u8]) -> Result<(), MemoryError>;
+
+    /// The section at this address has gone.
+    fn leave(&self, address: u64);
 }
 
 /// Waits for a verb.
@@ -148,12 +172,89 @@ impl Memory for pool::AddressSpace {
         pool::AddressSpace::compare_swap(self, address, expected, new)
     }
 
+    async fn share(&self, id: u32, reader: HolderId) -> Result<Bytes, MemoryError> {
+        let lent = pool::AddressSpace::share(self, pool::SectionId(id), u64::from(reader.0)).await;
+        Ok(lent.map_err(refused)?.place())
+    }
+
+    async fn unshare(&self, reader: HolderId) -> Result<(), MemoryError> {
+        pool::AddressSpace::unshare(self, u64::from(reader.0)).await.map_err(refused)
+    }
+
     fn flush(&self) {
         pool::AddressSpace::flush(self);
     }
 
     fn note_failure(&self, address: u64, error: &rma::Error) {
         pool::AddressSpace::note_failure(self, address, error);
+    }
+}
+
+/// What a reader's memory does not do.
+fn read_only() -> MemoryError {
+    MemoryError::Failed("a reader changes nothing".to_owned())
+}
+
+#[async_trait]
+impl Memory for pool::LentSpace {
+    fn section_bytes(&self) -> u64 {
+        pool::LentSpace::section_bytes(self)
+    }
+
+    fn budget_bytes(&self) -> u64 {
+        0
+    }
+
+    fn set_budget(&self, _bytes: u64) {}
+
+    async fn grow(&self) -> Result<Section, MemoryError> {
+        Err(read_only())
+    }
+
+    async fn release(&self, _id: u32) -> Result<(), MemoryError> {
+        Err(read_only())
+    }
+
+    async fn lost(&self) -> Lost {
+        std::future::pending().await
+    }
+
+    fn is_fenced(&self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
+        pool::LentSpace::read(self, address, length, into)
+    }
+
+    fn write(&self, _address: u64, _parts: &[Bytes]) -> Completion<()> {
+        Completion::ready(Err(rma::Error::Forbidden))
+    }
+
+    fn compare_swap(&self, _address: u64, _expected: u64, _new: u64) -> Completion<u64> {
+        Completion::ready(Err(rma::Error::Forbidden))
+    }
+
+    fn flush(&self) {
+        pool::LentSpace::flush(self);
+    }
+
+    fn note_failure(&self, address: u64, error: &rma::Error) {
+        pool::LentSpace::note_failure(self, address, error);
+    }
+}
+
+impl LentMemory for pool::LentSpace {
+    fn enter(&self, section: &Section, place: &[u8]) -> Result<(), MemoryError> {
+        let Section { id, address, bytes } = *section;
+        let section = pool::Section { id: pool::SectionId(id), address, bytes };
+        let lent = pool::Lent::of_place(section, place).map_err(refused)?;
+        pool::LentSpace::enter(self, &lent).map_err(refused)
+    }
+
+    fn leave(&self, address: u64) {
+        pool::LentSpace::leave(self, address);
     }
 }
 

@@ -14,23 +14,26 @@
 //! | [`delta`] here | which keys the blocks after the savepoint wrote, and where each version is | apply, savepoint |
 //! | storage | every version up to the savepoint that a reader may need | itself, from its blocks |
 //!
-//! The writer is whoever holds the lock of [`Writer`]: apply, a fill, eviction, or the keeper; there is one primary, and it is this one.
+//! The writer is whoever holds the lock of [`Writer`]: apply, a fill, eviction, or the keeper, at the one primary of the peer. Other
+//! compute nodes of the peer, its [`readers`], read the same memory and follow what the primary tells them; all but what
+//! changes something is the same code there.
 //!
 //! 1. A block is durable in storage before [`WorldState::apply`] is called with it. Remote memory may vanish at any moment:
 //!    whatever it holds is in the delta's blocks or in storage.
-//! 2. [`apply`](apply) writes records, links them, swaps index slots, replaces what the caches know, tells the other compute
-//!    nodes, adds to the delta, and only then raises the height.
+//! 2. [`apply`](apply) writes records, links them, swaps index slots, adds to the delta, replaces what the caches know, tells the
+//!    readers, waits for them, and only then raises the height.
 //! 3. [`read`](read) looks into caches, index, delta, storage, in this order. To find nothing in one of them is never wrong;
 //!    to find something that is not the newest would be, and is what the protocols prevent.
-//! 4. [`reclaim`](keeper) puts a version aside once no view can need it, and uses its buffer again only when every
-//!    [`lease`] that could hold its address has ended.
+//! 4. [`reclaim`](keeper) puts a version aside once no view can need it, here or at a reader, and uses its buffer again only when
+//!    every [`lease`] that could hold its address has ended.
 //! 5. [`evict`](evict) keeps memory below its budget: it takes cold records out that storage has as rows. [`drain`](drain)
 //!    gives sections back when the budget was lowered.
 //! 6. The savepoint moves by itself, or when [`WorldState::persist`] asks; the delta then forgets what it covers.
 //! 7. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
 //!    nothing there from that moment on, and storage and other sections take its place.
 //! 8. A new primary opens the address space under a higher epoch, which fences this one: its verbs have no effect from then
-//!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections.
+//!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections, and raises no height before
+//!    every lease has ended that the old one can have granted.
 //!
 //! Invariants:
 //! * A slot of the index leads to the newest applied version of its key, or there is none.
@@ -55,6 +58,7 @@ pub mod memory;
 mod pointer;
 mod range;
 mod read;
+pub mod readers;
 mod record;
 mod space;
 
@@ -67,8 +71,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
+use base::rt::net::Link;
 use base::rt::sync::{Notify, Semaphore};
-use base::rt::{self, AbortOnDrop, Instant};
+use base::rt::{self, AbortOnDrop, Instant, Stop};
 use base::{Set, Version};
 use futures_util::future::join_all;
 use storage::StateStore;
@@ -80,6 +85,8 @@ use heat::Heat;
 use index::{Directory, KeyHash, Subtable};
 use memory::Memory;
 use pointer::{ADDRESS_BYTES_MAX, Pointer};
+pub use readers::Reader;
+use readers::{Holders, Role};
 use record::Name;
 use space::Space;
 
@@ -157,6 +164,14 @@ struct Shared {
     /// Memory is crowded, or something found no room.
     crowded: Notify,
     fenced: AtomicBool,
+    role: Role,
+    holders: Arc<Holders>,
+    /// Stopped once readers may join.
+    admits_readers: Stop,
+    /// What readers ask for.
+    wishes: Semaphore,
+    /// Leases that an earlier primary granted have ended by then; heights are raised only after that.
+    reigns_from: Instant,
 }
 
 /// Sections that were given up, by their first byte, until no verb can take effect in them.
@@ -170,6 +185,9 @@ struct Gone {
 #[derive(Default)]
 struct Writer {
     space: Space,
+    holders: Arc<Holders>,
+    /// Buffers to which nothing leads any more, with the update by which readers learn of that.
+    untold: VecDeque<(u64, Pointer)>,
     /// The numbers of sections by their first byte.
     sections: BTreeMap<u64, u32>,
     /// Versions that a block superseded, in the order of blocks.
@@ -219,33 +237,25 @@ impl Disaggregated {
     ) -> Result<Disaggregated, Error> {
         let height = store.savepoint().height;
         let budget_bytes = memory.budget_bytes();
-        let shared = Arc::new(Shared {
-            memory,
-            store,
-            seed: rt::random_u64(),
-            caches: Caches::new(settings.metadata_cache_bytes, settings.data_cache_bytes),
-            heat: Heat::new(budget_bytes),
-            directory: RwLock::default(),
-            delta: RwLock::default(),
-            gone: Gone::default(),
-            height: AtomicU64::new(height),
-            admitted: AtomicU64::new(height),
-            settled: AtomicU64::new(0),
-            forgotten: AtomicU64::new(0),
-            told: AtomicU64::new(height.saturating_sub(1)),
-            current: RwLock::new(None),
-            views: Mutex::default(),
-            writer: rt::sync::Mutex::new(Writer::default()),
-            persisting: rt::sync::Mutex::new(()),
-            fills: Semaphore::new(fill::FILLS_MAX),
-            wanted: Notify::new(),
-            crowded: Notify::new(),
-            fenced: AtomicBool::new(false),
-            settings,
-        });
+        let seed = rt::random_u64();
+        let shared = Arc::new(Shared::new(memory, store, settings, Role::Primary, seed, height, budget_bytes));
         Shared::publish(&shared, height);
         let keepers = keeper::start(&shared);
         Ok(Disaggregated { shared, _keepers: keepers })
+    }
+
+    /// Lets readers join from now on. To be called when every durable block has been applied: before that, a reader would
+    /// show heights below those that an earlier primary has shown.
+    pub fn admit_readers(&self) {
+        self.shared.admits_readers.stop();
+    }
+
+    /// Serves a reader over a link until that ends ([`readers`]). Dropping the future ends it.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]; [`Error::Busy`] when there are too many, or joining took too long.
+    pub async fn serve_reader(&self, link: Link) -> Result<(), Error> {
+        Shared::serve_reader(&self.shared, link).await
     }
 
     /// The view of the last applied block, with the reads that do not go through [`Snapshot`].
@@ -402,6 +412,49 @@ impl Snapshot for View {
 }
 
 impl Shared {
+    /// With empty memory, at this height.
+    fn new(
+        memory: Arc<dyn Memory>,
+        store: Arc<dyn StateStore>,
+        settings: DisaggregatedSettings,
+        role: Role,
+        seed: u64,
+        height: u64,
+        budget_bytes: u64,
+    ) -> Shared {
+        let holders: Arc<Holders> = Arc::default();
+        let early = fault::mutant(fault::Mutant::ReignEarly);
+        Shared {
+            memory,
+            store,
+            seed,
+            caches: Caches::new(settings.metadata_cache_bytes, settings.data_cache_bytes),
+            heat: Heat::new(budget_bytes),
+            directory: RwLock::default(),
+            delta: RwLock::default(),
+            gone: Gone::default(),
+            height: AtomicU64::new(height),
+            admitted: AtomicU64::new(height),
+            settled: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
+            told: AtomicU64::new(height.saturating_sub(1)),
+            current: RwLock::new(None),
+            views: Mutex::default(),
+            writer: rt::sync::Mutex::new(Writer { holders: Arc::clone(&holders), ..Writer::default() }),
+            persisting: rt::sync::Mutex::new(()),
+            fills: Semaphore::new(fill::FILLS_MAX),
+            wanted: Notify::new(),
+            crowded: Notify::new(),
+            fenced: AtomicBool::new(false),
+            settings,
+            role,
+            holders,
+            admits_readers: Stop::new(),
+            wishes: Semaphore::new(fill::FILLS_MAX),
+            reigns_from: if early { rt::now() } else { rt::now() + lease::REUSE_AFTER },
+        }
+    }
+
     fn directory(&self) -> RwLockReadGuard<'_, Directory> {
         self.directory.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -451,7 +504,9 @@ impl Shared {
         while views.front().is_some_and(|(height, view)| *height < oldest_kept || view.strong_count() == 0) {
             views.pop_front();
         }
-        let floor = views.front().map_or(height, |(height, _)| *height);
+        let own = views.front().map_or(height, |(height, _)| *height);
+        drop(views);
+        let floor = self.holders.floor(own);
         self.admitted.fetch_max(floor.min(height), Ordering::AcqRel);
         floor
     }
@@ -470,6 +525,9 @@ impl Shared {
 
     /// Has storage make rows of the blocks below `height`, unless it has.
     async fn materialize(&self, height: u64) -> Result<(), Error> {
+        if let Some(life) = self.role.life() {
+            return self.await_rows(life, height).await;
+        }
         let _one_at_a_time = self.persisting.lock().await;
         if self.store.savepoint().height < height {
             fault::hold_up("state.savepoint").await;
@@ -519,6 +577,8 @@ impl Shared {
         writer.superseded.retain(|superseded| !within(superseded.pointer.address()));
         writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
         writer.evicted.retain(|(_, pointer)| !within(pointer.address()));
+        writer.untold.retain(|(_, pointer)| !within(pointer.address()));
+        self.holders.log(|changes| changes.gone(base));
         let memory = Arc::clone(&self.memory);
         // On its way the pool lets verbs to the section fail; nothing here waits for the donor's answer.
         drop(rt::spawn(async move {
@@ -541,6 +601,13 @@ impl Shared {
                 writer.sections.insert(section.address, section.id);
                 writer.exhausted_until = None;
                 events::SectionsLeased.add(1);
+                for holder in self.holders.ids() {
+                    fault::hold_up("state.readers.share").await;
+                    match self.memory.share(section.id, holder).await {
+                        Ok(place) => self.holders.log_for(holder, |changes| changes.section(&section, &place)),
+                        Err(error) => tracing::debug!(%error, section = section.id, "a reader goes without a section"),
+                    }
+                }
                 true
             }
             Ok(section) => {
@@ -567,12 +634,33 @@ impl Writer {
         self.short = self.short.max(bytes as u64);
     }
 
-    /// Puts a live buffer aside to which nothing leads any more.
+    /// Puts a live buffer aside to which nothing leads any more, once all readers know that.
     fn put_aside(&mut self, pointer: Pointer) {
+        match self.holders.position() {
+            Some(position) => self.untold.push_back((position, pointer)),
+            None => self.put_aside_told(pointer),
+        }
+    }
+
+    fn put_aside_told(&mut self, pointer: Pointer) {
         if self.space.extent(pointer.address()).is_some() {
             let early = [fault::Mutant::ReuseEarly, fault::Mutant::NoIncarnation].into_iter().any(fault::mutant);
             let wait = if early { std::time::Duration::ZERO } else { lease::REUSE_AFTER };
             self.space.quarantine(pointer.address(), rt::now() + wait);
+        }
+    }
+
+    /// Puts aside what every reader knows of by now.
+    fn put_aside_what_is_told(&mut self) {
+        if self.untold.is_empty() {
+            return;
+        }
+        let told = self.holders.told_below();
+        while let Some((position, pointer)) = self.untold.front().copied()
+            && position <= told
+        {
+            self.untold.pop_front();
+            self.put_aside_told(pointer);
         }
     }
 }

@@ -86,8 +86,17 @@ impl View {
     pub fn cached(&self, namespace: &str, key: &str) -> Option<Result<Option<Versioned>, Error>> {
         let name = Name { namespace, key };
         match self.shared.caches.get(self.hash(name), name, self.height) {
-            Found::Answer(answer) => Some(self.shared.admitted(self.height).map(|()| answer)),
+            Found::Answer(answer) => self.answered().map(|admitted| admitted.map(|()| answer)),
             _ => None,
+        }
+    }
+
+    /// Whether what the caches said counts; `None` where a lease is to be waited for.
+    #[inline]
+    fn answered(&self) -> Option<Result<(), Error>> {
+        match self.shared.admitted(self.height) {
+            Err(Error::NoLease) => None,
+            admitted => Some(admitted),
         }
     }
 
@@ -96,7 +105,7 @@ impl View {
     pub fn cached_version(&self, namespace: &str, key: &str) -> Option<Result<Option<Version>, Error>> {
         let name = Name { namespace, key };
         let answer = self.shared.caches.version(self.hash(name), name, self.height)?;
-        Some(self.shared.admitted(self.height).map(|()| answer))
+        self.answered().map(|admitted| admitted.map(|()| answer))
     }
 
     /// The live value of a key; see [the module](super::read). Dropping the future does no harm.
@@ -108,7 +117,10 @@ impl View {
         let name = Name { namespace, key };
         let hash = self.hash(name);
         match self.shared.caches.get(hash, name, self.height) {
-            Found::Answer(answer) => self.shared.admitted(self.height).map(|()| answer),
+            Found::Answer(answer) => match self.answered() {
+                Some(admitted) => admitted.map(|()| answer),
+                None => self.read_elsewhere(name, hash, Found::Answer(answer)).await,
+            },
             found => self.read_elsewhere(name, hash, found).await,
         }
     }
@@ -129,10 +141,15 @@ impl View {
     async fn read_elsewhere(&self, name: Name<'_>, hash: KeyHash, found: Found) -> Result<Option<Versioned>, Error> {
         let mut found = found;
         for _ in 0..ATTEMPTS_MAX {
+            let lease = self.begin().await?;
+            if self.shared.role.life().is_some() {
+                // What a reader knew before it had a lease may have been void by then.
+                found = self.shared.caches.get(hash, name, self.height);
+            }
             if let Found::Answer(answer) = found {
                 return self.shared.admitted(self.height).map(|()| answer);
             }
-            if let Some(answer) = self.look(hash, name, found).await? {
+            if let Some(answer) = self.look(hash, name, found, lease).await? {
                 return self.shared.admitted(self.height).map(|()| answer.and_then(Kept::into_versioned));
             }
             events::ReadsLate.add(1);
@@ -141,15 +158,44 @@ impl View {
         Err(Error::Busy)
     }
 
+    /// From now on addresses may be used for as long as a lease lasts. A reader waits a little for one of its own: this begins
+    /// before that was seen to be live.
+    #[inline]
+    async fn begin(&self) -> Result<Lease, Error> {
+        let lease = Lease::begin(rt::now());
+        match self.shared.role.life() {
+            None => Ok(lease),
+            Some(life) if life.is_live() => Ok(lease),
+            Some(life) => {
+                if !life.is_live_soon().await {
+                    return Err(Error::NoLease);
+                }
+                let lease = Lease::begin(rt::now());
+                if life.is_live() { Ok(lease) } else { Err(Error::NoLease) }
+            }
+        }
+    }
+
     /// Steps 1 to 7 once; `None` when the lease ended.
-    async fn look(&self, hash: KeyHash, name: Name<'_>, found: Found) -> Result<Option<Option<Kept>>, Error> {
+    async fn look(
+        &self,
+        hash: KeyHash,
+        name: Name<'_>,
+        found: Found,
+        lease: Lease,
+    ) -> Result<Option<Option<Kept>>, Error> {
         let shared = &*self.shared;
         if shared.is_fenced() {
             return Err(Error::Fenced);
         }
-        let lease = Lease::begin(rt::now());
         let (looked, token) = match found {
             Found::Answer(_) => unreachable!("whoever has the answer does not look for it"),
+            // A reader is not told when the primary brings a record back.
+            Found::Newest(known) if known.pointer.is_null() && shared.role.life().is_some() => {
+                let token = shared.caches.token(hash);
+                events::DataCacheMisses.add(1);
+                (self.see_indexed(hash, name, token, lease).await, token)
+            }
             Found::Newest(known) | Found::TooNew(known) => {
                 events::MetadataCacheHits.add(1);
                 events::DataCacheMisses.add(1);
@@ -322,8 +368,11 @@ impl View {
             events::DeltaHits.add(1);
             let kept = self.written(name, &written).await?;
             if is_newest {
-                let pointer = if let Place::Remote(pointer, _) = written.place { pointer } else { Pointer::NULL };
-                let known = known_of(&kept, pointer);
+                let known = match written.place {
+                    // Not what it takes here: it may have come from storage, while memory could not be read.
+                    Place::Remote(pointer, bytes) => Known { bytes, ..known_of(&kept, pointer) },
+                    _ => known_of(&kept, Pointer::NULL),
+                };
                 shared.caches.learn(token, hash, name, known, Some(&kept).filter(|kept| kept.value.is_some()));
             }
             return Ok(Some(kept));
@@ -359,7 +408,8 @@ impl View {
             }
             Place::Remote(pointer, bytes) => {
                 for _ in 0..ATTEMPTS_MAX {
-                    match self.fetch(*pointer, *bytes as usize, Lease::begin(rt::now()), version.block).await {
+                    let lease = self.begin().await?;
+                    match self.fetch(*pointer, *bytes as usize, lease, version.block).await {
                         Ok(Some(fetched)) if fetched.record.is_of(name) && fetched.record.version == version => {
                             return Ok(fetched.into_kept());
                         }
@@ -383,7 +433,11 @@ impl View {
         let row = shared.store.get(name.namespace, name.key.as_bytes(), through).await;
         match row.map_err(|error| shared.storage_error(error, self.height))? {
             Some(row) if row.version == version => Ok(kept_of(version, row.value)),
-            _ => Err(Error::Lost { version }),
+            _ => {
+                // It may have gone while this view was no longer kept.
+                shared.admitted(self.height)?;
+                Err(Error::Lost { version })
+            }
         }
     }
 
@@ -430,6 +484,8 @@ impl View {
     fn count_untrusted(&self, bytes: &[u8], pointer: Pointer, block: u64) {
         let shared = &*self.shared;
         let is_kept = self.height >= shared.admitted.load(Ordering::Acquire);
+        // Without a lease a reader is not told.
+        let is_kept = is_kept && shared.role.life().is_none_or(super::readers::Life::is_live);
         let is_there = block >= shared.settled.load(Ordering::Acquire) && !shared.is_gone(pointer.address());
         if is_kept && is_there && !record::is_given_up(bytes, pointer) {
             events::RecordsUntrusted.add(1);
@@ -437,7 +493,7 @@ impl View {
     }
 }
 
-fn kept_of(version: Version, value: Option<Bytes>) -> Kept {
+pub(super) fn kept_of(version: Version, value: Option<Bytes>) -> Kept {
     // What storage gives may be a part of something longer.
     let value = value.map(|value| Bytes::copy_from_slice(&value));
     Kept { version, bytes: value.as_ref().map_or(0, Bytes::len), value, prev: Pointer::NULL }
@@ -467,7 +523,13 @@ impl Shared {
             events::ViewsRefused.add(1);
             return Err(Error::TooOld { height });
         }
-        Ok(())
+        match self.role.life() {
+            Some(life) if !life.is_live() => {
+                events::ReadsWithoutLease.add(1);
+                Err(Error::NoLease)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What a view of the newest block is to be read through.

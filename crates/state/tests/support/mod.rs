@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base::rt::simulation::Sim;
 use base::rt::{self, Stop};
 use base::{Bytes, Epoch, Version};
-use pool::{AddressSpace, Donor, MemoryNode, MemoryNodeOptions, SpaceOptions};
+use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, MemoryNode, MemoryNodeOptions, SpaceOptions};
 use rma::sim::SimFabric;
 use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
 use state::{Disaggregated, DisaggregatedSettings, Snapshot, UpdateBatch};
@@ -125,6 +125,18 @@ impl Donors {
         }
         rt::sleep(std::time::Duration::from_millis(5)).await;
         Donors { fabric, names, section_bytes }
+    }
+
+    /// The memory of a reader of the peer.
+    pub async fn lent(&self) -> Result<LentSpace, pool::Error> {
+        let donor = |name: &String| Donor { address: name.clone(), token: TOKEN };
+        LentSpace::open(LentSpaceOptions {
+            owner: OWNER.to_owned(),
+            fabric: Arc::new(self.fabric.clone()),
+            donors: self.names.iter().map(donor).collect(),
+            section_bytes: self.section_bytes,
+        })
+        .await
     }
 
     /// The address space of the peer, under an epoch.

@@ -200,6 +200,15 @@ impl Channel {
         task.await.unwrap_or(Err(Error::Invalid("the node stopped before it had pruned")))
     }
 
+    /// Confirms that a primary has no successor yet.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`].
+    pub fn confirm(&self, given: Epoch) -> Result<(), Error> {
+        self.check_whole()?;
+        self.check_epoch(given)
+    }
+
     /// The blocks.
     pub fn blocks(&self) -> &BlockStore {
         &self.blocks

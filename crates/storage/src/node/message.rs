@@ -111,6 +111,10 @@ pub enum Request {
         epoch: Epoch,
         oldest: BlockNumber,
     },
+    /// Whether this is the newest epoch.
+    Confirm {
+        epoch: Epoch,
+    },
     Channels,
     /// The newest epoch of a channel.
     Epoch(String),
@@ -422,6 +426,7 @@ impl Request {
             Request::Namespaces => Writer::op(19).done(),
             Request::Materialize { epoch, height } => Writer::op(20).u64(epoch.get()).u64(*height).done(),
             Request::Prune { epoch, oldest } => Writer::op(21).u64(epoch.get()).u64(oldest.get()).done(),
+            Request::Confirm { epoch } => Writer::op(26).u64(epoch.get()).done(),
             Request::Channels => Writer::op(22).done(),
             Request::Epoch(channel) => named(23, channel),
             Request::Begin(channel) => named(24, channel),
@@ -470,6 +475,7 @@ impl Request {
             20 => Request::Materialize { epoch: fields.epoch()?, height: fields.u64()? },
             21 => Request::Prune { epoch: fields.epoch()?, oldest: fields.block()? },
             22 => Request::Channels,
+            26 => Request::Confirm { epoch: fields.epoch()? },
             23 => Request::Epoch(fields.text(CHANNEL_BYTES_MAX)?),
             24 => Request::Begin(fields.text(CHANNEL_BYTES_MAX)?),
             _ => return Err(Malformed("unknown request")),

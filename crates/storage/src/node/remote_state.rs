@@ -167,6 +167,11 @@ impl StateStore for RemoteStateStore {
         let request = Request::Prune { epoch: self.session.options().epoch, oldest };
         self.session.ask(request.encode(), WORK_TIME_MAX).await.map(drop)
     }
+
+    async fn confirm(&self) -> Result<(), Error> {
+        let request = Request::Confirm { epoch: self.session.options().epoch };
+        self.session.ask(request.encode(), ANSWER_TIME_MAX).await.map(drop)
+    }
 }
 
 impl fmt::Debug for RemoteStateStore {

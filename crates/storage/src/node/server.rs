@@ -305,7 +305,7 @@ impl Handler for Client {
         let allowed = match &request {
             Request::Append(_) => greeted.role == Role::Appender,
             Request::Close => greeted.role != Role::Reader,
-            Request::Materialize { epoch, .. } | Request::Prune { epoch, .. } => {
+            Request::Materialize { epoch, .. } | Request::Prune { epoch, .. } | Request::Confirm { epoch } => {
                 greeted.role == Role::Materializer && *epoch == greeted.epoch
             }
             _ => true,
@@ -445,6 +445,10 @@ async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body,
         Request::Materialize { epoch, height } => answer::savepoint(&channel.materialize(epoch, height).await?),
         Request::Prune { epoch, oldest } => {
             Arc::clone(&channel).prune(epoch, oldest).await?;
+            Body::default()
+        }
+        Request::Confirm { epoch } => {
+            channel.confirm(epoch)?;
             Body::default()
         }
     })

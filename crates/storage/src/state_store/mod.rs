@@ -107,6 +107,15 @@ pub trait StateStore: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Fenced`] when a newer primary has opened the channel; errors of engine or link.
     async fn prune(&self, oldest: BlockNumber) -> Result<(), Error>;
+
+    /// Whether changes of this client's would still be taken: on return no newer primary had opened the channel when this was
+    /// called. Changes nothing. A store of one process has no other.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when a newer primary has opened the channel; errors of the link.
+    async fn confirm(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// Says what blocks write. Storage cannot read transactions; the layers above can, and give it this.

@@ -123,6 +123,7 @@ fn blocks_and_rows_are_there_as_if_they_were_here() {
         assert_eq!(state.savepoint(), savepoint);
         let texts: Vec<_> = chain.iter().map(|block| block.text.clone()).collect();
         check_rows(&state, &texts, 0).await;
+        state.confirm().await.expect("nobody is newer");
         state.prune(BlockNumber(90)).await.expect("it works");
         let error = state.get("cc", b"k1", BlockNumber(89)).await.expect_err("it was pruned");
         assert_eq!(error.kind(), ErrorKind::Retry);
@@ -167,6 +168,7 @@ fn an_older_primary_is_fenced_from_the_opening_of_a_newer_one_on() {
         TestBlock::after(old.tip(), &mut chance).append(&old).await.expect("it is not sent yet");
         assert_eq!(old.sync().await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
         assert_eq!(old_state.materialize(9).await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
+        assert_eq!(old_state.confirm().await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
         assert_eq!(old_state.prune(BlockNumber(0)).await.expect_err("a newer one is there").kind(), ErrorKind::Fenced);
         // Across crashes too.
         node.crash();

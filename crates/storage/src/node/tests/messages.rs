@@ -60,6 +60,7 @@ fn requests() -> Vec<Request> {
         Request::Namespaces,
         Request::Materialize { epoch: Epoch(5), height: 9 },
         Request::Prune { epoch: Epoch(5), oldest: through },
+        Request::Confirm { epoch: Epoch(5) },
         Request::Channels,
         Request::Epoch("alpha".to_owned()),
         Request::Begin("alpha".to_owned()),

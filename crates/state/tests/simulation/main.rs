@@ -8,10 +8,13 @@
 //! 4. at any time remote memory is within its budget, every leased byte is accounted for, whatever slots and the delta lead to
 //!    is there, and what was evicted says so;
 //! 5. when the faults are over, the state answers for every key, nothing is leaked, and no donor, cache or delta is above its
-//!    budget.
+//!    budget;
+//! 6. what a reader's snapshot shows is no older than what any primary had shown when it was taken ([`readers`]).
 //!
 //! `STATE_SEEDS=from..to` runs other seeds; a failure names the one that repeats it.
 
+mod readers;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
@@ -37,7 +40,7 @@ const MUTANT_SEEDS: u64 = 400;
 const NAMESPACE: &str = "cc";
 
 /// Fault points that some seed must have struck.
-const FAULT_POINTS: [&str; 32] = [
+const FAULT_POINTS: [&str; 40] = [
     "rma.sim.lose_completion",
     "rma.sim.lose_verb",
     "rma.sim.tear",
@@ -68,16 +71,28 @@ const FAULT_POINTS: [&str; 32] = [
     "state.read.learn",
     "state.read.record",
     "state.read.storage",
+    "state.readers.ack",
+    "state.readers.fill",
+    "state.readers.follow",
+    "state.readers.grant",
+    "state.readers.join",
+    "state.readers.serve",
+    "state.readers.share",
+    "state.readers.tell",
     "state.split.directory",
     "state.verb.ambiguous",
 ];
 
 /// What must have happened, and in one of how many seeds.
-const HAPPENED: [(&str, u64); 6] = [
+const HAPPENED: [(&str, u64); 10] = [
     ("heddle_state_evicted_records_total", 2),
     ("heddle_state_evicted_superseded_total", 4),
     ("heddle_state_eviction_persists_total", 4),
     ("heddle_state_fills_total", 2),
+    ("heddle_state_reader_blocks_total", 4),
+    ("heddle_state_readers_fenced_total", 4),
+    ("heddle_state_readers_joined_total", 3),
+    ("heddle_state_reads_without_lease_total", 40),
     ("heddle_state_sections_drained_total", 10),
     ("heddle_state_subtables_moved_total", 40),
 ];
@@ -93,6 +108,12 @@ struct World {
     ledger: Mutex<Ledger>,
     /// The primary whose blocks storage takes.
     epoch: AtomicU64,
+    /// The greatest height that any primary has shown.
+    shown: AtomicU64,
+    /// On which node the primary of an epoch runs.
+    seats: Mutex<BTreeMap<u64, String>>,
+    /// Readers that have not yet read everything at the end.
+    readers: AtomicU64,
     reads: AtomicU64,
 }
 
@@ -106,6 +127,12 @@ struct Ledger {
 impl World {
     fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
         self.ledger.lock().expect("nobody panics with it")
+    }
+
+    /// The node of the newest primary.
+    fn seat(&self) -> String {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        self.seats.lock().expect("nobody panics with it")[&epoch].clone()
     }
 
     fn key(&self, chance: &mut Chance) -> String {
@@ -288,6 +315,11 @@ impl StateStore for Reached {
         self.check()?;
         self.world.store.prune(oldest).await
     }
+
+    async fn confirm(&self) -> Result<(), storage::Error> {
+        rt::sleep(Duration::from_micros(50)).await;
+        self.check()
+    }
 }
 
 /// A primary: opens the state, applies what is there again, makes blocks, until it is replaced.
@@ -304,10 +336,14 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
         let reading = read(Arc::clone(&world), Arc::clone(&state), Chance::new(chance.number()), stop.clone());
         readers.push(rt::spawn(reading));
     }
+    let _serving = readers::serve(epoch, Arc::clone(&state)).await;
     let mut lingering = 3;
     while !stop.is_stopped() {
         let height = state.height();
         let durable = world.ledger().blocks.len() as u64;
+        if height == durable {
+            state.admit_readers();
+        }
         if height == durable && !world.make_block(epoch, &mut chance) {
             // Replaced. It goes on for a while as if it did not know.
             lingering -= 1;
@@ -319,7 +355,7 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
         }
         let batch = world.ledger().blocks[height as usize].clone();
         match state.apply(height, batch).await {
-            Ok(()) => {}
+            Ok(()) => drop(world.shown.fetch_max(height + 1, Ordering::AcqRel)),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Fenced, "block {height}: {error}");
                 assert!(world.epoch.load(Ordering::Acquire) > epoch, "nobody has replaced epoch {epoch}");
@@ -348,6 +384,12 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
         reader.await.expect("nobody ends a reader");
     }
     if world.epoch.load(Ordering::Acquire) == epoch {
+        while state.height() < world.ledger().blocks.len() as u64 {
+            let batch = world.ledger().blocks[state.height() as usize].clone();
+            state.apply(state.height(), batch).await.expect("nothing disturbs it");
+        }
+        state.admit_readers();
+        readers::until_all_have_read(&world).await;
         settle(&world, &space, &state).await;
     }
 }
@@ -376,7 +418,7 @@ async fn settle(world: &World, space: &AddressSpace, state: &Disaggregated) {
     let audit = rest.unwrap_or_else(|| panic!("something is leaked, or not given back"));
     assert_eq!((audit.dangling, audit.unmarked), (0, 0), "{audit:?}");
     assert_eq!(audit.leased, audit.free + audit.live + audit.quarantined, "{audit:?}");
-    assert_eq!(audit.live, audit.index + audit.records + audit.superseded, "{audit:?}");
+    assert_eq!(audit.live, audit.index + audit.records + audit.superseded + audit.untold, "{audit:?}");
     assert!(audit.metadata_cache <= world.settings.metadata_cache_bytes as u64, "{audit:?}");
     assert!(audit.data_cache <= world.settings.data_cache_bytes as u64, "{audit:?}");
     let snapshot = state.snapshot();
@@ -392,6 +434,7 @@ async fn settle(world: &World, space: &AddressSpace, state: &Disaggregated) {
 /// What strikes while primaries reign.
 async fn disturb(sim: &Sim, world: &World, chance: &mut Chance) {
     let donor = chance.pick(&world.donors.names).clone();
+    let primary = world.seat();
     match chance.below(6) {
         0 => {
             sim.node(&donor).crash();
@@ -399,17 +442,15 @@ async fn disturb(sim: &Sim, world: &World, chance: &mut Chance) {
             sim.node(&donor).restart();
         }
         1 => {
-            let primary = format!("compute{}", world.epoch.load(Ordering::Acquire));
             sim.cut(&primary, &donor);
             rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(400)))).await;
             sim.heal(&primary, &donor);
         }
         2 => {
-            let primary = format!("compute{}", world.epoch.load(Ordering::Acquire));
             sim.break_links(&primary, &donor);
         }
         3 => {
-            let primary = sim.node(&format!("compute{}", world.epoch.load(Ordering::Acquire)));
+            let primary = sim.node(&primary);
             primary.pause();
             rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
             primary.resume();
@@ -454,6 +495,9 @@ async fn scenario(sim: Sim) {
         settings,
         ledger: Mutex::default(),
         epoch: AtomicU64::new(1),
+        shown: AtomicU64::new(0),
+        seats: Mutex::default(),
+        readers: AtomicU64::new(0),
         reads: AtomicU64::new(0),
     });
     for name in FAULT_POINTS {
@@ -461,6 +505,8 @@ async fn scenario(sim: Sim) {
             _ if name.starts_with("rma") => 0.000_5,
             "state.verb.ambiguous" => 0.000_3,
             "state.grow" | "state.loss" | "state.split.directory" => 0.3,
+            "state.readers.join" | "state.readers.share" | "state.readers.fill" => 0.2,
+            "state.readers.serve" => 0.02,
             "state.drain.choose" => 0.8,
             _ if name.starts_with("state.drain") => 0.4,
             "state.read.learn" => 0.3,
@@ -474,17 +520,32 @@ async fn scenario(sim: Sim) {
     }
     let stop = Stop::new();
     let mut reigns = Vec::new();
-    let mut begin = |epoch: u64, chance: &mut Chance| {
-        let node = sim.node(&format!("compute{epoch}"));
+    let crew = readers::Crew::start(&sim, &world, &mut chance, &stop);
+    let mut begin = |epoch: u64, seat: String, chance: &mut Chance| {
+        let node = sim.node(&seat);
+        world.seats.lock().expect("nobody panics with it").insert(epoch, seat);
         node.set_clock_drift_ppm(chance.below(20_000) as i64 - 10_000);
+        world.epoch.store(epoch, Ordering::Release);
         reigns.push(node.spawn(reign(Arc::clone(&world), epoch, Chance::new(chance.number()), stop.clone())));
     };
-    begin(1, &mut chance);
+    begin(1, "compute1".to_owned(), &mut chance);
+    let mut killed = 0;
     for _ in 0..6 + chance.below(6) {
         rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
         if chance.one_in(5) {
-            let epoch = world.epoch.fetch_add(1, Ordering::AcqRel) + 1;
-            begin(epoch, &mut chance);
+            let epoch = world.epoch.load(Ordering::Acquire) + 1;
+            // The old one is dead, or does not know; the new one is another node, or that of a reader.
+            if chance.one_in(2) {
+                sim.node(&world.seat()).crash();
+                killed += 1;
+            }
+            let seat = match chance.one_in(2) {
+                true => crew.promote(),
+                false => None,
+            };
+            begin(epoch, seat.unwrap_or_else(|| format!("compute{epoch}")), &mut chance);
+        } else if chance.one_in(3) {
+            crew.disturb(&sim, &world, &mut chance).await;
         } else {
             disturb(&sim, &world, &mut chance).await;
         }
@@ -495,9 +556,8 @@ async fn scenario(sim: Sim) {
     sim.heal_all();
     world.store.set_delay(Duration::ZERO);
     stop.stop();
-    for reign in reigns {
-        reign.await.expect("nobody ends a primary");
-    }
+    let ended = futures_util::future::join_all(reigns).await.into_iter().filter(Result::is_err).count();
+    assert!(ended <= killed, "nobody ends a primary");
     sim.note(format!("{} blocks, {} reads", world.ledger().blocks.len(), world.reads.load(Ordering::Relaxed)));
 }
 
@@ -603,6 +663,12 @@ fn planted_mistakes_are_caught() {
         Mutant::EvictUncovered,
         Mutant::LearntOutlivesEviction,
         Mutant::EvictedReusedEarly,
+        Mutant::AckEarly,
+        Mutant::CountUnacknowledged,
+        Mutant::ServePastLease,
+        Mutant::EvictUntold,
+        Mutant::GrantUnproven,
+        Mutant::ReignEarly,
     ];
     let mut missed = Vec::new();
     for mutant in mutants {

@@ -1,0 +1,417 @@
+//! The reader's end.
+
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::Bytes;
+use base::rt::channel::{WatchReceiver, WatchSender, bounded, watch};
+use base::rt::net::{Link, LinkSender};
+use base::rt::{self, AbortOnDrop, Instant};
+use storage::StateStore;
+
+use super::super::cache::{Kept, Kind, Known};
+use super::super::delta::Place;
+use super::super::fault::{Mutant, hold_up, mutant};
+use super::super::index::KeyHash;
+use super::super::memory::{LentMemory, MemoryError};
+use super::super::pointer::Pointer;
+use super::super::record::Name;
+use super::super::{DisaggregatedSettings, Shared, View};
+use super::message::{Change, Malformed, ToPrimary, ToReader, VERSION, Write};
+use super::{JOIN_MAX, Life, Role, SILENCE_MAX};
+use crate::{Error, Snapshot, events};
+
+/// Requests that may wait for the link; further ones are dropped.
+const REQUESTS_MAX: usize = 64;
+/// The pause before it joins anew; about as much again by chance.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How often storage is looked at for rows that were asked for, and how often they are asked for.
+const ROWS_PERIOD: Duration = Duration::from_millis(20);
+/// How often a reader looks whether it has a lease, when somebody wants to know that it has none.
+const LOOK_PERIOD: Duration = Duration::from_millis(5);
+/// How long rows are waited for.
+const ROWS_MAX: Duration = Duration::from_secs(5);
+
+/// Where a reader finds what it needs. It is asked anew each time the reader joins.
+#[async_trait]
+pub trait Surroundings: Send + Sync + 'static {
+    /// A link to the peer's primary, whichever node that is by now.
+    ///
+    /// # Errors
+    /// If it cannot be reached.
+    async fn primary(&self) -> std::io::Result<Link>;
+
+    /// Memory with no section yet.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    async fn memory(&self) -> Result<Arc<dyn LentMemory>, MemoryError>;
+
+    /// The peer's rows, to read.
+    ///
+    /// # Errors
+    /// If they cannot be opened.
+    async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error>;
+}
+
+/// A compute node of a peer that reads. See [`super`]. Dropping it ends it.
+pub struct Reader {
+    inner: Arc<Inner>,
+    _following: AbortOnDrop<()>,
+}
+
+struct Inner {
+    surroundings: Arc<dyn Surroundings>,
+    settings: DisaggregatedSettings,
+    /// What it serves from between one joining and the next.
+    present: Mutex<Option<Arc<Shared>>>,
+    height: WatchSender<u64>,
+}
+
+/// Why a life ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("no link to the primary: {0}")]
+    Link(std::io::Error),
+    #[error("no memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error("no rows: {0}")]
+    Rows(#[from] storage::Error),
+    #[error("{0}")]
+    Malformed(#[from] Malformed),
+    #[error("the primary speaks version {0}, this node {VERSION}; run the same release on both")]
+    Version(u32),
+    #[error("the link ended")]
+    Closed,
+    #[error("nothing was heard of the primary, or no lease was given")]
+    Silence,
+}
+
+impl Reader {
+    /// Begins to join, and joins again whenever it has to.
+    pub fn start(surroundings: Arc<dyn Surroundings>, settings: DisaggregatedSettings) -> Reader {
+        let inner = Arc::new(Inner { surroundings, settings, present: Mutex::default(), height: watch(0).0 });
+        let following = Arc::clone(&inner);
+        let following = rt::spawn(async move { following.keep_following().await }).abort_on_drop();
+        Reader { inner, _following: following }
+    }
+
+    /// A view of the newest height that is known here. Waits a little for a lease that has lapsed.
+    ///
+    /// # Errors
+    /// [`Error::NoLease`]: ask again, or another compute node.
+    pub async fn view(&self) -> Result<Arc<View>, Error> {
+        let present = self.present().ok_or(Error::NoLease)?;
+        if let Some(life) = present.role.life()
+            && !life.is_live_soon().await
+        {
+            return Err(Error::NoLease);
+        }
+        self.snapshot_now()
+    }
+
+    /// As [`Reader::view`], for those who know snapshots.
+    ///
+    /// # Errors
+    /// As [`Reader::view`].
+    pub async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error> {
+        Ok(self.view().await?)
+    }
+
+    /// As [`Reader::view`], without waiting.
+    ///
+    /// # Errors
+    /// As [`Reader::view`].
+    pub fn snapshot_now(&self) -> Result<Arc<View>, Error> {
+        let present = self.present().ok_or(Error::NoLease)?;
+        let view = present.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        // Behind the view: whatever was raised before this lease was granted is in it.
+        match present.role.life().is_some_and(Life::is_live) {
+            true => view.ok_or(Error::NoLease),
+            false => Err(Error::NoLease),
+        }
+    }
+
+    /// Whether it could answer now.
+    pub fn is_live(&self) -> bool {
+        self.present().is_some_and(|present| present.role.life().is_some_and(Life::is_live))
+    }
+
+    /// Completes when it has held no lease for `patience` on end: its primary has gone, or cannot be reached, and somebody
+    /// may take its place. Whoever does so begins an epoch at storage first, after which nothing that the old one still does
+    /// takes effect: to be mistaken costs what is in memory, and nothing else.
+    pub async fn orphaned(&self, patience: Duration) {
+        let mut since = rt::now();
+        while since.elapsed() < patience {
+            rt::sleep(LOOK_PERIOD).await;
+            if self.is_live() {
+                since = rt::now();
+            }
+        }
+    }
+
+    /// Follows the height that is known here. It falls when the reader joins a primary that is yet behind.
+    pub fn heights(&self) -> WatchReceiver<u64> {
+        self.inner.height.subscribe()
+    }
+
+    /// Bytes that its metadata and data caches are charged with.
+    pub fn cache_bytes(&self) -> (usize, usize) {
+        self.present().map_or((0, 0), |present| present.caches.bytes())
+    }
+
+    fn present(&self) -> Option<Arc<Shared>> {
+        self.inner.present.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.inner.end();
+    }
+}
+
+impl Inner {
+    async fn keep_following(&self) {
+        loop {
+            let Err(ended) = self.live().await;
+            self.end();
+            tracing::debug!(%ended, "joining the primary anew");
+            rt::sleep(PAUSE + PAUSE.mul_f64(rt::random_below(1000) as f64 / 1000.0)).await;
+        }
+    }
+
+    /// Nothing of the present life counts any more.
+    fn end(&self) {
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(present) = present {
+            if let Some(life) = present.role.life() {
+                life.end();
+            }
+            // It leads back.
+            *present.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    /// From a joining on, until it has to join anew.
+    async fn live(&self) -> Result<Infallible, Ended> {
+        let surroundings = &self.surroundings;
+        let late = |_| Ended::Silence;
+        let link = rt::timeout(JOIN_MAX, surroundings.primary()).await.map_err(late)?.map_err(Ended::Link)?;
+        let memory = rt::timeout(JOIN_MAX, surroundings.memory()).await.map_err(late)??;
+        let store = rt::timeout(JOIN_MAX, surroundings.store()).await.map_err(late)??;
+        let (sender, mut receiver) = link.split();
+        let join = ToPrimary::Join { version: VERSION };
+        sender.send(join.encode()).await.map_err(|_| Ended::Closed)?;
+        let welcome = rt::timeout(JOIN_MAX, receiver.receive()).await.map_err(late)?;
+        let welcome = ToReader::decode(welcome.map_err(|_| Ended::Closed)?)?;
+        let ToReader::Welcome { version, seed, base, settled, forgotten, budget_bytes } = welcome else {
+            return Err(Ended::Closed);
+        };
+        if version != VERSION {
+            return Err(Ended::Version(version));
+        }
+        let sender = Arc::new(sender);
+        let (requests, mut waiting) = bounded::<Bytes>(REQUESTS_MAX);
+        let asking = Arc::clone(&sender);
+        let _asking = rt::spawn(async move {
+            while let Some(request) = waiting.recv().await {
+                if asking.send(request).await.is_err() {
+                    return;
+                }
+            }
+        })
+        .abort_on_drop();
+        let shared = Shared::new(
+            Arc::clone(&memory) as _,
+            store,
+            self.settings.clone(),
+            Role::Reader(Life::new(requests)),
+            seed,
+            base,
+            budget_bytes,
+        );
+        shared.settled.store(settled, Ordering::Release);
+        shared.forgotten.store(forgotten, Ordering::Release);
+        let shared = Arc::new(shared);
+        Shared::publish(&shared, base);
+        let mut following = Following { inner: self, shared, memory, sender, leased: rt::now(), is_present: false };
+        loop {
+            let message = rt::timeout(SILENCE_MAX, receiver.receive()).await.map_err(|_| Ended::Silence)?;
+            following.heard(message.map_err(|_| Ended::Closed)?).await?;
+        }
+    }
+}
+
+/// Steps 3 and 5.
+struct Following<'a> {
+    inner: &'a Inner,
+    shared: Arc<Shared>,
+    memory: Arc<dyn LentMemory>,
+    sender: Arc<LinkSender>,
+    /// When it last got a lease, or began to wait for its first.
+    leased: Instant,
+    is_present: bool,
+}
+
+impl Drop for Following<'_> {
+    fn drop(&mut self) {
+        if !self.is_present {
+            *self.shared.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+impl Following<'_> {
+    async fn heard(&mut self, message: Bytes) -> Result<(), Ended> {
+        match ToReader::decode(message)? {
+            ToReader::Welcome { .. } => return Err(Ended::Closed),
+            ToReader::Part { changes } => self.put_in_force(changes)?,
+            ToReader::Update { sequence, granted, oldest, notes_uses, changes } => {
+                if mutant(Mutant::AckEarly) {
+                    self.acknowledge(sequence).await?;
+                    rt::sleep(Duration::from_millis(3)).await;
+                }
+                hold_up("state.readers.follow").await;
+                self.put_in_force(changes)?;
+                let shared = &self.shared;
+                shared.admitted.fetch_max(oldest, Ordering::AcqRel);
+                shared.heat.note_uses(notes_uses);
+                if granted > 0 && granted <= rt::now().nanos() {
+                    let life = shared.role.life().expect("it is a reader");
+                    life.renew(Instant::from_nanos(granted));
+                    self.leased = rt::now();
+                }
+                if !self.is_present {
+                    self.is_present = true;
+                    *self.inner.present.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(shared));
+                }
+                if !mutant(Mutant::AckEarly) {
+                    hold_up("state.readers.ack").await;
+                    self.acknowledge(sequence).await?;
+                }
+            }
+            ToReader::Ask { number, candidates } => {
+                let shared = &self.shared;
+                let uses =
+                    |pointer: Pointer, hash| shared.heat.take(pointer.address()) | shared.caches.has(hash, pointer);
+                let in_use = candidates.iter().map(|one| uses(one.pointer, one.hash)).collect();
+                let answer = ToPrimary::InUse { number, in_use };
+                self.sender.send(answer.encode()).await.map_err(|_| Ended::Closed)?;
+            }
+        }
+        if self.leased.elapsed() > SILENCE_MAX { Err(Ended::Silence) } else { Ok(()) }
+    }
+
+    async fn acknowledge(&self, sequence: u64) -> Result<(), Ended> {
+        let (floor, asked) = (self.shared.floor(), rt::now().nanos());
+        let ack = ToPrimary::Ack { sequence, asked, floor };
+        self.sender.send(ack.encode()).await.map_err(|_| Ended::Closed)
+    }
+
+    fn put_in_force(&self, mut changes: Bytes) -> Result<(), Ended> {
+        while let Some(change) = Change::next(&mut changes)? {
+            self.follow(change)?;
+        }
+        Ok(())
+    }
+
+    fn follow(&self, change: Change) -> Result<(), Ended> {
+        let shared = &self.shared;
+        match change {
+            Change::Section { section, place } => {
+                if let Err(error) = self.memory.enter(&section, &place) {
+                    tracing::debug!(%error, section = section.id, "a section cannot be read here");
+                }
+            }
+            Change::Gone { base } => {
+                shared.mark_gone(base);
+                shared.directory_mut().forget(|subtable| shared.base(subtable.address) == base);
+                self.memory.leave(base);
+            }
+            Change::Subtable(subtable) => shared.directory_mut().set(subtable),
+            Change::Detached { namespace, key, pointer } => {
+                let name = Name { namespace: &namespace, key: &key };
+                let hash = KeyHash::new(name, shared.seed);
+                shared.caches.detach(hash, name, pointer);
+                shared.delta_mut().detach(hash, name, pointer);
+            }
+            Change::Evicted { namespace, key, pointer } => {
+                let name = Name { namespace: &namespace, key: &key };
+                shared.caches.evict(KeyHash::new(name, shared.seed), name, pointer);
+            }
+            Change::Forgotten { height } => drop(shared.forgotten.fetch_max(height, Ordering::AcqRel)),
+            Change::Settled { height } => {
+                let height = height.min(shared.height.load(Ordering::Acquire));
+                shared.delta_mut().forget_below(height);
+                shared.settled.fetch_max(height, Ordering::AcqRel);
+            }
+            Change::Block { number, writes } => {
+                if number != shared.height.load(Ordering::Acquire) {
+                    // Not what follows what is here.
+                    return Err(Ended::Closed);
+                }
+                self.follow_block(number, writes);
+            }
+        }
+        Ok(())
+    }
+
+    fn follow_block(&self, number: u64, writes: Vec<Write>) {
+        let shared = &self.shared;
+        let hash = |write: &Write| KeyHash::new(Name { namespace: &write.namespace, key: &write.key }, shared.seed);
+        let hashes: Vec<KeyHash> = writes.iter().map(hash).collect();
+        let written = writes.iter().zip(&hashes);
+        let written = written.map(|(write, hash)| (*hash, &write.namespace, &write.key, write.written.clone()));
+        shared.delta_mut().add(number, written);
+        for (write, hash) in writes.iter().zip(&hashes) {
+            let version = write.written.version;
+            let (pointer, bytes, value) = match &write.written.place {
+                Place::Remote(pointer, bytes) => (*pointer, *bytes, None),
+                Place::Here(value) => (Pointer::NULL, 0, Some(Bytes::clone(value))),
+                Place::Deleted | Place::Storage => (Pointer::NULL, 0, None),
+            };
+            let is_deletion = matches!(write.written.place, Place::Deleted);
+            let kind = if is_deletion { Kind::Deleted } else { Kind::Live };
+            let known = Known { pointer, version, kind, bytes };
+            let kept = value.map(|value| Kept { version, bytes: value.len(), value: Some(value), prev: Pointer::NULL });
+            let name = Name { namespace: &write.namespace, key: &write.key };
+            shared.caches.replace(*hash, name, known, kept);
+        }
+        shared.height.store(number + 1, Ordering::Release);
+        Shared::publish(shared, number + 1);
+        shared.floor();
+        self.inner.height.send(number + 1);
+        events::BlocksFollowed.add(1);
+    }
+}
+
+impl Shared {
+    /// What a reader does where the primary has storage make rows: it asks for that, and waits until they are there.
+    pub(in super::super) async fn await_rows(&self, life: &Life, height: u64) -> Result<(), Error> {
+        let since = rt::now();
+        while self.store.savepoint().height < height {
+            if since.elapsed() > ROWS_MAX {
+                return Err(Error::Busy);
+            }
+            if !life.is_live_soon().await {
+                return Err(Error::NoLease);
+            }
+            life.ask(ToPrimary::Persist { height }.encode());
+            let mut savepoint = self.store.subscribe_savepoint();
+            let _woken = rt::timeout(ROWS_PERIOD, savepoint.wait_for(|reached| *reached >= height)).await;
+        }
+        Ok(())
+    }
+
+    /// What a reader does where the primary fills: it asks for that.
+    pub(in super::super) fn wish_for(life: &Life, name: Name<'_>) {
+        // A simulation may have it get lost.
+        if !rt::fault_point("state.readers.fill") {
+            life.ask(ToPrimary::Fill { namespace: name.namespace.into(), key: name.key.into() }.encode());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+use std::sync::Arc;
+
+use base::{Bytes, BytesMut, Version};
+
+use super::super::delta::{Place, Written};
+use super::super::evict::Candidate;
+use super::super::index::{KeyHash, Subtable};
+use super::super::memory::Section;
+use super::super::pointer::{Incarnation, Pointer};
+use super::super::record::Name;
+use super::message::{Change, Changes, ToPrimary, ToReader, VERSION};
+
+fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
+    let text = Arc::<str>::from;
+    vec![
+        (ToPrimary::Join { version: VERSION }, b"\x01\x01\0\0\0"),
+        (
+            ToPrimary::Ack { sequence: 7, asked: 8, floor: 9 },
+            b"\x02\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0",
+        ),
+        (ToPrimary::InUse { number: 3, in_use: vec![true, false] }, b"\x03\x03\0\0\0\0\0\0\0\x01\0"),
+        (ToPrimary::Fill { namespace: text("cc"), key: text("a") }, b"\x04\x02\0cc\x01\0a"),
+        (ToPrimary::Persist { height: 6 }, b"\x05\x06\0\0\0\0\0\0\0"),
+    ]
+}
+
+fn changes() -> Bytes {
+    let mut bytes = BytesMut::new();
+    let mut changes = Changes(&mut bytes);
+    let pointer = Pointer::new(0x1000, 100, Incarnation::new(3));
+    let name = |key| Name { namespace: "cc", key };
+    changes.section(&Section { id: 4, address: 1 << 20, bytes: 1 << 20 }, b"where");
+    changes.gone(1 << 20);
+    changes.subtable(&Subtable { address: 0x2000, depth: 3, suffix: 5, incarnation: Incarnation::new(7) });
+    changes.detached(name("a"), pointer);
+    changes.evicted(name("b"), pointer);
+    changes.forgotten(8);
+    changes.settled(9);
+    let written = |tx, place| Written { version: Version { block: 10, tx }, place };
+    let writes = [
+        (name("a"), written(0, Place::Deleted)),
+        (name("b"), written(1, Place::Remote(pointer, 100))),
+        (name("c"), written(2, Place::Here(Box::new(Bytes::from_static(b"value"))))),
+        (name("d"), written(3, Place::Storage)),
+    ];
+    changes.block(10, writes.into_iter());
+    bytes.freeze()
+}
+
+fn of_primary() -> Vec<ToReader> {
+    let candidate = Candidate { pointer: Pointer::new(0x1000, 100, Incarnation::new(3)), hash: KeyHash(11) };
+    vec![
+        ToReader::Welcome { version: VERSION, seed: 1, base: 2, settled: 3, forgotten: 4, budget_bytes: 5 },
+        ToReader::Part { changes: changes() },
+        ToReader::Update { sequence: 6, granted: 7, oldest: 8, notes_uses: true, changes: changes() },
+        ToReader::Ask { number: 9, candidates: vec![candidate, candidate] },
+    ]
+}
+
+/// Every change of a message, or none from where it is malformed on.
+fn read_all(mut changes: Bytes) -> Vec<Change> {
+    std::iter::from_fn(|| Change::next(&mut changes).ok().flatten()).collect()
+}
+
+#[test]
+fn messages_have_the_documented_bytes_and_are_read_again() {
+    for (message, bytes) in of_reader() {
+        assert_eq!(message.encode()[..], *bytes, "{message:?}");
+        assert_eq!(ToPrimary::decode(Bytes::from_static(bytes)), Ok(message));
+    }
+    for message in of_primary() {
+        assert_eq!(ToReader::decode(message.encode()), Ok(message));
+    }
+    let gone = changes().slice(30..39);
+    assert_eq!(gone[..], *b"\x02\0\0\x10\0\0\0\0\0");
+    let read = read_all(changes());
+    assert_eq!(read.len(), 8);
+    let Change::Block { number: 10, writes } = &read[7] else { panic!("the block comes last") };
+    let keys: Vec<&str> = writes.iter().map(|write| &*write.key).collect();
+    assert_eq!(keys, ["a", "b", "c", "d"]);
+    assert!(matches!(&writes[2].written.place, Place::Here(value) if value[..] == *b"value"));
+    assert!(matches!(&read[2], Change::Subtable(subtable) if subtable.suffix == 5 && subtable.depth == 3));
+    let other = ToReader::Welcome { version: 9, seed: 0, base: 0, settled: 0, forgotten: 0, budget_bytes: 0 };
+    assert_eq!(ToReader::decode(other.encode().slice(..5)), Ok(other), "another version is told by five bytes");
+}
+
+#[test]
+fn whatever_arrives_is_a_message_or_an_error() {
+    let mut random = 3u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random >> 33
+    };
+    let mut messages: Vec<Bytes> = of_primary().iter().map(ToReader::encode).collect();
+    messages.extend(of_reader().iter().map(|(message, _)| message.encode()));
+    for round in 0..20_000 {
+        let mut bytes = messages[round % messages.len()].to_vec();
+        for _ in 0..next() % 4 {
+            let at = next() as usize % bytes.len();
+            bytes[at] = [0, 1, 0x7f, 0xff, next() as u8][next() as usize % 5];
+        }
+        bytes.truncate(next() as usize % (bytes.len() + 8));
+        let bytes = Bytes::from(bytes);
+        if let Ok(message) = ToPrimary::decode(bytes.clone()) {
+            assert_eq!(message.encode(), bytes, "a message has one encoding");
+        }
+        if let Ok(ToReader::Update { changes, .. } | ToReader::Part { changes }) = ToReader::decode(bytes) {
+            read_all(changes);
+        }
+    }
+}
+
+#[test]
+fn names_of_a_block_ascend_and_are_of_that_block() {
+    let block = |names: [&str; 2], block| {
+        let mut bytes = BytesMut::new();
+        let written = |tx| Written { version: Version { block, tx }, place: Place::Deleted };
+        let writes = names.into_iter().zip([0, 1]).map(|(key, tx)| (Name { namespace: "cc", key }, written(tx)));
+        Changes(&mut bytes).block(10, writes);
+        read_all(bytes.freeze()).len()
+    };
+    assert_eq!(block(["a", "b"], 10), 1);
+    assert_eq!(block(["b", "a"], 10), 0);
+    assert_eq!(block(["a", "a"], 10), 0);
+    assert_eq!(block(["a", "b"], 9), 0);
+}
