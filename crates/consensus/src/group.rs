@@ -37,7 +37,8 @@ pub struct Timing {
     pub election_timeout: Duration,
     /// How long one attempt at an election may take.
     pub attempt_max: Duration,
-    /// How long a memory node may take to connect, or to answer a message; and how long a takeover waits for verbs.
+    /// How long a memory node may take to connect, or to answer a message; how long a takeover waits for verbs; and how long
+    /// a coordinator waits for the heartbeats of a node before it takes it for lost.
     pub answer_max: Duration,
     /// How long a takeover waits for slower nodes once a majority has answered.
     pub grace: Duration,

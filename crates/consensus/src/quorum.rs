@@ -5,18 +5,30 @@ use std::pin::pin;
 use std::time::Duration;
 
 use base::rt;
-use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 
 /// Runs all; gives the results there are when all have ended, when `enough` have succeeded and `grace` has passed since,
 /// or when `limit` has passed. Those that have not ended are dropped: what they posted has an unknown outcome.
-pub(crate) async fn gather<T, F: Future<Output = Option<T>>>(
+pub(crate) fn gather<'a, T: Send + 'a, F: Future<Output = Option<T>> + Send + 'a>(
     futures: impl IntoIterator<Item = F>,
     enough: usize,
     grace: Duration,
     limit: Duration,
+) -> BoxFuture<'a, Vec<T>> {
+    // Boxed, so that whoever spawns a caller need not know what these are made of.
+    let running: FuturesUnordered<BoxFuture<'a, Option<T>>> =
+        futures.into_iter().map(|future| future.boxed()).collect();
+    gather_boxed(running, enough, grace, limit).boxed()
+}
+
+async fn gather_boxed<T>(
+    mut running: FuturesUnordered<BoxFuture<'_, Option<T>>>,
+    enough: usize,
+    grace: Duration,
+    limit: Duration,
 ) -> Vec<T> {
-    let mut running: FuturesUnordered<F> = futures.into_iter().collect();
     let mut until = pin!(rt::sleep(limit));
     let mut results = Vec::new();
     loop {

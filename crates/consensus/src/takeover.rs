@@ -2,6 +2,7 @@
 //!
 //! 1. Fence: every memory node that answers revokes whatever capability was given for its replicated region, and gives
 //!    one to us. With a majority fenced, no earlier coordinator can commit any more. Call that moment *t*.
+//!    Heartbeats begin with the election, so that nobody else stands while we are at work; each step has a bound.
 //! 2. Read: headers and logs of the fenced nodes. That they can be read after *t* proves that all of them were alive and
 //!    fenced at once. Nodes without a header hold no copy. Fewer copies than a majority: we stop, and say so.
 //! 3. Reconcile ([`reconcile`]): the logs of those nodes whose header bears the greatest term are one log; it begins behind
@@ -36,6 +37,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::Bytes;
 use base::rt;
+use futures_util::FutureExt as _;
+use futures_util::future::Either;
 
 use crate::coordinator::{Coordinator, Inheritance, Inherited};
 use crate::entry::Kind;
@@ -82,6 +85,23 @@ impl Elected {
     /// [`Error::Fenced`], [`Error::NotElected`], [`Error::NoMajority`], [`Error::LeaseLost`]: stand for election again.
     /// [`Error::MemoryLost`]: too many copies are gone. [`Error::Corrupt`].
     pub async fn recover(self) -> Result<Coordinator, Error> {
+        let (node, heartbeat, links) = (self.node, self.group.timing.heartbeat, self.links.clone());
+        // Others are to see that somebody is at work, however long it takes; all of it has a bound.
+        let beating = async move {
+            loop {
+                rt::sleep(heartbeat).await;
+                let timestamp = rt::now().nanos();
+                links.iter().for_each(|link| drop(link.beat(node, timestamp)));
+            }
+        };
+        let recovering = self.take_over().boxed();
+        match futures_util::future::select(recovering, beating.boxed()).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right((never, _)) => never,
+        }
+    }
+
+    async fn take_over(self) -> Result<Coordinator, Error> {
         let Elected { group, node, term, links } = self;
         let timing: &Timing = &group.timing;
         let (majority, nodes) = (group.majority(), group.nodes.len());
@@ -262,7 +282,8 @@ async fn adopt(
         }
         let log = Log { header: Header { applied: reconciled.base, ..replica.log.header }, ..replica.log };
         let replica = Replica { held: replica.held, log };
-        adopted.extend(repair(group, term, &replica, reconciled.tail.clone(), reconciled).await.ok());
+        let repaired = repair(group, term, &replica, reconciled.tail.clone(), reconciled);
+        adopted.extend(rt::timeout(timing.answer_max, repaired).await.ok().and_then(Result::ok));
     }
     if adopted.len() < majority {
         let nodes = group.nodes.len();
@@ -280,12 +301,12 @@ async fn repair(
     reconciled: &Reconciled,
 ) -> Result<Adopted, rma::Error> {
     let lacking = missing.iter().filter(|placed| !replica.log.has(placed.offset, &placed.entry));
-    let writes = lacking.map(|placed| (group.layout.log_at(placed.offset), placed.entry.raw.clone()));
+    let writes = lacking.map(|placed| (group.layout.log_at(placed.offset), placed.entry.raw.clone())).collect();
     write_all(&replica.held, writes).await?;
     crash_point("consensus.takeover.repaired").await;
     let header =
         Header { sequence: replica.log.header.sequence + 1, term, adopted: reconciled.end.index, ..replica.log.header };
-    write_all(&replica.held, [(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
+    write_all(&replica.held, vec![(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
     crash_point("consensus.takeover.adopting").await;
     Ok((replica.held.clone(), header, missing))
 }
@@ -301,12 +322,12 @@ async fn replay(
     let replays = adopted.into_iter().map(|(held, header, missing)| async move {
         let writes = missing.iter().filter(|placed| placed.entry.kind == Kind::Writes);
         let writes = writes.flat_map(|placed| &placed.entry.writes);
-        let writes = writes.map(|write| (group.layout.memory_at(write.address), write.bytes.clone()));
+        let writes = writes.map(|write| (group.layout.memory_at(write.address), write.bytes.clone())).collect();
         let replayed = async {
             write_all(&held, writes).await?;
             crash_point("consensus.takeover.replaying").await;
             let header = Header { sequence: header.sequence + 1, applied: reconciled.kept, ..header };
-            write_all(&held, [(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
+            write_all(&held, vec![(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
             Ok::<u64, rma::Error>(header.sequence)
         };
         let sequence = replayed.await.inspect_err(|error| tracing::debug!(%error, "a copy is not replayed")).ok()?;
@@ -321,19 +342,24 @@ async fn replay(
     Ok(replayed)
 }
 
-/// Copies all addresses from one node to another.
+/// Copies the logged memory from one node to another. What direct writes have left stays on each as it is, so that a majority
+/// still has what was acknowledged.
 async fn copy(group: &Group, from: &Held, to: &Held) -> Result<(), rma::Error> {
     let layout = &group.layout;
-    for address in (0..layout.address_bytes()).step_by(COPY_BYTES as usize) {
+    for address in (layout.direct_bytes..layout.address_bytes()).step_by(COPY_BYTES as usize) {
         let length = COPY_BYTES.min(layout.address_bytes() - address);
-        let bytes = from.read_all(layout.memory_at(address), length).await?;
-        write_all(to, [(layout.memory_at(address), bytes)]).await?;
+        let chunk = async {
+            let bytes = from.read_all(layout.memory_at(address), length).await?;
+            write_all(to, vec![(layout.memory_at(address), bytes)]).await
+        };
+        let silent = rma::Error::Ambiguous("a node says nothing");
+        rt::timeout(group.timing.answer_max, chunk).await.unwrap_or(Err(silent))?;
     }
     Ok(())
 }
 
 /// Writes in order, with a bounded number in flight; completes when all are there.
-async fn write_all(held: &Held, writes: impl IntoIterator<Item = (u64, Bytes)>) -> Result<(), rma::Error> {
+async fn write_all(held: &Held, writes: Vec<(u64, Bytes)>) -> Result<(), rma::Error> {
     let mut posted = VecDeque::new();
     for (at, bytes) in writes {
         if posted.len() >= WINDOW

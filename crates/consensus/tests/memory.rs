@@ -52,6 +52,7 @@ async fn coordinator(group: &Group) -> Coordinator {
         let mut standby = Standby::new(group.clone(), 1).expect("the group is good");
         let coordinator = standby.take_over().await.expect("a majority is there");
         if coordinator.is_serving() {
+            coordinator.direct_is_whole();
             return coordinator;
         }
     }

@@ -4,11 +4,12 @@
 use std::future::Future as _;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
 use base::Bytes;
-use base::rt::{self, Instant};
+use base::rt::{self, Instant, Task};
 
 use super::state::{Phase, Step, region_bytes};
 use super::{Shared, lock};
@@ -43,6 +44,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
 
 /// Keeps one node: its heartbeat while it lives, its return when it was lost.
 pub(super) async fn keep(shared: Arc<Shared>, slot: usize) {
+    let mut voting: Option<Task<()>> = None;
     while !shared.stop.is_stopped() {
         let held = {
             let state = lock(&shared.state);
@@ -54,9 +56,20 @@ pub(super) async fn keep(shared: Arc<Shared>, slot: usize) {
             Some(held) => {
                 let start = rt::now();
                 beat(&shared, &held).await;
+                if lock(&shared.state).lacks_vote(&held) && voting.as_ref().is_none_or(Task::is_finished) {
+                    let (shared, held) = (Arc::clone(&shared), held.clone());
+                    voting = Some(rt::spawn(async move {
+                        if let Err(error) = see_to_vote(&shared, &held).await {
+                            tracing::debug!(slot, %error, "a memory node has no vote yet");
+                        }
+                    }));
+                }
                 let rest = timing.heartbeat.saturating_sub(start.elapsed());
                 // A node that is lost meanwhile is noticed at once.
                 let _ = rt::timeout(rest, shared.stop.or_stopped(shared.changed[slot].notified())).await;
+            }
+            None if !shared.is_whole.load(Ordering::Acquire) => {
+                let _ = rt::timeout(timing.reconnect, shared.stop.or_stopped(shared.changed[slot].notified())).await;
             }
             None => match shared.stop.or_stopped(readmit(&shared, slot)).await {
                 Some(Ok(())) => tracing::info!(slot, term = %shared.term, "a memory node is back"),
@@ -81,11 +94,11 @@ async fn beat(shared: &Shared, held: &Held) {
         beat.await?;
         probe.await
     };
-    // Longer than the lease it is of no use; the node is slow then, not lost.
+    // Longer than the lease it is of no use; the node is slow then. One that says nothing at all for long is lost.
     match rt::timeout(shared.group.timing.lease, both).await {
         Ok(Ok(_)) => lock(&shared.state).renew(held, posted_at),
         Ok(Err(error)) => lock(&shared.state).lose(held, &error),
-        Err(rt::Elapsed) => lock(&shared.state).note_slow(held),
+        Err(rt::Elapsed) => lock(&shared.state).note_silent(held, shared.group.timing.answer_max),
     }
 }
 
@@ -138,15 +151,28 @@ async fn fill(shared: &Shared, held: &Held, connected_at: Instant, from: u64) ->
             rt::sleep(Duration::from_nanos(nanos as u64)).await;
         }
     }
-    // A vote that this node gave before it lost its memory is of no use to anybody after that.
-    let stale = timing.attempt_max + timing.attempt_max / 10;
-    rt::sleep(stale.saturating_sub(connected_at.elapsed())).await;
-    let newest = confirm(shared, held).await?;
+    let newest = confirm(shared, held, connected_at).await?;
     crash_point("consensus.admit.copied").await;
 
     let ticket = step(shared, |state| state.complete_join(held, from)).await?;
     step(shared, |state| state.has_acked(held, ticket)).await?;
     crash_point("consensus.admit.marked").await;
+    give_vote(shared, held, newest).await?;
+    lock(&shared.state).admit(held)
+}
+
+/// Gives a node that holds everything its vote, unless it has one. A coordinator that ended may have left it without.
+async fn see_to_vote(shared: &Shared, held: &Held) -> Result<(), Error> {
+    let connected_at = rt::now();
+    if held.link.read_admin().await?.admitted != shared.group.id.0 {
+        let newest = confirm(shared, held, connected_at).await?;
+        give_vote(shared, held, newest).await?;
+    }
+    lock(&shared.state).note_vote(held);
+    Ok(())
+}
+
+async fn give_vote(shared: &Shared, held: &Held, newest: Term) -> Result<(), Error> {
     let failed = Error::rma("admitting a memory node");
     let own = held.link.read_admin().await?.term;
     let raised = newest.max(shared.term);
@@ -157,9 +183,8 @@ async fn fill(shared: &Shared, held: &Held, connected_at: Instant, from: u64) ->
             return Err(Error::NotElected);
         }
     }
-    let admitted = Bytes::copy_from_slice(&group.id.0.to_le_bytes());
-    held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)?;
-    lock(&shared.state).admit(held)
+    let admitted = Bytes::copy_from_slice(&shared.group.id.0.to_le_bytes());
+    held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)
 }
 
 /// Copies one region; false when the node that it was read from failed.
@@ -181,9 +206,12 @@ async fn copy(shared: &Shared, held: &Held, region: usize) -> Result<bool, Error
     }
 }
 
-/// Probes F+1 nodes other than this one; gives the greatest of their terms.
-async fn confirm(shared: &Shared, held: &Held) -> Result<Term, Error> {
+/// Waits until a vote that a node gave before it lost its memory is of no use to anybody; then probes F+1 nodes other than
+/// this one, and gives the greatest of their terms.
+async fn confirm(shared: &Shared, held: &Held, connected_at: Instant) -> Result<Term, Error> {
     let group = &*shared.group;
+    let stale = group.timing.attempt_max + group.timing.attempt_max / 10;
+    rt::sleep(stale.saturating_sub(connected_at.elapsed())).await;
     let (majority, nodes) = (group.majority(), group.nodes.len());
     let others = lock(&shared.state).others(held.link.slot);
     let probes = others.into_iter().map(|other| async move {

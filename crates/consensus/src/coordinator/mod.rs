@@ -44,6 +44,7 @@ mod state;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -111,6 +112,8 @@ pub(crate) struct Shared {
     changed: Vec<Notify>,
     stop: Stop,
     recovered: Vec<Entry>,
+    /// The direct area is as it is to be: nodes may be copied from any live one.
+    is_whole: AtomicBool,
 }
 
 /// How a coordinator is.
@@ -118,9 +121,9 @@ pub(crate) struct Shared {
 pub struct Status {
     /// Its term.
     pub term: Term,
-    /// Memory nodes that hold all.
+    /// Memory nodes that hold all, and have their vote.
     pub live: usize,
-    /// Memory nodes that are being copied to.
+    /// Memory nodes that are being copied to, or whose vote is being seen to.
     pub joining: usize,
     /// Memory nodes that are lost.
     pub lost: usize,
@@ -161,6 +164,7 @@ impl Coordinator {
         }
         let recovered = inheritance.entries.iter().map(|placed| placed.entry.clone()).collect();
         let slots = group.nodes.len();
+        let is_whole = AtomicBool::new(group.layout.direct_bytes == 0);
         let state = State::new(&group, term, inheritance, &probed, posted_at);
         let shared = Arc::new(Shared {
             group,
@@ -171,6 +175,7 @@ impl Coordinator {
             changed: (0..slots).map(|_| Notify::new()).collect(),
             stop: Stop::new(),
             recovered,
+            is_whole,
         });
         let coordinator = Coordinator { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
         rt::spawn(keeper::drive(Arc::clone(&shared)));
@@ -277,8 +282,17 @@ impl Coordinator {
         self.shared.tell_changed();
     }
 
-    /// Writes bytes into the direct area, without the log: a majority has them on return. What a coordinator leaves behind
-    /// when it ends may be on some nodes and not on others; the caller sees to that with [`Coordinator::read_each`].
+    /// Says that the direct area is as it is to be. What an earlier coordinator left there may be on some nodes and not on
+    /// others: whoever uses the area reads it with [`Coordinator::read_each`], writes back what counts, and then calls this.
+    /// Until then no memory node is taken back, since it would be copied from a node that may lack a part. Groups without a
+    /// direct area need not.
+    pub fn direct_is_whole(&self) {
+        self.shared.is_whole.store(true, Ordering::Release);
+        self.shared.changed.iter().for_each(Notify::notify_one);
+    }
+
+    /// Writes bytes into the direct area, without the log: a majority has them on return. See
+    /// [`Coordinator::direct_is_whole`] for what becomes of them when the coordinator ends.
     ///
     /// # Errors
     /// As [`Coordinator::write`].

@@ -24,8 +24,10 @@ use crate::{Error, Group, Term};
 const APPLY_BATCH: usize = 32;
 /// Bytes of entries' heads that are allocated at once.
 const HEADS_BYTES: usize = 64 << 10;
-/// Bytes of a region, the unit of copying to a node that comes back.
-const REGION_BYTES: u64 = 64 << 10;
+/// Bytes of the largest region, the unit of copying to a node that comes back.
+const REGION_BYTES_MAX: u64 = 64 << 10;
+/// Regions that a small memory is divided into.
+const REGIONS: u64 = 64;
 
 /// One write or several.
 pub(super) enum Writes {
@@ -84,6 +86,8 @@ pub(super) struct Member {
     /// What the last header that has arrived says is applied.
     applied: u64,
     lease_at: Option<Instant>,
+    /// It is known to have its vote.
+    votes: bool,
     /// The regions that are copied, of a joining node.
     copied: Vec<bool>,
     /// Blocks that are being copied to it.
@@ -231,13 +235,13 @@ impl State {
     }
 
     pub(super) fn status(&self) -> Status {
-        let count = |phase| self.members.iter().filter(|member| member.phase == phase).count();
-        let live = count(Phase::Live);
+        let live = self.live().filter(|member| member.votes).count();
+        let lost = self.members.iter().filter(|member| member.phase == Phase::Lost).count();
         Status {
             term: self.term,
             live,
-            joining: count(Phase::Joining),
-            lost: count(Phase::Lost),
+            joining: self.members.len() - live - lost,
+            lost,
             spare: live.saturating_sub(self.majority),
             committed: self.committed_index,
             applied: self.applied.index,
@@ -248,7 +252,9 @@ impl State {
 
 /// Bytes of a region of a layout.
 pub(super) fn region_bytes(layout: &Layout) -> u64 {
-    REGION_BYTES.max(layout.block_bytes)
+    // Powers of two, so that a region is made of whole blocks.
+    let small = (layout.address_bytes() / REGIONS).next_power_of_two();
+    small.min(REGION_BYTES_MAX).max(layout.block_bytes)
 }
 
 impl Member {
@@ -262,6 +268,7 @@ impl Member {
             header_posted: false,
             applied: 0,
             lease_at: None,
+            votes: false,
             copied: Vec::new(),
             copying: 0..0,
             slow: 0,
@@ -384,6 +391,15 @@ impl State {
         let member = &mut self.members[held.link.slot];
         if member.is_held_by(held) {
             member.slow = (member.slow + 8).min(64);
+        }
+    }
+
+    /// A node's heartbeat has not completed within the lease.
+    pub(super) fn note_silent(&mut self, held: &Held, patience: std::time::Duration) {
+        self.note_slow(held);
+        let member = &self.members[held.link.slot];
+        if member.is_held_by(held) && member.lease_at.is_none_or(|at| at.elapsed() >= patience) {
+            self.lose_slot(held.link.slot, &rma::Error::Ambiguous("the node says nothing"));
         }
     }
 
@@ -859,9 +875,22 @@ impl State {
     pub(super) fn admit(&mut self, held: &Held) -> Result<(), Error> {
         let member = self.joining(held)?;
         member.phase = Phase::Live;
+        member.votes = true;
         member.copied = Vec::new();
         self.changed = true;
         Ok(())
+    }
+
+    pub(super) fn lacks_vote(&self, held: &Held) -> bool {
+        let member = &self.members[held.link.slot];
+        member.phase == Phase::Live && member.is_held_by(held) && !member.votes
+    }
+
+    pub(super) fn note_vote(&mut self, held: &Held) {
+        let member = &mut self.members[held.link.slot];
+        if member.is_held_by(held) {
+            member.votes = true;
+        }
     }
 
     pub(super) fn give_up_join(&mut self, held: &Held) {
