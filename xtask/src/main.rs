@@ -91,6 +91,9 @@ const SEEDS_FIXED: u64 = 1000;
 /// Number of fixed seeds of the disaggregated state alone, which are much shorter.
 const STATE_SEEDS_FIXED: u64 = 3000;
 
+/// Number of fixed seeds of consensus alone.
+const CONSENSUS_SEEDS_FIXED: u64 = 500;
+
 /// Every step, cheapest verdict first. All cargo steps share the release profile, so dependencies build once.
 fn steps() -> Vec<Step> {
     vec![
@@ -111,6 +114,11 @@ fn steps() -> Vec<Step> {
             // The whole workspace, as in the step before: with other features everything would be built again.
             let arguments = ["test", "--release", "--workspace", "--test", "simulation", "--", "every_height"];
             step::run(Command::new("cargo").args(arguments).env("STATE_SEEDS", seeds))
+        }),
+        Step::new("consensus", || {
+            let seeds = format!("0..{CONSENSUS_SEEDS_FIXED}");
+            let arguments = ["test", "--release", "--workspace", "--test", "simulation", "--", "chosen_seeds"];
+            step::run(Command::new("cargo").args(arguments).env("CONSENSUS_SEEDS", seeds))
         }),
         Step::new("rdma-guest", || guest::check(None, &[])),
         Step::new("clients", clients::check),

@@ -22,6 +22,8 @@ use crate::{Error, Group, Term};
 
 /// Committed entries that wait to be applied before somebody who appends does it.
 const APPLY_BATCH: usize = 32;
+/// The same where verbs do not complete while they are posted, so that each is taken in later.
+const APPLY_BATCH_ASYNCHRONOUS: usize = 4;
 /// Bytes of entries' heads that are allocated at once.
 const HEADS_BYTES: usize = 64 << 10;
 /// Bytes of the largest region, the unit of copying to a node that comes back.
@@ -152,6 +154,7 @@ pub(super) struct State {
     /// Before the first of those.
     kept_from: Cursor,
     used_bytes: u64,
+    apply_batch: usize,
     /// Records that were not trimmed.
     records: VecDeque<u64>,
     /// One bit a block: a write that is not applied.
@@ -176,6 +179,7 @@ impl State {
     ) -> State {
         let layout = group.layout;
         let Inheritance { end, kept, entries, inherited } = inheritance;
+        let synchronous = inherited.iter().all(|node| node.held.link.endpoint.profile().synchronous);
         let mut members: Vec<Member> = group.nodes.iter().map(|_| Member::lost()).collect();
         for node in inherited {
             let slot = node.held.link.slot;
@@ -205,6 +209,7 @@ impl State {
             kept: VecDeque::new(),
             kept_from: kept,
             used_bytes: 0,
+            apply_batch: if synchronous { APPLY_BATCH } else { APPLY_BATCH_ASYNCHRONOUS },
             records: VecDeque::new(),
             locked: vec![0; layout.blocks().div_ceil(64)],
             heat: vec![0; layout.address_bytes().div_ceil(region_bytes(&layout)) as usize],
@@ -510,7 +515,7 @@ impl State {
         self.kept.push_back(Kept { after: self.last, bytes: skipped + length, raw });
         self.unapplied.push_back(Unapplied { ticket, after: self.last, kind, writes: writes.share() });
         self.commit();
-        if self.unapplied.len() >= APPLY_BATCH {
+        if self.unapplied.len() >= self.apply_batch {
             self.apply();
         }
         if self.used_bytes > log / 2 {
@@ -592,8 +597,19 @@ impl State {
 
 /// Progress.
 impl State {
-    /// Takes in what has completed, and does what follows; `cx` is woken for more.
+    /// Takes in what has completed, applies what is committed, and makes room; `cx` is woken for more.
     pub(super) fn advance(&mut self, cx: &mut Context<'_>) -> Woken {
+        let woken = self.take_in(cx);
+        self.apply();
+        if self.used_bytes > self.layout.log_bytes / 2 {
+            self.post_headers();
+        }
+        self.reclaim();
+        woken
+    }
+
+    /// Takes in what has completed; `cx` is woken for more. Whoever waits for a commit does no more than this.
+    pub(super) fn take_in(&mut self, cx: &mut Context<'_>) -> Woken {
         let mut progress = false;
         for slot in 0..self.members.len() {
             loop {
@@ -614,14 +630,9 @@ impl State {
                 }
             }
         }
-        self.commit();
-        self.apply();
-        if self.used_bytes > self.layout.log_bytes / 2 {
-            self.post_headers();
-        }
-        self.reclaim();
         let mut woken = Woken::default();
         if progress {
+            self.commit();
             let committed = self.committed;
             let mut first: Option<usize> = None;
             let mut at = 0;
@@ -644,17 +655,23 @@ impl State {
         woken
     }
 
-    fn commit(&mut self) {
-        let mut acked = [0; crate::group::NODES_MAX];
+    /// What a majority of all nodes have reached, all of them live; 0 when there are not so many.
+    fn common(&self, reached: impl Fn(&Member) -> u64) -> u64 {
+        let mut all = [0; crate::group::NODES_MAX];
         let mut live = 0;
-        for member in self.members.iter().filter(|member| member.phase == Phase::Live) {
-            acked[live] = member.acked;
+        for member in self.live() {
+            all[live] = reached(member);
             live += 1;
         }
-        if live >= self.majority {
-            acked[..live].sort_unstable_by_key(|ticket| std::cmp::Reverse(*ticket));
-            self.committed = self.committed.max(acked[self.majority - 1]);
+        if live < self.majority {
+            return 0;
         }
+        all[..live].sort_unstable_by_key(|value| std::cmp::Reverse(*value));
+        all[self.majority - 1]
+    }
+
+    fn commit(&mut self) {
+        self.committed = self.committed.max(self.common(|member| member.acked));
     }
 
     pub(super) fn poll_committed(&mut self, ticket: u64, cx: &Context<'_>) -> Poll<Result<(), Error>> {
@@ -737,11 +754,9 @@ impl State {
 
     /// Makes room of what a majority's headers cover.
     fn reclaim(&mut self) {
-        let mut applied: Vec<u64> = self.live().map(|member| member.applied).collect();
-        applied.sort_unstable_by_key(|index| std::cmp::Reverse(*index));
-        let Some(covered) = applied.get(self.majority - 1) else { return };
+        let covered = self.common(|member| member.applied);
         let mut freed = false;
-        while let Some(kept) = self.kept.front().filter(|kept| kept.after.index <= *covered) {
+        while let Some(kept) = self.kept.front().filter(|kept| kept.after.index <= covered) {
             self.used_bytes -= kept.bytes;
             self.kept_from = kept.after;
             self.kept.pop_front();
