@@ -5,12 +5,14 @@
 //!    node ([`two_sided`]).
 //! 2. [`blocks`]: applying blocks, beside the same.
 //! 3. [`load`]: YCSB-A and -B on blocks, disaggregated and monolithic in turn, each a [`peer`] with blocks and tables on disk.
+//! 4. [`pressure`]: reads while others are evicted, and updates for long within constant memory.
 //!
 //! Both sides of a ratio are measured in one run, in turns, and the medians of the turns are compared.
 
 mod blocks;
 pub(crate) mod load;
 pub(crate) mod peer;
+mod pressure;
 mod reads;
 pub(crate) mod setup;
 pub(crate) mod transactions;
@@ -50,6 +52,19 @@ pub struct Options {
     pub seed: u64,
     /// Latencies of the shaped interconnect.
     pub shapes: Vec<Duration>,
+    /// How long updates go on within constant memory.
+    pub steady: Duration,
+    /// What to measure: all of it, unless given.
+    pub only: Option<Part>,
+}
+
+/// A part of the figure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    Reads,
+    Blocks,
+    Load,
+    Pressure,
 }
 
 impl Default for Options {
@@ -61,6 +76,8 @@ impl Default for Options {
             pairs: 5,
             seed: 1,
             shapes: vec![Duration::from_micros(2), Duration::from_micros(8)],
+            steady: Duration::from_secs(30),
+            only: None,
         }
     }
 }
@@ -76,10 +93,43 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
     figure.setting("seconds", options.seconds);
     figure.setting("pairs", options.pairs);
     figure.setting("seed", options.seed);
-    let check = |stop: &Stop| if stop.is_stopped() { Err(Error::Interrupted) } else { Ok(()) };
+    figure.setting("steady_seconds", options.steady.as_secs_f64());
+    let wanted = |part| options.only.is_none_or(|only| only == part);
+    if wanted(Part::Reads) {
+        all_reads(options, stop, &mut tell, &mut figure).await?;
+    }
+    if wanted(Part::Blocks) {
+        tell("blocks");
+        for shape in std::iter::once(None).chain(options.shapes.iter().copied().map(Some)) {
+            blocks::measure(options, shape, &mut figure).await?;
+            check(stop)?;
+        }
+    }
+    if wanted(Part::Load) {
+        loads(options, stop, &mut tell, &mut figure).await?;
+    }
+    if wanted(Part::Pressure) {
+        tell("reads while others are evicted");
+        pressure::evicting(options, stop, &mut figure).await?;
+        pressure::steady(options, stop, &mut figure, &mut tell).await?;
+    }
+    figure
+        .note("Reads and blocks are made by one task; medians of batches, in turns with what they are compared with.");
+    Ok(figure)
+}
 
+fn check(stop: &Stop) -> Result<(), Error> {
+    if stop.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+async fn all_reads(
+    options: &Options,
+    stop: &Stop,
+    tell: &mut dyn FnMut(&str),
+    figure: &mut Figure,
+) -> Result<(), Error> {
     tell("reads through shm");
-    let through_shm = reads::measure(options, None, &mut figure).await?;
+    let through_shm = reads::measure(options, None, figure).await?;
     check(stop)?;
     figure.ratio("warm_over_hashmap", through_shm.warm_over_hashmap, Some(Bound::AtMost(3.0)));
     figure.ratio("cold_1k_us", through_shm.cold_us, Some(Bound::AtMost(1.5)));
@@ -87,7 +137,7 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
     for latency in &options.shapes {
         let micros = latency.as_micros();
         tell(&format!("reads under a latency of {micros} µs"));
-        let shaped = reads::measure(options, Some(*latency), &mut figure).await?;
+        let shaped = reads::measure(options, Some(*latency), figure).await?;
         check(stop)?;
         // A verb's latency is what one verb takes that reads a record, through the same interconnect in the same run.
         match micros {
@@ -96,24 +146,21 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
             _ => {}
         }
     }
-    tell("blocks");
-    for shape in std::iter::once(None).chain(options.shapes.iter().copied().map(Some)) {
-        blocks::measure(options, shape, &mut figure).await?;
-        check(stop)?;
-    }
+    Ok(())
+}
+
+async fn loads(options: &Options, stop: &Stop, tell: &mut dyn FnMut(&str), figure: &mut Figure) -> Result<(), Error> {
     let mut least = f64::INFINITY;
     for (name, updates_percent) in [("ycsb-a", 50), ("ycsb-b", 5)] {
         tell(&format!("{name} at 10 KB, both forms in turn"));
-        least = least.min(compare(options, name, updates_percent, None, stop, &mut figure).await?);
+        least = least.min(compare(options, name, updates_percent, None, stop, figure).await?);
     }
     figure.ratio("state_over_monolithic_min", least, Some(Bound::AtLeast(0.9)));
     if let Some(latency) = options.shapes.first() {
         tell("ycsb-a at 10 KB under latency");
-        compare(options, "ycsb-a", 50, Some(*latency), stop, &mut figure).await?;
+        compare(options, "ycsb-a", 50, Some(*latency), stop, figure).await?;
     }
-    figure
-        .note("Reads and blocks are made by one task; medians of batches, in turns with what they are compared with.");
-    Ok(figure)
+    Ok(())
 }
 
 /// Runs YCSB at 10 KB on both forms; the median over the pairs of disaggregated over monolithic throughput.

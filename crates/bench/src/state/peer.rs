@@ -151,7 +151,14 @@ impl Peer {
         if self.state.wants_persist() {
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }
-        let (batch, _) = block(number, writes);
+        // Values are parts of the block that brought them, as a peer's are.
+        let mut at = 0;
+        let parts = writes.iter().map(|(key, value)| {
+            let start = at + 6 + key.len();
+            at = start + value.len();
+            (key.clone(), block_bytes.slice(start..at))
+        });
+        let (batch, _) = block(number, &parts.collect::<Vec<_>>());
         self.state.apply(number, batch).await.map_err(|error| failed("a block", error))?;
         if self.persist_blocks.is_some_and(|blocks| (number + 1).is_multiple_of(blocks)) {
             self.persisted().await?;

@@ -44,11 +44,12 @@ Example:
 
 {AFTER}"))]
     Kmeans(KMeans),
-    /// The world state alone: reads, blocks and YCSB on pooled memory, beside what else could hold it
+    /// The world state alone: reads, blocks, YCSB and memory under pressure, beside what else could hold it
     #[command(after_help = "\
 Examples:
   heddle bench state
   heddle bench state --data-mib 64 --pairs 3 --seconds 1     a quick look
+  heddle bench state --only pressure --steady-seconds 600    ten minutes of updates within constant memory
   heddle bench state --json state.json --plot state.svg
 
 No network is started. Each row stands beside an in-process hash map, the storage engine alone,
@@ -190,11 +191,30 @@ pub struct State {
     /// Pairs of runs of YCSB, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
+    /// How long updates go on within constant memory, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    pub steady_seconds: f64,
+    /// Measure one part alone
+    #[arg(long, value_name = "PART", value_enum)]
+    pub only: Option<StatePart>,
     /// Fixes which keys are chosen
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
     pub output: FigureOutput,
+}
+
+/// A part of `heddle bench state`.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StatePart {
+    /// Warm and cold reads, and ranges
+    Reads,
+    /// Blocks
+    Blocks,
+    /// YCSB at 10 KB
+    Load,
+    /// Reads while others are evicted, and updates for long within constant memory
+    Pressure,
 }
 
 /// Where a figure goes besides the terminal.

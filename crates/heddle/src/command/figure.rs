@@ -6,7 +6,7 @@ use base::rt::Stop;
 use bench::figure::Figure;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::bench::{FigureOutput, Provider, Rma, State};
+use crate::cli::bench::{FigureOutput, Provider, Rma, State, StatePart};
 use crate::failure::Failure;
 use crate::output;
 
@@ -20,6 +20,13 @@ pub async fn state(arguments: &State, stop: &Stop) -> Result<(), Failure> {
         seconds: arguments.seconds,
         pairs: usize::try_from(arguments.pairs).expect("at most 99, says the command line"),
         seed: arguments.seed,
+        steady: Duration::from_secs_f64(arguments.steady_seconds),
+        only: arguments.only.map(|part| match part {
+            StatePart::Reads => bench::state::Part::Reads,
+            StatePart::Blocks => bench::state::Part::Blocks,
+            StatePart::Load => bench::state::Part::Load,
+            StatePart::Pressure => bench::state::Part::Pressure,
+        }),
         ..bench::state::Options::default()
     };
     let progress = Progress::new();
