@@ -6,11 +6,13 @@
 //! * [`Endpoints`]: what of a network listens where, for clients on the same machine.
 //! * [`transport`]: links that leave the process, over TCP and mutual TLS.
 //! * [`Overview`]: metrics and health of all processes of a network on one page.
+//! * [`control`]: how an operator asks a running peer about its memory, and changes it.
 //! * [`logging`]: log lines. Metrics are served by the running network.
 #![warn(missing_docs)]
 
 pub mod config;
 mod contracts;
+pub mod control;
 mod disk;
 mod endpoints;
 pub mod logging;

@@ -24,6 +24,7 @@ use identity::Role as CertificateRole;
 use identity::issue::{Organization as Issuer, TlsIdentity};
 
 use crate::config::{Form, Provider};
+use crate::network::layout::NODES;
 use crate::network::{Endpoint, Network, NodeError, Role, material, write};
 use crate::process::Ready;
 use crate::process::file::{
@@ -32,7 +33,6 @@ use crate::process::file::{
 };
 use crate::{Endpoints, profile};
 
-const FOLDER: &str = "nodes";
 const ORDERER: &str = "orderer";
 /// The longest path of a socket that the system takes, without the closing zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -228,7 +228,7 @@ impl Planner<'_> {
             .chain(of(ProcessRole::Compute))
             .chain(of(ProcessRole::Gateway))
             .map(|(name, role)| {
-                let folder = self.network.path().join(FOLDER).join(&name);
+                let folder = self.network.path().join(NODES).join(&name);
                 Planned { host: self.host(&name), name, role, folder, answers: Vec::new() }
             })
             .collect()
@@ -440,6 +440,8 @@ impl Planner<'_> {
             peer_bytes: config.pool.peer_bytes,
             metadata_cache_bytes: config.pool.metadata_cache_bytes,
             data_cache_bytes: config.pool.data_cache_bytes,
+            evict_above_percent: config.pool.evict_above_percent,
+            evict_to_percent: config.pool.evict_to_percent,
             delta_bytes: config.storage.delta_bytes,
             memory: at
                 .memory

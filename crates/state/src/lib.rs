@@ -21,7 +21,7 @@ pub mod events;
 mod monolithic;
 mod update;
 
-pub use disaggregated::{Disaggregated, DisaggregatedSettings, Reader};
+pub use disaggregated::{Disaggregated, DisaggregatedSettings, Reader, Usage};
 pub use error::Error;
 pub use monolithic::{Monolithic, Settings};
 pub use update::{Update, UpdateBatch};

@@ -7,6 +7,7 @@ pub mod flexchain;
 pub mod ledger;
 pub mod network;
 pub mod node;
+pub mod peer;
 
 use std::path::PathBuf;
 
@@ -33,6 +34,7 @@ Examples:
   heddle up --detach                 the same in the background; `heddle down` ends it
   heddle up --isolate                the same with every role as a process of its own
   heddle status                      what runs, how high the ledgers are, how busy they are
+  heddle peer memory org1            how much remote memory a peer uses; --set gives it another budget
   heddle bench smallbank             measure this machine with a network of its own
   heddle ledger verify               check every hash and signature of a stopped network
 
@@ -67,6 +69,9 @@ Example:
   heddle config > heddle.toml        then edit it, and
   heddle up --config heddle.toml")]
     Config,
+    /// Operate one peer of a running network
+    #[command(subcommand)]
+    Peer(peer::Peer),
     /// Look into the ledgers and check them
     #[command(subcommand)]
     Ledger(ledger::Ledger),

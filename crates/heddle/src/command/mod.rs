@@ -7,6 +7,7 @@ pub mod figure;
 pub mod flexchain;
 pub mod isolate;
 pub mod measure;
+pub mod peer;
 pub mod process;
 pub mod show;
 pub mod status;

@@ -4,5 +4,6 @@ mod bench;
 mod hosts;
 mod isolate;
 mod kill;
+mod memory;
 mod network;
 mod support;

@@ -1,12 +1,20 @@
 //! `[pool]`: the form of peers, and the memory that they share.
 
+use std::ops::RangeInclusive;
+
 use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
 use serde::{Deserialize, Serialize};
+use state::DisaggregatedSettings;
 
 /// Memory nodes of one network.
 const MEMORY_NODES_MAX: usize = 64;
 /// Bytes of the smallest section: a part of the index must fit with room to spare.
 const SECTION_BYTES_LEAST: u64 = 1 << 20;
+
+/// Where eviction may begin: it needs some room to work ahead of need.
+const EVICT_PERCENT: RangeInclusive<u8> = 2..=98;
+/// Bytes of one cache.
+const CACHE_BYTES_MAX: usize = 1 << 40;
 
 const _: () = assert!(SECTION_BYTES_LEAST >= SECTION_BYTES_MIN);
 
@@ -52,6 +60,10 @@ pub struct Pool {
     pub metadata_cache_bytes: usize,
     /// Bytes of a peer's cache of records.
     pub data_cache_bytes: usize,
+    /// Percent of a peer's memory above which cold records are evicted.
+    pub evict_above_percent: u8,
+    /// Percent of it that eviction leaves in use.
+    pub evict_to_percent: u8,
 }
 
 impl Default for Pool {
@@ -65,6 +77,8 @@ impl Default for Pool {
             peer_bytes: 256 << 20,
             metadata_cache_bytes: 32 << 20,
             data_cache_bytes: 128 << 20,
+            evict_above_percent: evict_above_percent(),
+            evict_to_percent: evict_to_percent(),
         }
     }
 }
@@ -79,8 +93,46 @@ impl Pool {
         }
         check_section("pool.section_bytes", self.section_bytes)?;
         check_budget("pool.memory_bytes", self.memory_bytes, self.section_bytes)?;
-        check_budget("pool.peer_bytes", self.peer_bytes, self.section_bytes)
+        check_budget("pool.peer_bytes", self.peer_bytes, self.section_bytes)?;
+        check_watermarks(
+            ["pool.evict_above_percent", "pool.evict_to_percent"],
+            self.evict_above_percent,
+            self.evict_to_percent,
+        )?;
+        let caches: [(&'static str, usize); 2] = [
+            ("pool.metadata_cache_bytes", self.metadata_cache_bytes),
+            ("pool.data_cache_bytes", self.data_cache_bytes),
+        ];
+        for (key, bytes) in caches {
+            if bytes > CACHE_BYTES_MAX {
+                return Err((key, format!("is {bytes}; it must be from 0 to {CACHE_BYTES_MAX}")));
+            }
+        }
+        Ok(())
     }
+}
+
+/// What [`Pool::evict_above_percent`] is unless something else is said.
+pub(crate) fn evict_above_percent() -> u8 {
+    DisaggregatedSettings::default().evict_above_percent
+}
+
+/// What [`Pool::evict_to_percent`] is unless something else is said.
+pub(crate) fn evict_to_percent() -> u8 {
+    DisaggregatedSettings::default().evict_to_percent
+}
+
+/// Whether eviction may begin and end there.
+pub(crate) fn check_watermarks(keys: [&'static str; 2], above: u8, to: u8) -> Result<(), (&'static str, String)> {
+    let [above_key, to_key] = keys;
+    if !EVICT_PERCENT.contains(&above) {
+        let (least, most) = (EVICT_PERCENT.start(), EVICT_PERCENT.end());
+        return Err((above_key, format!("is {above}; it must be from {least} to {most}")));
+    }
+    if to == 0 || to >= above {
+        return Err((to_key, format!("is {to}; it must be from 1 to {}, below {above_key}", above - 1)));
+    }
+    Ok(())
 }
 
 /// Whether sections may have this size.

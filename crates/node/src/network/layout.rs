@@ -3,7 +3,7 @@
 //! Blocks of a peer lay in `peers/<organisation>/ledger`, those of the orderer in `orderer` itself. Now each of the two is a
 //! data directory with `blocks` in it, so that a process of its own can hold it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::NodeError;
 
@@ -11,6 +11,14 @@ use super::NodeError;
 pub(crate) const BLOCKS: &str = "blocks";
 /// Where tables are, in the data directory of a peer or a storage node.
 pub(crate) const TABLES: &str = "state";
+/// Where the files of processes are: of each in a folder of its name.
+pub(crate) const NODES: &str = "nodes";
+
+/// The folder of an organisation's compute node, also where it has no process of its own.
+pub(crate) fn compute_folder(network: &Path, organization: &str) -> PathBuf {
+    network.join(NODES).join(format!("compute-{}", organization.to_ascii_lowercase()))
+}
+
 const VERSION_FILE: &str = "VERSION";
 
 /// Moves what lies where it lay before. Whatever is done already is passed over, so that it may be broken off anywhere.

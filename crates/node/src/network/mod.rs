@@ -8,7 +8,8 @@
 //!   genesis.block                       written last: a directory without it was not finished, and is begun again
 //!   orderer/blocks                      the orderer's log
 //!   peers/<organisation>/blocks, state  blocks and world state, each a data directory of its own
-//!   nodes/<process>                     of each process, where the roles are processes of their own
+//!   nodes/<process>                     of each process, where the roles are processes of their own; of a compute node its
+//!                                       control socket and budget in any form
 //!   profiles/, client/                  connection profiles, and a client to start from
 //! ```
 //!

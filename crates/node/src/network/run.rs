@@ -32,7 +32,7 @@ use state::DisaggregatedSettings;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::layout::{BLOCKS, TABLES};
+use super::layout::{self, BLOCKS, TABLES};
 use super::{Endpoint, Network, NodeError, Role};
 use crate::config::{Config, Form};
 use crate::roles::compute::{self, Compute, Elsewhere, Local};
@@ -40,7 +40,7 @@ use crate::roles::gateway as gateway_role;
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Ordering};
 use crate::roles::storage::{self, Storage};
-use crate::{contracts, disk, metrics, ports, profile};
+use crate::{contracts, control, disk, metrics, ports, profile};
 
 /// How long a stop waits for peers to commit what was ordered; what they miss they fetch at the next start.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ pub struct Running {
     endpoints: Vec<Endpoint>,
     memory: Vec<Memory>,
     storages: Vec<Storage>,
-    computes: Vec<Compute>,
+    computes: Vec<Arc<Compute>>,
     ordering: Ordering,
     stop: Stop,
     ports: Vec<JoinHandle<()>>,
@@ -85,6 +85,11 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let opening =
         (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &address, shared.as_ref()));
     let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
+    let computes: Vec<Arc<Compute>> = computes.into_iter().map(Arc::new).collect();
+    for (organization, compute) in network.organizations.iter().zip(&computes) {
+        let folder = layout::compute_folder(&network.path, &organization.name);
+        tasks.push(control::start(&folder, compute, stop.clone())?);
+    }
 
     let intake = Intake::default();
     let free_bytes_min = config.storage.free_bytes_min;
@@ -252,10 +257,14 @@ async fn start_peer(
         donors: donors.map(|(memory, token)| Donor { address: memory.address(), token: token.clone() }).collect(),
         section_bytes: config.pool.section_bytes,
         budget_bytes: config.pool.peer_bytes,
+        folder: layout::compute_folder(&network.path, &organization.name),
+        shares_process: network.organizations.len() > 1,
         settings: DisaggregatedSettings {
             metadata_cache_bytes: config.pool.metadata_cache_bytes,
             data_cache_bytes: config.pool.data_cache_bytes,
             delta_bytes_max: config.storage.delta_bytes,
+            evict_above_percent: config.pool.evict_above_percent,
+            evict_to_percent: config.pool.evict_to_percent,
             ..DisaggregatedSettings::default()
         },
     };

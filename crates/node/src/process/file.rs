@@ -220,6 +220,12 @@ pub struct PooledFile {
     pub data_cache_bytes: usize,
     /// Bytes of writes that the savepoint does not cover.
     pub delta_bytes: usize,
+    /// Percent of the memory above which cold records are evicted.
+    #[serde(default = "pool::evict_above_percent")]
+    pub evict_above_percent: u8,
+    /// Percent of it that eviction leaves in use.
+    #[serde(default = "pool::evict_to_percent")]
+    pub evict_to_percent: u8,
     /// Who gives memory.
     pub memory: Vec<DonorFile>,
 }
@@ -353,6 +359,11 @@ impl NodeFile {
                 (Some(pooled), None) => {
                     pool::check_section("compute.pooled.section_bytes", pooled.section_bytes)?;
                     pool::check_budget("compute.pooled.peer_bytes", pooled.peer_bytes, pooled.section_bytes)?;
+                    pool::check_watermarks(
+                        ["compute.pooled.evict_above_percent", "compute.pooled.evict_to_percent"],
+                        pooled.evict_above_percent,
+                        pooled.evict_to_percent,
+                    )?;
                     inside("compute.pooled.storage", &pooled.storage)?;
                     for donor in &pooled.memory {
                         inside("compute.pooled.memory", &donor.address)?;

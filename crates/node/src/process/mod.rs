@@ -35,7 +35,7 @@ use crate::roles::gateway as gateway_role;
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Guarded, Ordering};
 use crate::roles::storage::{self as storage_role, Storage};
-use crate::{contracts, disk, metrics, ports};
+use crate::{contracts, control, disk, metrics, ports};
 
 pub use file::{NodeFile, ProcessRole};
 use links::Fabrics;
@@ -54,7 +54,7 @@ pub struct Process {
 enum Kind {
     Memory(Memory),
     Storage(Storage),
-    Compute(Compute),
+    Compute(Arc<Compute>),
     Orderer(Ordering),
     Gateway(Arc<RemotePeer>),
 }
@@ -157,7 +157,7 @@ async fn data_directory(path: &Path) -> Result<DataDirectory, NodeError> {
 }
 
 /// Where a compute node finds memory and storage.
-fn elsewhere(section: &file::PooledFile) -> Elsewhere {
+fn elsewhere(section: &file::PooledFile, folder: &Path) -> Elsewhere {
     let donors = section.memory.iter();
     Elsewhere {
         storage: section.storage.clone(),
@@ -166,10 +166,14 @@ fn elsewhere(section: &file::PooledFile) -> Elsewhere {
         donors: donors.map(|donor| Donor { address: donor.address.clone(), token: donor.token.token() }).collect(),
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,
+        folder: folder.to_path_buf(),
+        shares_process: false,
         settings: DisaggregatedSettings {
             metadata_cache_bytes: section.metadata_cache_bytes,
             data_cache_bytes: section.data_cache_bytes,
             delta_bytes_max: section.delta_bytes,
+            evict_above_percent: section.evict_above_percent,
+            evict_to_percent: section.evict_to_percent,
             ..DisaggregatedSettings::default()
         },
     }
@@ -255,12 +259,13 @@ impl Here<'_> {
             (Some(local), _) => Compute::monolithic(options, self.local(local).await?).await?,
             (None, pooled) => {
                 let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
-                Compute::disaggregated(options, elsewhere(pooled)).await?
+                Compute::disaggregated(options, elsewhere(pooled, self.folder)).await?
             }
         };
+        let compute = Arc::new(compute);
         let peer = compute.peer().clone();
         let failed = |source| NodeError::Chain { who: self.file.name.clone(), source };
-        let mut tasks = Vec::new();
+        let mut tasks = vec![control::start(self.folder, &compute, self.stop.clone())?];
         for (scope, address) in [(Scope::Own, &section.address), (Scope::Others, &section.others_address)] {
             let task = serve_peer(peer.clone(), scope, address, self.stop.clone()).await.map_err(failed)?;
             tasks.push(tokio::spawn(async move {

@@ -37,6 +37,7 @@ pub(crate) struct Link {
     pub(crate) sweep: Notify,
     sections: Mutex<Sections>,
     free_bytes: AtomicU64,
+    budget_bytes: AtomicU64,
     free_at_nanos: AtomicU64,
     answering: AtomicBool,
     /// The epoch that fenced us here.
@@ -75,6 +76,7 @@ impl Link {
             sweep: Notify::new(),
             sections: Mutex::default(),
             free_bytes: AtomicU64::new(0),
+            budget_bytes: AtomicU64::new(0),
             free_at_nanos: AtomicU64::new(0),
             answering: AtomicBool::new(true),
             fenced: OnceLock::new(),
@@ -131,6 +133,9 @@ impl Link {
     }
 
     fn note_room(&self, reply: &Reply) {
+        if let Reply::Welcome { budget_bytes, .. } | Reply::Room { budget_bytes, .. } = reply {
+            self.budget_bytes.store(*budget_bytes, Ordering::Relaxed);
+        }
         let free_bytes = match reply {
             Reply::Welcome { free_bytes, .. }
             | Reply::Fenced { free_bytes, .. }
@@ -155,6 +160,11 @@ impl Link {
     /// How long ago that was.
     pub(crate) fn free_age(&self) -> Duration {
         Instant::from_nanos(self.free_at_nanos.load(Ordering::Relaxed)).elapsed()
+    }
+
+    /// What the donor may give, to all its owners together.
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.budget_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether the last request was answered in time.

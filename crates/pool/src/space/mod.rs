@@ -132,6 +132,8 @@ pub struct DonorStatus {
     pub connected: bool,
     /// What it could give when it was last heard of.
     pub free_bytes: u64,
+    /// What it may give, to all its owners together; 0 while it is not connected.
+    pub budget_bytes: u64,
     /// Why it is not connected.
     pub problem: Option<String>,
 }
@@ -541,7 +543,8 @@ impl AddressSpace {
             DonorStatus {
                 address: place.donor.address.clone(),
                 connected: link.is_some(),
-                free_bytes: link.map_or(0, |link| link.free_bytes()),
+                free_bytes: link.as_ref().map_or(0, |link| link.free_bytes()),
+                budget_bytes: link.map_or(0, |link| link.budget_bytes()),
                 problem: lock(&place.problem).clone(),
             }
         };

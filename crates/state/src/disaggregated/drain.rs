@@ -64,6 +64,7 @@ impl Shared {
         hold_up("state.drain.give_up").await;
         let mut writer = self.writer.lock().await;
         self.give_up(&mut writer, base);
+        writer.usage.sections_drained += 1;
         events::SectionsDrained.add(1);
         Ok(true)
     }

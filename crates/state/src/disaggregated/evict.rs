@@ -273,8 +273,10 @@ impl Shared {
             if victim.is_marked {
                 writer.evicted.push_back((put_aside, pointer));
             }
+            writer.usage.evicted_records += 1;
             events::RecordsEvicted.add(1);
         }
+        writer.usage.evicted_bytes += batch.bytes;
         events::BytesEvicted.add(batch.bytes);
         Ok(batch)
     }

@@ -88,7 +88,7 @@ use pointer::{ADDRESS_BYTES_MAX, Pointer};
 pub use readers::Reader;
 use readers::{Holders, Role};
 use record::Name;
-use space::Space;
+use space::{Accounts, Space};
 
 use crate::{Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
 
@@ -181,6 +181,24 @@ struct Gone {
     bases: RwLock<Set<u64>>,
 }
 
+/// How much remote memory a state uses, in bytes, and what it has done to use no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Sections that the budget allows.
+    pub allowed: u64,
+    /// Sections that are leased. Above the former while a lower budget takes effect.
+    pub leased: u64,
+    /// Of the leased, what is free, in use, and put aside until every lease has ended.
+    pub free: u64,
+    pub live: u64,
+    pub quarantined: u64,
+    /// Records evicted so far, and the bytes that they took.
+    pub evicted_records: u64,
+    pub evicted_bytes: u64,
+    /// Sections emptied and given back so far because the budget was lowered.
+    pub sections_drained: u64,
+}
+
 /// What only the writer touches.
 #[derive(Default)]
 struct Writer {
@@ -204,6 +222,8 @@ struct Writer {
     evicted: VecDeque<(Instant, Pointer)>,
     /// The pool had nothing to give; not asked again before that time.
     exhausted_until: Option<Instant>,
+    /// The counts of what was done; the bytes are the space's.
+    usage: Usage,
 }
 
 struct Superseded {
@@ -264,7 +284,7 @@ impl Disaggregated {
     }
 
     /// Changes the budget of remote memory while everything goes on. On return there is no growth above it; sections above a
-    /// lower budget are emptied and given back in the background, one by one ([`Disaggregated::audit`] says how many bytes
+    /// lower budget are emptied and given back in the background, one by one ([`Disaggregated::usage`] says how many bytes
     /// are leased).
     ///
     /// # Errors
@@ -274,9 +294,19 @@ impl Disaggregated {
         if bytes < section_bytes {
             return Err(Error::BudgetTooSmall { bytes, section_bytes });
         }
+        // Bits first: what is written into new sections is noted at once.
+        self.shared.heat.enlarge(bytes);
         self.shared.memory.set_budget(bytes);
         self.shared.crowded.notify_one();
         Ok(())
+    }
+
+    /// How much remote memory is used. Waits for the writer's turn, and reads nothing.
+    pub async fn usage(&self) -> Usage {
+        let writer = self.shared.writer.lock().await;
+        let Accounts { leased, free, live, quarantined } = writer.space.accounts();
+        let allowed = self.shared.allowed();
+        Usage { allowed, leased, free, live, quarantined, ..writer.usage }
     }
 
     /// How remote memory is used, and whether everything in it is accounted for. Reads all of the index.

@@ -1,0 +1,77 @@
+//! `heddle peer`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Directory;
+
+#[derive(Subcommand, Debug)]
+pub enum Peer {
+    Memory(Memory),
+}
+
+/// Show how much remote memory a running peer uses, or give it another budget
+///
+/// The peer goes on while memory is added or taken away. A lower budget takes effect at once: nothing more is taken, and
+/// sections above it are emptied into storage and given back one by one, which this command waits for. What was set
+/// counts at later starts too, until pool.peer_bytes of the configuration is changed.
+///
+/// It asks the peer's compute node through a socket in its folder, which only the user who runs it can open.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle peer memory org1
+  heddle peer memory org1 --set 512MiB
+  heddle peer memory org2 --set 64MiB --no-wait
+  heddle peer memory --node /srv/compute-org1     on the host of that process, after `heddle plan`"
+)]
+pub struct Memory {
+    /// The organisation, such as org1
+    #[arg(value_name = "ORG", required_unless_present = "node")]
+    pub organization: Option<String>,
+    #[command(flatten)]
+    pub directory: Directory,
+    /// The folder of the compute node, where it is not in DIR/nodes
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
+    pub node: Option<PathBuf>,
+    /// Give the peer so much: bytes, or with KiB, MiB, GiB or TiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub set: Option<u64>,
+    /// Return when the budget is set, without waiting until sections above it are given back
+    #[arg(long, requires = "set")]
+    pub no_wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
+
+/// Reads a number of bytes.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || "write bytes, or a whole number with KiB, MiB, GiB or TiB, such as 512MiB".to_owned();
+    let (number, shift) = UNITS
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
+        .expect("every text ends with nothing");
+    let number: u64 = number.trim_end().parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "it is more than any memory has".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_have_a_binary_unit() {
+        for (text, bytes) in [("1", 1), ("512MiB", 512 << 20), ("2 GiB", 2 << 30), ("1KiB", 1024), ("1TiB", 1 << 40)] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "MiB", "-1", "1.5GiB", "512MB", "512mib", "0x10", "99999999999TiB", "1 2"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `heddle peer memory`.
+//!
+//! 1. The folder of the peer's compute node, from the network's directory or as given.
+//! 2. The question, or the new budget, through the socket there ([`node::control`]).
+//! 3. With a lower budget: the same question again and again until everything above it has been given back. A compute node
+//!    that ends meanwhile and is started again has kept the budget and has taken nothing above it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use node::control::{ControlError, MemoryReport, Request, ask};
+use node::{Endpoints, ProcessRole};
+
+use crate::cli::exit;
+use crate::cli::peer::Memory;
+use crate::failure::Failure;
+use crate::{instance, output};
+
+/// How often a peer is asked how far it is.
+const POLL: Duration = Duration::from_millis(100);
+/// How long a compute node may be away while it is waited for.
+const AWAY_MAX: Duration = Duration::from_secs(30);
+
+pub async fn memory(arguments: &Memory) -> Result<(), Failure> {
+    let folder = folder(arguments)?;
+    let request = match arguments.set {
+        None => Request::Memory {},
+        Some(bytes) => Request::SetMemory { bytes },
+    };
+    let mut report = ask(&folder, &request).await.map_err(failure)?;
+    if arguments.set.is_some() && !arguments.no_wait && !report.is_settled() {
+        report = settled(&folder, report).await?;
+    }
+    match arguments.json {
+        true => output::print_json(&serde_json::to_value(&report).map_err(Failure::new)?),
+        false => output::print(&text(&report)),
+    }
+}
+
+/// Where the peer's compute node is.
+fn folder(arguments: &Memory) -> Result<PathBuf, Failure> {
+    if let Some(folder) = &arguments.node {
+        return Ok(folder.clone());
+    }
+    let dir = &arguments.directory.dir;
+    super::expect_network(dir)?;
+    let organizations = super::config(dir)?.network.organizations;
+    let wanted = arguments.organization.as_deref().unwrap_or_default();
+    let name = &organizations[super::organization(organizations.iter(), wanted)?];
+    let endpoints = instance::expect_running(dir)?;
+    Ok(running_folder(dir, &endpoints, &name.to_ascii_lowercase()))
+}
+
+fn running_folder(dir: &Path, endpoints: &Endpoints, organization: &str) -> PathBuf {
+    let own = format!("compute-{organization}");
+    let computes = || endpoints.processes.iter().filter(|process| process.role == ProcessRole::Compute);
+    // Of several compute nodes the first is asked, whatever they are called.
+    let found = computes().map(|process| &process.name).find(|name| name.starts_with(&own));
+    dir.join("nodes").join(found.unwrap_or(&own))
+}
+
+fn failure(error: ControlError) -> Failure {
+    match error {
+        ControlError::Absent { .. } => Failure::with_code(exit::NOT_RUNNING, error),
+        error => Failure::new(error),
+    }
+}
+
+/// Waits until the peer has given back what is above its budget.
+async fn settled(folder: &Path, mut report: MemoryReport) -> Result<MemoryReport, Failure> {
+    let sections = |bytes: u64| bytes / report.section_bytes.max(1);
+    let first = report.leased_bytes;
+    let excess = |report: &MemoryReport| report.leased_bytes.saturating_sub(report.allowed_bytes);
+    let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} sections, {elapsed}").expect("well formed");
+    let bar = ProgressBar::new(sections(excess(&report)))
+        .with_style(style.progress_chars("=> "))
+        .with_message("giving memory back");
+    let mut answered = Instant::now();
+    while !report.is_settled() {
+        tokio::time::sleep(POLL).await;
+        match ask(folder, &Request::Memory {}).await {
+            Ok(newer) => (report, answered) = (newer, Instant::now()),
+            Err(ControlError::Absent { .. } | ControlError::Refused(_)) if answered.elapsed() < AWAY_MAX => continue,
+            Err(error) => return Err(failure(error)),
+        }
+        bar.set_position(first.saturating_sub(report.leased_bytes) / report.section_bytes.max(1));
+    }
+    bar.finish_and_clear();
+    Ok(report)
+}
+
+/// Bytes for people: in the largest unit that says them exactly to a tenth.
+fn shown(bytes: u64) -> String {
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if unit == 0 || value.fract() == 0.0 {
+        format!("{value:.0} {}", units[unit])
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
+}
+
+fn text(report: &MemoryReport) -> String {
+    let sections = |bytes: u64| bytes / report.section_bytes.max(1);
+    let mut lines = vec![format!("{}: remote memory", report.name)];
+    let mut line = |what: &str, value: String| lines.push(format!("  {what:<16} {value}"));
+    let set = match report.budget_bytes == report.configured_bytes {
+        true => String::new(),
+        false => format!(", set at run time (the configuration says {})", shown(report.configured_bytes)),
+    };
+    line(
+        "budget",
+        format!(
+            "{}, {} sections of {}{set}",
+            shown(report.budget_bytes),
+            sections(report.allowed_bytes),
+            shown(report.section_bytes)
+        ),
+    );
+    let waits = match report.is_settled() {
+        true => String::new(),
+        false => {
+            format!("; {} are being given back", sections(report.leased_bytes.saturating_sub(report.allowed_bytes)))
+        }
+    };
+    line("taken", format!("{}, {} sections{waits}", shown(report.leased_bytes), sections(report.leased_bytes)));
+    line(
+        "of which",
+        format!(
+            "{} in use, {} free, {} to be free soon",
+            shown(report.used_bytes),
+            shown(report.free_bytes),
+            shown(report.waiting_bytes)
+        ),
+    );
+    for node in &report.nodes {
+        let state = match (&node.problem, node.connected) {
+            (_, true) => format!("it has {}, {} free", shown(node.budget_bytes), shown(node.free_bytes)),
+            (Some(problem), false) => format!("not connected: {problem}"),
+            (None, false) => "not connected".to_owned(),
+        };
+        line("memory node", format!("{}: {} sections; {state}", node.address, node.sections));
+    }
+    line("evicted", format!("{} records, {}", report.evicted_records, shown(report.evicted_bytes)));
+    line("drained", format!("{} sections", report.sections_drained));
+    for rate in &report.hits {
+        let whose = if report.hits_of_process { ", all peers of the process" } else { "" };
+        let value = match rate.percent() {
+            Some(percent) => format!("{percent:.1} % of {} look-ups{whose}", rate.hits + rate.misses),
+            None => "nothing was looked up yet".to_owned(),
+        };
+        line(&format!("in {}", rate.place), value);
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_in_a_unit_that_fits() {
+        let cases =
+            [(0, "0 bytes"), (1023, "1023 bytes"), (16 << 20, "16 MiB"), (3 << 29, "1.5 GiB"), (1 << 50, "1024 TiB")];
+        for (bytes, text) in cases {
+            assert_eq!(shown(bytes), text);
+        }
+    }
+}

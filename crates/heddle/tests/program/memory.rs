@@ -1,0 +1,137 @@
+//! `heddle peer memory`: remote memory is added and taken away while clients are at work, and no start forgets it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base::Bytes;
+use futures_util::future::join_all;
+use gateway::client::Client;
+use node::control::MemoryReport;
+
+use crate::support::load::connect;
+use crate::support::{Network, run, text};
+
+const MIB: u64 = 1 << 20;
+/// Records of this many bytes, so that few blocks fill some sections.
+const VALUE_BYTES: usize = 64 << 10;
+const RECORDS: usize = 192;
+
+/// A network of one peer with small sections.
+fn start(dir: &Path, form: &[&str]) -> Network {
+    let config = dir.with_extension("toml");
+    let text = "[network]\norganizations = [\"Org1\"]\n[pool]\nsection_bytes = 1048576\nmemory_bytes = 33554432\npeer_bytes = 16777216\n";
+    std::fs::write(&config, text).expect("it can be written");
+    let config = config.display().to_string();
+    Network::start(dir, &[&["--config", &config], form].concat())
+}
+
+fn memory(dir: &Path, arguments: &[&str]) -> MemoryReport {
+    let dir = dir.display().to_string();
+    let output = run(&[&["peer", "memory", "ORG1", "--json", "--dir", &dir], arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+    serde_json::from_slice(&output.stdout).expect("a report")
+}
+
+fn refused(dir: &Path, arguments: &[&str], code: i32, expected: &[&str]) {
+    let dir = dir.display().to_string();
+    let output = run(&[&["peer", "memory"], arguments, &["--dir", &dir]].concat());
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output));
+    for part in expected {
+        assert!(text(&output).contains(part), "{arguments:?}: {}", text(&output));
+    }
+}
+
+fn value(record: usize, round: usize) -> Bytes {
+    Bytes::from(format!("{record}.{round} ").repeat(VALUE_BYTES / 6))
+}
+
+async fn write(client: &Arc<Client>, channel: &str, round: usize) {
+    for some in (0..RECORDS).collect::<Vec<_>>().chunks(16) {
+        let writes = some.iter().map(|record| async move {
+            let args = [Bytes::from(format!("record{record}")), value(*record, round)];
+            let committed = client.transact(channel, "ycsb", "update", &args).await.expect("it is committed");
+            assert!(committed.commit.is_valid(), "{committed:?}");
+        });
+        join_all(writes).await;
+    }
+}
+
+async fn check(client: &Arc<Client>, channel: &str, round: usize) {
+    for record in 0..RECORDS {
+        let args = [Bytes::from(format!("record{record}"))];
+        let proposal = client.proposal(channel, "ycsb", "read", &args).sign();
+        let found = client.evaluate(&proposal).await.expect("it is there");
+        assert!(found == value(record, round), "record {record} of round {round}");
+    }
+}
+
+async fn grows_and_shrinks(form: &[&str]) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let network = start(&dir, form);
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    let client = Arc::new(client);
+    write(&client, &channel, 1).await;
+    let before = memory(&dir, &[]);
+    assert_eq!((before.budget_bytes, before.section_bytes), (16 * MIB, MIB));
+    assert!(before.leased_bytes > 8 * MIB, "{before:?}");
+    assert_eq!(before.nodes.iter().map(|node| node.sections * MIB).sum::<u64>(), before.leased_bytes, "{before:?}");
+    assert!(before.nodes.iter().all(|node| node.connected && node.budget_bytes == 32 * MIB), "{before:?}");
+
+    // Down, under load.
+    let (writing, deaf) = (write(&client, &channel, 2), dir.clone());
+    let lowering = tokio::task::spawn_blocking(move || memory(&deaf, &["--set", "4MiB"]));
+    let ((), lowered) = tokio::join!(writing, lowering);
+    let lowered = lowered.expect("no panic");
+    assert_eq!(lowered.budget_bytes, 4 * MIB);
+    assert!(lowered.is_settled() && lowered.sections_drained >= 4, "{lowered:?}");
+    check(&client, &channel, 2).await;
+    let after = memory(&dir, &[]);
+    assert!(after.leased_bytes <= 4 * MIB && after.evicted_records > 0, "{after:?}");
+
+    // Up: everything has room again, and comes back as it is read.
+    let raised = memory(&dir, &["--set", "24 MiB"]);
+    assert_eq!((raised.budget_bytes, raised.configured_bytes), (24 * MIB, 16 * MIB));
+    check(&client, &channel, 2).await;
+    write(&client, &channel, 3).await;
+    assert!(memory(&dir, &[]).leased_bytes > 8 * MIB);
+
+    refused(&dir, &["org1", "--set", "1000KiB"], 1, &["less than one section", "at least 1048576"]);
+    refused(
+        &dir,
+        &["org1", "--set", "1GiB"],
+        1,
+        &["more than the memory nodes have", "67108864", "start more memory nodes"],
+    );
+    refused(&dir, &["org1", "--set", "12 apples"], 2, &["12 apples", "such as 512MiB"]);
+    refused(&dir, &["org7"], 1, &["no organisation \"org7\"", "Org1"]);
+    assert_eq!(memory(&dir, &[]).budget_bytes, 24 * MIB, "what is refused changes nothing");
+    let shown = run(&["peer", "memory", "org1", "--dir", &dir.display().to_string()]);
+    for part in ["24 MiB, 24 sections of 1 MiB, set at run time", "memory node", "data cache", "evicted"] {
+        assert!(text(&shown).contains(part), "{}", text(&shown));
+    }
+
+    // A start remembers it, in whatever form; a new word of the configuration counts more.
+    network.down();
+    refused(&dir, &["org1"], 4, &["is not running"]);
+    let network = start(&dir, if form.is_empty() { &["--isolate"] } else { &[] });
+    assert_eq!(memory(&dir, &[]).budget_bytes, 24 * MIB);
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    check(&Arc::new(client), &channel, 3).await;
+    network.down();
+    let network = Network::start(&dir, &["--monolithic"]);
+    refused(&dir, &["org1"], 1, &["is monolithic", "storage.cache_bytes"]);
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
+    assert!(verify.status.success(), "{}", text(&verify));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn remote_memory_grows_and_shrinks_in_one_process() {
+    grows_and_shrinks(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn remote_memory_grows_and_shrinks_in_processes() {
+    grows_and_shrinks(&["--isolate"]).await;
+}

@@ -1,0 +1,194 @@
+//! How an operator asks a running peer about its memory and changes it: a socket in the folder of its compute node.
+//!
+//! 1. A compute node listens at `control.socket` in its folder, `DIR/nodes/compute-ORG`, also where the whole network is one
+//!    process. The folder has mode 0700 and the socket 0600, and whoever connects must be the same user, or root: to be able
+//!    to open it is to be the operator, on this machine.
+//! 2. A caller writes one [`Request`] as a line of JSON and reads one [`Reply`], a line too. Then the connection ends.
+//! 3. A new budget is first written to [`budget::FILE`] in the same folder, durably, and then takes effect. Sections above a
+//!    lower one are given back in the background; whoever wants to wait asks again until they are.
+//!
+//! Bounds: [`LINE_BYTES_MAX`] of a line, [`CONNECTIONS_MAX`] at a time, [`REQUEST_MAX`] for a request.
+
+pub(crate) mod budget;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::Stop;
+use base::rt::sync::Semaphore;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+
+use crate::network::NodeError;
+use crate::roles::compute::Compute;
+
+pub use report::{HitRate, MemoryReport, NodeMemory};
+
+/// The socket's name in a compute node's folder.
+pub const SOCKET: &str = "control.socket";
+/// Bytes of a request or a reply.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Connections at once; one more is closed.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a request may take to arrive, to be answered, and its answer to leave.
+const REQUEST_MAX: Duration = Duration::from_secs(10);
+/// A pause after `accept` failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What may be asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// How the peer's remote memory is used.
+    Memory {},
+    /// That it shall have so many bytes of it from now on.
+    SetMemory {
+        /// How many.
+        bytes: u64,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// How it is used now.
+    Memory(Box<MemoryReport>),
+    /// Why not, and what to do.
+    Refused {
+        /// A line.
+        message: String,
+    },
+}
+
+/// Why a peer could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody listens.
+    #[error("the compute node of {} does not answer: {source}", folder.display())]
+    Absent {
+        /// Its folder.
+        folder: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It answers something else.
+    #[error("the compute node of {} does not answer as this program expects: {reason}; run the same release of both", folder.display())]
+    Strange {
+        /// Its folder.
+        folder: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// It refuses.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Asks the compute node of a folder.
+///
+/// # Errors
+/// [`ControlError`].
+pub async fn ask(folder: &Path, request: &Request) -> Result<MemoryReport, ControlError> {
+    let absent = |source| ControlError::Absent { folder: folder.to_path_buf(), source };
+    let strange = |reason: String| ControlError::Strange { folder: folder.to_path_buf(), reason };
+    let asking = async {
+        let (directory, path) = reach(folder).map_err(absent)?;
+        let mut socket = UnixStream::connect(path).await.map_err(absent)?;
+        drop(directory);
+        let line = serde_json::to_string(request).expect("a request has a JSON form") + "\n";
+        socket.write_all(line.as_bytes()).await.map_err(absent)?;
+        let mut answer = String::new();
+        BufReader::new(socket.take(LINE_BYTES_MAX)).read_line(&mut answer).await.map_err(absent)?;
+        match serde_json::from_str(&answer) {
+            Ok(Reply::Memory(report)) => Ok(*report),
+            Ok(Reply::Refused { message }) => Err(ControlError::Refused(message)),
+            Err(_) if answer.is_empty() => Err(absent(std::io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(strange(error.to_string())),
+        }
+    };
+    let late = || absent(std::io::Error::new(std::io::ErrorKind::TimedOut, "it took too long"));
+    tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// A way to the socket that is short enough for the system, whatever the folder's path: as long as the directory is open.
+fn reach(folder: &Path) -> std::io::Result<(File, PathBuf)> {
+    let directory = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
+    Ok((directory, path))
+}
+
+/// Begins to answer in a compute node's folder, made where it is missing.
+///
+/// # Errors
+/// [`NodeError::File`].
+pub(crate) fn start(folder: &Path, compute: &Arc<Compute>, stop: Stop) -> Result<JoinHandle<()>, NodeError> {
+    let socket = folder.join(SOCKET);
+    let failed = || NodeError::file("listening at", &socket);
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(NodeError::file("creating", folder))?;
+    let (directory, path) = reach(folder).map_err(failed())?;
+    // One that an earlier process left, whose end its lock has shown.
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).map_err(failed())?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed())?;
+    let compute = Arc::clone(compute);
+    Ok(tokio::spawn(async move {
+        serve(listener, compute, stop).await;
+        let _ = std::fs::remove_file(&path);
+        drop(directory);
+    }))
+}
+
+async fn serve(listener: UnixListener, compute: Arc<Compute>, stop: Stop) {
+    let connections = Semaphore::new(CONNECTIONS_MAX);
+    while let Some(accepted) = stop.or_stopped(listener.accept()).await {
+        let Ok((socket, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Some(permit) = connections.try_acquire() else { continue };
+        let compute = Arc::clone(&compute);
+        tokio::spawn(async move {
+            let _permit = permit;
+            // A caller that is too slow or has gone gets no answer.
+            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, &compute)).await;
+        });
+    }
+}
+
+async fn answer(mut socket: UnixStream, compute: &Compute) -> std::io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    let caller = socket.peer_cred()?.uid();
+    let reply = match caller == own || caller == 0 {
+        false => refused(format!("user {caller} may not operate this peer, which user {own} runs")),
+        true => {
+            let mut line = String::new();
+            BufReader::new((&mut socket).take(LINE_BYTES_MAX)).read_line(&mut line).await?;
+            match serde_json::from_str(&line) {
+                Ok(Request::Memory {}) => compute.memory_report().await,
+                Ok(Request::SetMemory { bytes }) => compute.set_memory(bytes).await,
+                Err(error) => Err(format!("this is no request: {error}; run the same release of both")),
+            }
+            .map_or_else(refused, |report| Reply::Memory(Box::new(report)))
+        }
+    };
+    let line = serde_json::to_string(&reply).expect("a reply has a JSON form") + "\n";
+    socket.write_all(line.as_bytes()).await
+}
+
+fn refused(message: String) -> Reply {
+    Reply::Refused { message }
+}

@@ -1,0 +1,62 @@
+use super::*;
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+#[test]
+fn a_budget_is_kept_until_the_configuration_says_something_else() {
+    let folder = temporary();
+    let load = |configured| budget::load(folder.path(), configured, 1 << 20);
+    assert_eq!(load(64 << 20).expect("nothing was set"), 64 << 20);
+    budget::store(folder.path(), 16 << 20, 64 << 20).expect("it can be written");
+    assert_eq!(load(64 << 20).expect("it is there"), 16 << 20);
+    assert_eq!(load(32 << 20).expect("the newer word counts"), 32 << 20);
+    let smaller = budget::load(folder.path(), 64 << 20, 32 << 20).expect_err("less than a section");
+    assert!(smaller.to_string().contains("less than one section"), "{smaller}");
+    std::fs::write(folder.path().join(budget::FILE), "bytes = many\n").expect("it can be written");
+    let damaged = load(64 << 20).expect_err("no budget").to_string();
+    assert!(damaged.contains(budget::FILE) && damaged.contains("remove it"), "{damaged}");
+}
+
+#[tokio::test]
+async fn who_does_not_run_is_named() {
+    let folder = temporary();
+    let absent = ask(folder.path(), &Request::Memory {}).await.expect_err("nobody listens");
+    assert!(absent.to_string().contains(&folder.path().display().to_string()), "{absent}");
+    assert!(matches!(absent, ControlError::Absent { .. }));
+}
+
+#[tokio::test]
+async fn a_long_path_is_no_obstacle_and_a_strange_answer_is_none() {
+    let folder = temporary();
+    let deep = folder.path().join("a".repeat(120));
+    std::fs::create_dir(&deep).expect("it can be made");
+    let (directory, path) = reach(&deep).expect("it is there");
+    let listener = UnixListener::bind(path).expect("it is short");
+    let answering = tokio::spawn(async move {
+        for answer in ["{\"moon\":1}\n", ""] {
+            let (mut socket, _) = listener.accept().await.expect("a caller");
+            socket.write_all(answer.as_bytes()).await.expect("it listens");
+        }
+        drop(directory);
+    });
+    let strange = ask(&deep, &Request::Memory {}).await.expect_err("no report");
+    assert!(matches!(strange, ControlError::Strange { .. }), "{strange}");
+    let ended = ask(&deep, &Request::SetMemory { bytes: 1 }).await.expect_err("no report");
+    assert!(matches!(ended, ControlError::Absent { .. }), "{ended}");
+    answering.await.expect("no panic");
+}
+
+#[test]
+fn requests_and_replies_are_lines_that_are_read_back() {
+    for (request, line) in
+        [(Request::Memory {}, r#"{"memory":{}}"#), (Request::SetMemory { bytes: 7 }, r#"{"set_memory":{"bytes":7}}"#)]
+    {
+        assert_eq!(serde_json::to_string(&request).expect("JSON"), line);
+        assert_eq!(serde_json::from_str::<Request>(line).expect("a request"), request);
+    }
+    for line in ["", "{}", "{\"memory\":{\"x\":1}}", "{\"set_memory\":{\"bytes\":-1}}", "null"] {
+        assert!(serde_json::from_str::<Request>(line).is_err(), "{line}");
+    }
+}
