@@ -43,6 +43,9 @@ pub enum Error {
     /// A read at a height whose rows may have been pruned.
     #[error("block {through} is below the oldest readable one, {oldest}; read at a newer height")]
     TooOld { through: BlockNumber, oldest: BlockNumber },
+    /// The history of a channel does not reach as far as it is asked yet.
+    #[error("the history of channel {channel} is being made: {why}; ask again")]
+    HistoryBehind { channel: Box<str>, why: Box<str> },
     /// The directory was written by another version of this program, or by another program.
     #[error("{} {found}; {advice}", path.display())]
     Version { path: PathBuf, found: String, advice: &'static str },
@@ -87,7 +90,9 @@ impl Error {
     /// What the caller is to do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::DiskFull { .. } | Error::Locked { .. } | Error::TooOld { .. } => ErrorKind::Retry,
+            Error::DiskFull { .. } | Error::Locked { .. } | Error::TooOld { .. } | Error::HistoryBehind { .. } => {
+                ErrorKind::Retry
+            }
             Error::Io { source, .. } => ErrorKind::of_io(source),
             Error::Corrupt(_) | Error::Unreadable { .. } | Error::Mismatched { .. } => ErrorKind::Corrupt,
             Error::OutOfOrder { .. }

@@ -43,4 +43,6 @@ base::events! {
     counter NodeLinksOpened("heddle_storage_node_client_links_total");
     /// Blocks that clients sent to storage nodes again after a lost link.
     counter BlocksResent("heddle_storage_node_client_blocks_resent_total");
+    /// Blocks whose keys were entered into the history of a channel.
+    counter BlocksIndexed("heddle_storage_history_blocks_total");
 }

@@ -6,6 +6,7 @@
 //!   deterministic model that passes the same suite.
 //! * [`StateStore`]: what a world state kept elsewhere asks of storage: rows at a block, and blocks made into rows where
 //!   they lie.
+//! * [`History`]: which blocks wrote a key, made from the blocks once somebody asks.
 //! * [`node`]: the storage node, which keeps both for others behind links, and refuses primaries that were replaced.
 //! * [`GroupSync`]: one fsync round for all who wait for the disk.
 //! * [`DataDirectory`]: the version and the lock of a directory of data.
@@ -21,6 +22,7 @@ pub mod blocks;
 pub mod directory;
 mod error;
 pub mod events;
+pub mod history;
 pub mod node;
 pub mod state_store;
 mod sync;
@@ -28,6 +30,7 @@ pub mod tables;
 
 pub use directory::DataDirectory;
 pub use error::{Corruption, Error};
+pub use history::{History, LocalHistory};
 pub use state_store::{LocalStateStore, Materializer, MemoryStateStore, StateStore};
 pub use sync::{GroupSync, SyncHandle};
 

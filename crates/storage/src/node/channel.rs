@@ -21,7 +21,7 @@ use super::{
 use crate::blocks::{BlockStore, NewBlock};
 use crate::state_store::StateStore;
 use crate::tables::Savepoint;
-use crate::{Error, LocalStateStore, events, lock};
+use crate::{Error, History, LocalHistory, LocalStateStore, events, lock};
 
 /// Places of the gate: writes that may take effect side by side.
 const GATE_PLACES: u32 = 64;
@@ -35,6 +35,7 @@ pub struct Channel {
     epochs: Directory,
     blocks: BlockStore,
     state: LocalStateStore,
+    history: LocalHistory,
     engine: Arc<EngineFailure>,
     gate: Semaphore,
     /// Changed only by whoever has the whole gate.
@@ -82,6 +83,8 @@ impl Channel {
         }
         let tables = engine.note(options.tables.tables(name).await)?;
         let state = LocalStateStore::open(Arc::new(blocks.clone()), tables, options.materializer.clone()).await?;
+        let (index, materializer) = (Arc::clone(&options.tables), Arc::clone(&options.materializer));
+        let history = LocalHistory::new(name, Arc::new(blocks.clone()), index, materializer);
         let newest = epoch::read(&epochs, name)?.max(blocks.tip().epoch);
         state.set_epoch(newest);
         let (appends, queue) = bounded(APPENDS_WAITING_MAX);
@@ -90,6 +93,7 @@ impl Channel {
             epochs,
             blocks,
             state,
+            history,
             engine: Arc::clone(engine),
             gate: Semaphore::new(GATE_PLACES as usize),
             epoch: AtomicU64::new(newest.get()),
@@ -207,6 +211,21 @@ impl Channel {
     pub fn confirm(&self, given: Epoch) -> Result<(), Error> {
         self.check_whole()?;
         self.check_epoch(given)
+    }
+
+    /// Which blocks wrote a key.
+    ///
+    /// # Errors
+    /// As [`History::blocks_of`].
+    pub async fn history(
+        &self,
+        namespace: &str,
+        key: &[u8],
+        below: BlockNumber,
+        limit: usize,
+    ) -> Result<Vec<BlockNumber>, Error> {
+        self.check_whole()?;
+        self.engine.note(self.history.blocks_of(namespace, key, below, limit).await)
     }
 
     /// The blocks.

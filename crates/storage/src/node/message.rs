@@ -12,7 +12,7 @@ use crate::state_store::KEYS_MAX;
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangeEntry, RangePage, Row, Savepoint};
 
 /// The version of the messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// What the first request of a link begins with, whatever its version.
 const MAGIC: [u8; 8] = *b"HEDDLEST";
 /// Bytes of a transaction id that are looked for.
@@ -120,6 +120,13 @@ pub enum Request {
     Epoch(String),
     /// A new epoch for a channel.
     Begin(String),
+    /// Which blocks wrote a key.
+    History {
+        below: BlockNumber,
+        limit: u32,
+        namespace: String,
+        key: Bytes,
+    },
 }
 
 /// What a node says unasked.
@@ -395,6 +402,11 @@ pub fn range(through: BlockNumber, limit: u32, namespace: &str, start: &[u8], en
     Writer::op(18).u64(through.get()).u32(limit).text(namespace).long(start).long(end).done()
 }
 
+/// A question for a history.
+pub fn history(below: BlockNumber, limit: u32, namespace: &str, key: &[u8]) -> Bytes {
+    Writer::op(25).u64(below.get()).u32(limit).text(namespace).long(key).done()
+}
+
 impl Request {
     /// The request's bytes.
     pub fn encode(&self) -> Body {
@@ -430,6 +442,7 @@ impl Request {
             Request::Channels => Writer::op(22).done(),
             Request::Epoch(channel) => named(23, channel),
             Request::Begin(channel) => named(24, channel),
+            Request::History { below, limit, namespace, key } => history(*below, *limit, namespace, key),
         };
         bytes.into()
     }
@@ -478,6 +491,11 @@ impl Request {
             26 => Request::Confirm { epoch: fields.epoch()? },
             23 => Request::Epoch(fields.text(CHANNEL_BYTES_MAX)?),
             24 => Request::Begin(fields.text(CHANNEL_BYTES_MAX)?),
+            25 => {
+                let (below, limit) = (fields.block()?, fields.u32()?);
+                let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?);
+                Request::History { below, limit, namespace, key }
+            }
             _ => return Err(Malformed("unknown request")),
         };
         fields.end(request)
@@ -505,6 +523,22 @@ pub mod answer {
 
     pub fn read_maybe_number(bytes: Bytes) -> Result<Option<u64>, Malformed> {
         if bytes.is_empty() { Ok(None) } else { read_number(bytes).map(Some) }
+    }
+
+    pub fn numbers(numbers: &[BlockNumber]) -> Body {
+        let mut writer = Writer::default();
+        writer.u32(numbers.len() as u32);
+        numbers.iter().for_each(|number| {
+            writer.u64(number.get());
+        });
+        writer.done().into()
+    }
+
+    pub fn read_numbers(bytes: Bytes, max: usize) -> Result<Vec<BlockNumber>, Malformed> {
+        let mut fields = Fields(bytes);
+        let count = fields.count(8, max)?;
+        let numbers = (0..count).map(|_| fields.block()).collect::<Result<_, _>>()?;
+        fields.end(numbers)
     }
 
     /// Nothing is no bytes, a block's bytes come after a 1.

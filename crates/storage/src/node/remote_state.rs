@@ -10,6 +10,7 @@ use base::{BlockNumber, Bytes, Version};
 use super::ANSWER_TIME_MAX;
 use super::client::{RemoteOptions, Session};
 use super::message::{self, Malformed, Notice, Request, Role, answer};
+use crate::history::{HISTORY_BLOCKS_MAX, History};
 use crate::state_store::{StateStore, check_keys};
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangePage, Row, Savepoint};
 use crate::{Error, lock};
@@ -171,6 +172,23 @@ impl StateStore for RemoteStateStore {
     async fn confirm(&self) -> Result<(), Error> {
         let request = Request::Confirm { epoch: self.session.options().epoch };
         self.session.ask(request.encode(), ANSWER_TIME_MAX).await.map(drop)
+    }
+}
+
+#[async_trait::async_trait]
+impl History for RemoteStateStore {
+    async fn blocks_of(
+        &self,
+        namespace: &str,
+        key: &[u8],
+        below: BlockNumber,
+        limit: usize,
+    ) -> Result<Vec<BlockNumber>, Error> {
+        check_key(namespace, key)?;
+        let limit = limit.min(HISTORY_BLOCKS_MAX);
+        let request = message::history(below, limit as u32, namespace, key);
+        let answer = self.session.ask(request, ANSWER_TIME_MAX).await?;
+        answer::read_numbers(answer, limit).map_err(|malformed| self.malformed(malformed))
     }
 }
 

@@ -442,6 +442,10 @@ async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body,
             answer::page(&state.range(&namespace, &start, &end, through, limit).await?)
         }
         Request::Namespaces => answer::names(&state.namespaces().await?),
+        Request::History { below, limit, namespace, key } => {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            answer::numbers(&channel.history(&namespace, &key, below, limit).await?)
+        }
         Request::Materialize { epoch, height } => answer::savepoint(&channel.materialize(epoch, height).await?),
         Request::Prune { epoch, oldest } => {
             Arc::clone(&channel).prune(epoch, oldest).await?;

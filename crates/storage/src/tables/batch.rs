@@ -139,6 +139,14 @@ impl RowBatch {
         self.keys.len() + self.value_bytes
     }
 
+    /// What all rows of a row's key have in common, and the row's version, in the order given.
+    pub(crate) fn written(&self) -> impl Iterator<Item = (&[u8], Version)> {
+        self.rows().map(|(row, _)| {
+            let row = RowKey::split(row).expect("the batch made it");
+            (row.prefix, row.version)
+        })
+    }
+
     /// Row keys and values (empty for deletions), in the order given.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut start = 0;

@@ -35,6 +35,7 @@ use base::{BlockNumber, Bytes, Epoch, Version};
 
 pub use self::fjall::{FjallEngine, FjallOptions};
 pub use batch::RowBatch;
+pub(crate) use key::prefix as row_prefix;
 pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
 pub use model::ModelEngine;
 

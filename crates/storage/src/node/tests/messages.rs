@@ -64,13 +64,14 @@ fn requests() -> Vec<Request> {
         Request::Channels,
         Request::Epoch("alpha".to_owned()),
         Request::Begin("alpha".to_owned()),
+        Request::History { below: through, limit: 2, namespace: "cc".to_owned(), key: Bytes::from_static(b"a") },
     ]
 }
 
 #[test]
 fn messages_have_the_documented_bytes() {
     let bytes = hello().encode();
-    assert_eq!(bytes[..], *b"HEDDLEST\x01\0\0\0\x01\x05\0\0\0\0\0\0\0\x03\0key\x05\0alpha");
+    assert_eq!(bytes[..], *b"HEDDLEST\x02\0\0\0\x01\x05\0\0\0\0\0\0\0\x03\0key\x05\0alpha");
     let append = flat(requests()[0].encode());
     let mut expected = b"\x01\x09\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0".to_vec();
     expected.extend([1; 32].into_iter().chain([2; 32]));
@@ -80,6 +81,8 @@ fn messages_have_the_documented_bytes() {
     assert_eq!(rows[..], *b"\x10\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a\0\0\0\0\0\0");
     let prune = flat(requests()[13].encode());
     assert_eq!(prune[..], *b"\x15\x05\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
+    let history = flat(requests()[17].encode());
+    assert_eq!(history[..], *b"\x19\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a");
     assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
     let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
     let rows = flat(answer::rows(&[None, Some(row)]));
@@ -134,6 +137,9 @@ fn what_is_written_is_read_again() {
         let page = RangePage { entries: vec![entry.clone()], next };
         assert_eq!(answer::read_page(flat(answer::page(&page))), Ok(page));
     }
+    let numbers = vec![BlockNumber(9), BlockNumber(3)];
+    assert_eq!(answer::read_numbers(flat(answer::numbers(&numbers)), 2), Ok(numbers.clone()));
+    assert!(answer::read_numbers(flat(answer::numbers(&numbers)), 1).is_err());
     let names = vec!["a".to_owned(), String::new()];
     assert_eq!(answer::read_names(flat(answer::names(&names))), Ok(names));
 }
@@ -163,6 +169,7 @@ fn bytes_by_chance_are_refused_and_never_panic() {
         let _ = answer::read_places(bytes.clone(), 5);
         let _ = answer::read_page(bytes.clone());
         let _ = answer::read_names(bytes.clone());
+        let _ = answer::read_numbers(bytes.clone(), 5);
         let _ = answer::read_maybe_transactions(bytes);
     }
 }

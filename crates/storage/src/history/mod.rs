@@ -1,0 +1,188 @@
+//! Which blocks wrote a key: an index of a channel's whole ledger, made from its blocks when somebody first asks.
+//!
+//! The world state keeps the newest versions only, and a commit must not pay for questions that most channels never ask. So
+//! nothing is done until there is a question, and then:
+//! 1. [`LocalHistory`] opens tables of its own beside the channel's ([`SUFFIX`]), empty the first time.
+//! 2. It **catches up**: blocks from the index's savepoint up to the height that is asked about are read back, a page at a
+//!    time; the [`Materializer`] names the keys that their valid transactions wrote, and each page's entries are written as one
+//!    batch with the savepoint that they lead to. After [`CATCH_UP_MAX`] the question is refused with `Retry`: what was done
+//!    stays, and the next question goes on from there.
+//! 3. The answer is one range of the index: the numbers of blocks, newest first. What each block wrote stands in the block,
+//!    and is read there by whoever can read transactions.
+//!
+//! An entry is a row in the namespace `h` with a key of 24 bytes: 16 of hash over namespace and key, then the complement of
+//! the block's number, big-endian. Two keys with one hash share their entries, which costs a reader the look into a block that
+//! wrote the other one.
+//!
+//! Invariants:
+//! * The index is never ahead of the durable blocks, and is made from them alone: it may be lost, and is made again.
+//! * An answer about blocks below a height has every one of them that wrote the key.
+//! * Rows of the index are never pruned.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::sync::Mutex as AsyncMutex;
+use base::{BlockNumber, Bytes, Epoch, Version, rt};
+
+use crate::Error;
+use crate::blocks::{Blocks, StoredBlock};
+use crate::events;
+use crate::state_store::{MATERIALIZE_BLOCKS_MAX, Materializer, check_savepoint};
+use crate::tables::{KEY_BYTES_MAX, RowBatch, Savepoint, Tables, TablesEngine, row_prefix};
+
+/// What follows a channel's name in that of its index. No channel's name holds it.
+pub const SUFFIX: &str = "_history";
+/// Blocks in one answer.
+pub const HISTORY_BLOCKS_MAX: usize = 256;
+/// How long one question may catch up: well below what a client waits for an answer.
+pub const CATCH_UP_MAX: Duration = Duration::from_secs(4);
+/// The namespace of all entries.
+const NAMESPACE: &str = "h";
+const HASH_BYTES: usize = 16;
+/// Bytes of an entry's key.
+const ENTRY_BYTES: usize = HASH_BYTES + 8;
+
+/// Which blocks wrote a key of one channel.
+#[async_trait::async_trait]
+pub trait History: Send + Sync + 'static {
+    /// The numbers, below `below`, of the blocks whose valid transactions wrote a key, newest first: the newest `limit` of
+    /// them, and no more than [`HISTORY_BLOCKS_MAX`]. To go on, ask below the last one; none are left when there is none.
+    ///
+    /// Rarely a block is among them that wrote another key only.
+    ///
+    /// # Errors
+    /// `Retry` while the index is made, and where a block below `below` is not durable yet; errors of engine, disk or link.
+    async fn blocks_of(
+        &self,
+        namespace: &str,
+        key: &[u8],
+        below: BlockNumber,
+        limit: usize,
+    ) -> Result<Vec<BlockNumber>, Error>;
+}
+
+/// [`History`] over the blocks and the tables of this process; see [the module](self).
+pub struct LocalHistory {
+    channel: String,
+    blocks: Arc<dyn Blocks>,
+    engine: Arc<dyn TablesEngine>,
+    materializer: Arc<dyn Materializer>,
+    /// Opened with the first question. Held by whoever catches up.
+    tables: AsyncMutex<Option<Arc<dyn Tables>>>,
+}
+
+impl LocalHistory {
+    /// The history of a channel. Nothing is opened or made yet.
+    pub fn new(
+        channel: &str,
+        blocks: Arc<dyn Blocks>,
+        engine: Arc<dyn TablesEngine>,
+        materializer: Arc<dyn Materializer>,
+    ) -> LocalHistory {
+        LocalHistory { channel: channel.to_owned(), blocks, engine, materializer, tables: AsyncMutex::new(None) }
+    }
+
+    /// Steps 1 and 2.
+    async fn caught_up(&self, height: u64) -> Result<Arc<dyn Tables>, Error> {
+        let mut opened = self.tables.lock().await;
+        let tables = match &*opened {
+            Some(tables) => Arc::clone(tables),
+            None => {
+                let tables = self.engine.tables(&format!("{}{SUFFIX}", self.channel)).await?;
+                check_savepoint(self.blocks.as_ref(), &tables.savepoint()).await?;
+                Arc::clone(opened.insert(tables))
+            }
+        };
+        let started = rt::now();
+        let target = height.min(self.blocks.durable_height());
+        while tables.savepoint().height < target {
+            let from = tables.savepoint().height;
+            if started.elapsed() >= CATCH_UP_MAX {
+                return Err(self.not_yet(&format!("it has {from} of {height} blocks")));
+            }
+            if rt::fault_point("storage.history.page") {
+                rt::sleep(Duration::from_millis(100)).await;
+            }
+            let limit = usize::try_from(target - from).unwrap_or(usize::MAX).min(MATERIALIZE_BLOCKS_MAX);
+            let page = self.blocks.read_page(BlockNumber(from), limit).await?;
+            let (materializer, into) = (Arc::clone(&self.materializer), Arc::clone(&tables));
+            let blocks = page.len() as u64;
+            rt::blocking(move || into.write(entries(&*materializer, &page)?)).await?;
+            events::BlocksIndexed.add(blocks);
+        }
+        match tables.savepoint().height >= height {
+            true => Ok(tables),
+            false => Err(self.not_yet(&format!("block {} is not durable yet", height - 1))),
+        }
+    }
+
+    fn not_yet(&self, why: &str) -> Error {
+        Error::HistoryBehind { channel: self.channel.as_str().into(), why: why.into() }
+    }
+}
+
+/// The entries of some blocks, with the savepoint they lead to.
+fn entries(materializer: &dyn Materializer, page: &[StoredBlock]) -> Result<RowBatch, Error> {
+    let last = page.last().ok_or(Error::Invalid("a page of blocks below the height is empty"))?;
+    let savepoint = Savepoint { height: last.number.get() + 1, epoch: Epoch(0), block_hash: last.header_hash };
+    let mut batch = RowBatch::new(savepoint);
+    for block in page {
+        let mut rows = RowBatch::new(savepoint);
+        materializer.materialize(block.number, &block.payload, &mut rows)?;
+        for (prefix, version) in rows.written() {
+            let entry = entry(prefix, version.block);
+            batch.put(NAMESPACE, &entry, Version::new(version.block, 0), Some(Bytes::new()))?;
+        }
+    }
+    Ok(batch)
+}
+
+/// The key of an entry. `prefix` is what all rows of the key have in common.
+fn entry(prefix: &[u8], block: u64) -> [u8; ENTRY_BYTES] {
+    let mut entry = [0; ENTRY_BYTES];
+    let (hash, number) = entry.split_at_mut(HASH_BYTES);
+    hash.copy_from_slice(&xxhash_rust::xxh3::xxh3_128(prefix).to_be_bytes());
+    number.copy_from_slice(&(!block).to_be_bytes());
+    entry
+}
+
+/// The block of an entry.
+fn block_of(entry: &[u8]) -> Result<BlockNumber, Error> {
+    let number = entry.get(HASH_BYTES..).and_then(|number| <[u8; 8]>::try_from(number).ok());
+    let number = number.ok_or(Error::Invalid("the history holds what is no entry of it"))?;
+    Ok(BlockNumber(!u64::from_be_bytes(number)))
+}
+
+#[async_trait::async_trait]
+impl History for LocalHistory {
+    async fn blocks_of(
+        &self,
+        namespace: &str,
+        key: &[u8],
+        below: BlockNumber,
+        limit: usize,
+    ) -> Result<Vec<BlockNumber>, Error> {
+        if key.len() > KEY_BYTES_MAX {
+            return Err(Error::TooLarge { what: "bytes of a key", given: key.len() as u64, max: KEY_BYTES_MAX as u64 });
+        }
+        let Some(newest) = below.get().checked_sub(1) else { return Ok(Vec::new()) };
+        let tables = self.caught_up(below.get()).await?;
+        let prefix = row_prefix(namespace, key);
+        // Block 0 is the channel's configuration, which writes no key.
+        let (start, end) = (entry(&prefix, newest), entry(&prefix, 0));
+        let limit = limit.min(HISTORY_BLOCKS_MAX);
+        let page = tables.range(NAMESPACE, &start, &end, BlockNumber(u64::MAX), limit)?;
+        page.entries.iter().map(|entry| block_of(&entry.key)).collect()
+    }
+}
+
+impl fmt::Debug for LocalHistory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalHistory").field("channel", &self.channel).finish_non_exhaustive()
+    }
+}

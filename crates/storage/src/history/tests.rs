@@ -1,0 +1,160 @@
+//! The index against the blocks that it is made from.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use base::TxId;
+use base::rt::disk::Directory;
+use base::rt::simulation::Simulation;
+
+use super::*;
+use crate::GroupSync;
+use crate::blocks::{BlockOptions, BlockStore, NO_PREVIOUS, NewBlock};
+use crate::state_store::tests::{Lines, rows};
+use crate::tables::{FjallEngine, FjallOptions, ModelEngine};
+
+const BLOCKS: [&str; 6] = ["", "cc a 1\ncc b 1\ndd a 9", "cc a 2\ncc a 3", "cc b", "cc a\ncc d 4", "dd a 1"];
+
+fn hash(number: u64) -> [u8; 32] {
+    let mut hash = [7; 32];
+    hash[..8].copy_from_slice(&number.to_le_bytes());
+    hash
+}
+
+async fn append(blocks: &BlockStore, number: u64, text: &'static str) {
+    let block = NewBlock {
+        number: BlockNumber(number),
+        header_hash: hash(number),
+        previous_hash: number.checked_sub(1).map_or(NO_PREVIOUS, hash),
+        epoch: Epoch(0),
+        parts: &[Bytes::from_static(text.as_bytes())],
+        transactions: &[(TxId::from(format!("tx{number}")), 0)],
+    };
+    blocks.append(block).await.expect("the block follows");
+}
+
+async fn store() -> BlockStore {
+    let directory = Directory::open("/blocks").await.expect("the directory opens");
+    BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.expect("the store opens").0
+}
+
+async fn model() -> Arc<dyn TablesEngine> {
+    ModelEngine::open(Directory::open("/tables").await.expect("it opens")).await.expect("it opens")
+}
+
+fn history(blocks: &BlockStore, engine: Arc<dyn TablesEngine>) -> LocalHistory {
+    LocalHistory::new("alpha", Arc::new(blocks.clone()), engine, Arc::new(Lines))
+}
+
+/// Which blocks below a height wrote a key, newest first, from what they hold.
+fn expected(namespace: &str, key: &str, below: u64) -> Vec<BlockNumber> {
+    let wrote = |number: &u64| {
+        let written = rows(*number, BLOCKS[*number as usize]);
+        written.iter().any(|(of, name, ..)| of == namespace && name == key.as_bytes())
+    };
+    (0..below).rev().filter(wrote).map(BlockNumber).collect()
+}
+
+async fn check_all(history: &dyn History, height: u64) {
+    for (namespace, key) in [("cc", "a"), ("cc", "b"), ("cc", "d"), ("dd", "a"), ("dd", "b"), ("c", "ca")] {
+        for below in 0..=height {
+            let all = history.blocks_of(namespace, key.as_bytes(), BlockNumber(below), 100).await.expect("it answers");
+            assert_eq!(all, expected(namespace, key, below), "{namespace} {key} below {below}");
+            let mut paged = Vec::new();
+            let mut from = BlockNumber(below);
+            while let [one] = history.blocks_of(namespace, key.as_bytes(), from, 1).await.expect("it answers")[..] {
+                paged.push(one);
+                from = one;
+            }
+            assert_eq!(paged, all, "{namespace} {key} below {below}, one by one");
+        }
+    }
+}
+
+#[test]
+fn every_block_that_wrote_a_key_is_found_after_restarts_too() {
+    let run = Simulation::new(1).run(|_| async {
+        let blocks = store().await;
+        for (number, text) in BLOCKS.into_iter().enumerate().take(4) {
+            append(&blocks, number as u64, text).await;
+        }
+        blocks.sync().await.expect("it is durable");
+        let engine = model().await;
+        check_all(&history(&blocks, engine.clone()), 4).await;
+        for (number, text) in BLOCKS.into_iter().enumerate().skip(4) {
+            append(&blocks, number as u64, text).await;
+        }
+        let earlier = history(&blocks, engine.clone());
+        let early = earlier.blocks_of("cc", b"a", BlockNumber(6), 9).await.expect_err("it is not durable");
+        assert_eq!(early.kind(), base::ErrorKind::Retry, "{early}");
+        blocks.sync().await.expect("it is durable");
+        check_all(&earlier, 6).await;
+        // What was not persisted is made again.
+        check_all(&history(&blocks, model().await), 6).await;
+    });
+    run.expect("the run ends");
+}
+
+#[test]
+fn the_engine_of_production_keeps_the_index_over_restarts() {
+    rt::production::run(over_restarts());
+}
+
+async fn over_restarts() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let directory = Directory::open(folder.path().join("blocks")).await.expect("it opens");
+    let blocks = BlockStore::open(directory, GroupSync::new(), BlockOptions::default()).await.expect("it opens").0;
+    for (number, text) in BLOCKS.into_iter().enumerate() {
+        append(&blocks, number as u64, text).await;
+    }
+    blocks.sync().await.expect("it is durable");
+    for round in 0..2 {
+        let tables = folder.path().join("tables");
+        let engine = FjallEngine::open(&tables, FjallOptions::default()).await.expect("it opens");
+        let index = engine.tables("alpha_history").await.expect("it opens");
+        assert_eq!(index.savepoint().height, if round == 0 { 0 } else { 6 });
+        check_all(&history(&blocks, engine.clone()), 6).await;
+        index.persist().await.expect("it is durable");
+    }
+}
+
+/// Takes its time.
+struct Slow(AtomicUsize);
+
+impl Materializer for Slow {
+    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), Error> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Lines.materialize(number, block, batch)
+    }
+}
+
+#[test]
+fn a_question_that_takes_too_long_is_answered_when_it_is_asked_again() {
+    let run = Simulation::new(7).run(|simulation| async move {
+        let blocks = store().await;
+        append(&blocks, 0, "").await;
+        // Each page of blocks takes a tenth of a second where the fault point hits.
+        let count = MATERIALIZE_BLOCKS_MAX as u64 * 100;
+        for number in 1..count {
+            append(&blocks, number, if number % 7 == 0 { "cc a 1" } else { "cc b 1" }).await;
+        }
+        blocks.sync().await.expect("it is durable");
+        simulation.inject("storage.history.page", 1.0);
+        let reader = Arc::new(Slow(AtomicUsize::new(0)));
+        let history = LocalHistory::new("alpha", Arc::new(blocks.clone()), model().await, reader.clone());
+        let late = history.blocks_of("cc", b"a", BlockNumber(count), 3).await.expect_err("it takes longer");
+        assert!(late.kind() == base::ErrorKind::Retry && late.to_string().contains("ask again"), "{late}");
+        let mut asked = 1;
+        let found = loop {
+            asked += 1;
+            match history.blocks_of("cc", b"a", BlockNumber(count), 3).await {
+                Ok(found) => break found,
+                Err(error) => assert_eq!(error.kind(), base::ErrorKind::Retry, "{error}"),
+            }
+        };
+        let newest = (count - 1) / 7 * 7;
+        assert_eq!(found, [newest, newest - 7, newest - 14].map(BlockNumber));
+        assert!(asked > 2);
+        assert_eq!(reader.0.load(Ordering::Relaxed) as u64, count, "no block is read twice");
+    });
+    run.expect("the run ends");
+}
