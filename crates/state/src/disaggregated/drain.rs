@@ -16,9 +16,9 @@
 
 use std::sync::atomic::Ordering;
 
-use base::{BytesMut, rt};
+use base::{BytesMut, Map, rt};
 
-use super::fault::hold_up;
+use super::fault::{Mutant, hold_up, mutant};
 use super::index::{GROUP_BYTES, GROUPS, Group, SUBTABLE_BYTES, Subtable};
 use super::memory::completed;
 use super::pointer::Pointer;
@@ -50,12 +50,13 @@ impl Shared {
             base
         };
         loop {
+            let early = self.read_early(base).await;
             hold_up("state.drain.move").await;
             let mut writer = self.writer.lock().await;
             if self.is_fenced() {
                 return Err(Error::Fenced);
             }
-            if !self.move_subtables(&mut writer, base).await {
+            if !self.move_subtables(&mut writer, base, &early).await {
                 break;
             }
         }
@@ -70,23 +71,43 @@ impl Shared {
     }
 
     /// Step 2: moves some; false when none is left, or one could not be moved.
-    async fn move_subtables(&self, writer: &mut Writer, base: u64) -> bool {
-        let some: Vec<Subtable> = {
-            let directory = self.directory();
-            let within = directory.subtables().filter(|subtable| self.base(subtable.address) == base);
-            within.take(BATCH_SUBTABLES).collect()
-        };
+    async fn move_subtables(&self, writer: &mut Writer, base: u64, early: &Map<u64, BytesMut>) -> bool {
+        let some = self.some_within(base);
         for subtable in &some {
-            if !self.move_subtable(writer, *subtable).await {
+            if !self.move_subtable(writer, *subtable, early.get(&subtable.address)).await {
                 return false;
             }
         }
         !some.is_empty()
     }
 
-    async fn move_subtable(&self, writer: &mut Writer, old: Subtable) -> bool {
-        let verb = self.memory.read(old.address, SUBTABLE_BYTES, BytesMut::with_capacity(SUBTABLE_BYTES));
-        let read = completed(&*self.memory, verb).await.ok();
+    fn some_within(&self, base: u64) -> Vec<Subtable> {
+        let directory = self.directory();
+        let within = directory.subtables().filter(|subtable| self.base(subtable.address) == base);
+        within.take(BATCH_SUBTABLES).collect()
+    }
+
+    async fn read_subtable(&self, address: u64) -> Option<BytesMut> {
+        let verb = self.memory.read(address, SUBTABLE_BYTES, BytesMut::with_capacity(SUBTABLE_BYTES));
+        completed(&*self.memory, verb).await.ok()
+    }
+
+    /// Nothing, but where that is the planted mistake: by address, subtables before the writer's lock was taken.
+    async fn read_early(&self, base: u64) -> Map<u64, BytesMut> {
+        let mut early = Map::default();
+        if mutant(Mutant::MovedStale) {
+            for subtable in self.some_within(base) {
+                early.extend(self.read_subtable(subtable.address).await.map(|bytes| (subtable.address, bytes)));
+            }
+        }
+        early
+    }
+
+    async fn move_subtable(&self, writer: &mut Writer, old: Subtable, early: Option<&BytesMut>) -> bool {
+        let read = match early {
+            Some(early) => Some(early.clone()),
+            None => self.read_subtable(old.address).await,
+        };
         let groups: Option<Vec<Group>> =
             read.and_then(|bytes| bytes.chunks(GROUP_BYTES).map(|bytes| Group::new(bytes, &old)).collect());
         let Some(mut groups) = groups.filter(|groups| groups.len() == GROUPS) else {

@@ -57,6 +57,8 @@ pub enum Mutant {
     GrantUnproven,
     /// A new primary raises heights while readers may hold leases of the old one.
     ReignEarly,
+    /// What is copied of a part of the index that moves was read before the writer's lock was taken.
+    MovedStale,
 }
 
 thread_local! {

@@ -669,6 +669,7 @@ fn planted_mistakes_are_caught() {
         Mutant::EvictUntold,
         Mutant::GrantUnproven,
         Mutant::ReignEarly,
+        Mutant::MovedStale,
     ];
     let mut missed = Vec::new();
     for mutant in mutants {
