@@ -16,11 +16,13 @@ use crate::commit::pipeline::{Ledger, Pipeline, Settings, Tip, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
+use crate::history::KeyHistory;
 use crate::validate::Code;
 
 /// A channel that a peer has joined. Whatever it shows is committed: durable here and applied.
 pub struct Channel {
     ledger: Arc<Ledger>,
+    history: Arc<KeyHistory>,
     follower: Mutex<Option<Task<()>>>,
 }
 
@@ -30,6 +32,7 @@ impl Channel {
         rules: Arc<Rules>,
         store: Arc<dyn Blocks>,
         state: Arc<dyn WorldState>,
+        history: Arc<KeyHistory>,
         settings: Settings,
         orderers: Vec<String>,
     ) -> Result<Arc<Channel>, Error> {
@@ -42,7 +45,7 @@ impl Channel {
             following.await;
             Ok(())
         }));
-        Ok(Arc::new(Channel { ledger, follower: Mutex::new(Some(follower)) }))
+        Ok(Arc::new(Channel { ledger, history, follower: Mutex::new(Some(follower)) }))
     }
 
     /// The channel's name.
@@ -73,6 +76,11 @@ impl Channel {
     /// The world state.
     pub fn state(&self) -> &Arc<dyn WorldState> {
         &self.ledger.state
+    }
+
+    /// What its keys held.
+    pub fn history(&self) -> &Arc<KeyHistory> {
+        &self.history
     }
 
     /// The block store, which may hold blocks that are not committed yet.

@@ -7,8 +7,8 @@
 //!    order of the block.
 //! 4. [`commit`]: it stores the block with its verdict, applies what is valid to the world state, and tells who waits.
 //!
-//! [`rwset`] is what the phases pass on: a transaction's read-write set, in Fabric's bytes. [`peer`] and [`channel`] put
-//! the phases of an organisation's peer together; an [`order::Orderer`] stands alone.
+//! [`rwset`] is what the phases pass on: a transaction's read-write set, in Fabric's bytes. [`history`] is what a key held
+//! before. [`peer`] and [`channel`] put the phases of an organisation's peer together; an [`order::Orderer`] stands alone.
 //!
 //! What is never here: remote memory, verbs and gRPC. State is behind [`state::WorldState`]; wire codes of services are
 //! the gateway's.
@@ -20,6 +20,7 @@ pub mod endorse;
 pub mod error;
 pub mod events;
 mod fault;
+pub mod history;
 pub mod order;
 pub mod peer;
 pub mod remote;

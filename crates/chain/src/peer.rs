@@ -15,6 +15,7 @@ use crate::access::{Definition, Definitions, Rules};
 use crate::channel::Channel;
 use crate::commit::pipeline::append_block;
 use crate::endorse::{Channels, Endorse, EndorseError, Endorser};
+use crate::history::KeyHistory;
 use crate::stores::{ChannelStores, Stores};
 use crate::{Error, commit, endorse};
 
@@ -144,7 +145,7 @@ impl Peer {
     }
 
     async fn start(&self, stores: ChannelStores) -> Result<Arc<Channel>, Error> {
-        let ChannelStores { blocks, state } = stores;
+        let ChannelStores { blocks, state, history } = stores;
         let genesis = blocks
             .read(BlockNumber(0))
             .await?
@@ -160,7 +161,9 @@ impl Peer {
             state.apply(0, nothing).await?;
         }
         let settings = self.options.settings.commit.clone();
-        let channel = Channel::open(rules, blocks, state, settings, self.options.orderers.clone()).await?;
+        let history = Arc::new(KeyHistory::new(history, Arc::clone(&blocks)));
+        let orderers = self.options.orderers.clone();
+        let channel = Channel::open(rules, blocks, state, history, settings, orderers).await?;
         self.channels.0.write().expect("no holder of this lock panics").insert(name, channel.clone());
         Ok(channel)
     }

@@ -18,7 +18,7 @@ use storage::blocks::{BlockOptions, BlockStore, Blocks};
 use storage::node::{RemoteBlocks, RemoteOptions, RemoteStateStore};
 use storage::state_store::check_savepoint;
 use storage::tables::{RowBatch, TablesEngine};
-use storage::{GroupSync, Materializer, StateStore};
+use storage::{GroupSync, History, LocalHistory, Materializer, StateStore};
 
 use crate::Error;
 use crate::commit::replay::{StoredWrite, stored_writes};
@@ -28,6 +28,8 @@ use crate::commit::replay::{StoredWrite, stored_writes};
 pub struct ChannelStores {
     pub blocks: Arc<dyn Blocks>,
     pub state: Arc<dyn WorldState>,
+    /// Which blocks wrote a key.
+    pub history: Arc<dyn History>,
 }
 
 /// Opens what a peer keeps of its channels.
@@ -100,7 +102,9 @@ impl Stores for LocalStores {
         let tables = self.tables.tables(channel).await?;
         check_savepoint(&blocks, &tables.savepoint()).await?;
         let state = Monolithic::open(tables, self.state.clone());
-        Ok(ChannelStores { blocks: Arc::new(blocks), state: Arc::new(state) })
+        let blocks: Arc<dyn Blocks> = Arc::new(blocks);
+        let history = LocalHistory::new(channel, Arc::clone(&blocks), Arc::clone(&self.tables), Arc::new(BlockRows));
+        Ok(ChannelStores { blocks, state: Arc::new(state), history: Arc::new(history) })
     }
 }
 
@@ -143,8 +147,8 @@ impl Stores for NodeStores {
         };
         // First, because it fences whoever was primary before.
         let blocks = RemoteBlocks::open(options.clone()).await?;
-        let rows = RemoteStateStore::open(options).await?;
-        let state = self.states.open(channel, Arc::new(rows)).await?;
+        let rows = Arc::new(RemoteStateStore::open(options).await?);
+        let state = self.states.open(channel, rows.clone()).await?;
         // Opening may take long, and notices of the savepoint come meanwhile, whoever is the primary by then.
         if state.height() > blocks.tip().height {
             return Err(Error::Storage(storage::Error::Remote {
@@ -153,7 +157,7 @@ impl Stores for NodeStores {
                 text: format!("block {} there is not of epoch {}", state.height() - 1, self.epoch),
             }));
         }
-        Ok(ChannelStores { blocks: Arc::new(blocks), state })
+        Ok(ChannelStores { blocks: Arc::new(blocks), state, history: rows })
     }
 }
 

@@ -22,6 +22,7 @@
 pub mod contracts;
 mod dispatch;
 mod error;
+mod history;
 pub mod key;
 pub mod model;
 mod registry;
@@ -29,6 +30,7 @@ mod stub;
 
 pub use dispatch::{Contract, Response, split_input};
 pub use error::{ContractError, StubError};
+pub use history::{HistoryCursor, HistoryPage, Modification};
 pub use registry::{Registry, RegistryError};
 pub use stub::{CALL_DEPTH_MAX, Cursor, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Stub, Timestamp};
 

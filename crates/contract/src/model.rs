@@ -17,8 +17,8 @@ use base::{Bytes, ChannelId, TxId};
 
 use crate::key::{self, KeyRange};
 use crate::{
-    CALL_DEPTH_MAX, ContractError, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response,
-    Stub, StubError, Timestamp, split_input,
+    CALL_DEPTH_MAX, ContractError, Entry, HistoryPage, Modification, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page,
+    QueryId, Registry, Response, Stub, StubError, Timestamp, split_input,
 };
 
 mod probe;
@@ -62,6 +62,10 @@ impl Invocation {
 /// What one execution read, wrote and answered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Effects {
+    /// The invocation's.
+    pub tx_id: String,
+    /// The invocation's.
+    pub timestamp: Timestamp,
     /// What the contract answered; its status may be an error's.
     pub response: Response,
     /// Keys read one by one.
@@ -80,13 +84,21 @@ pub struct ModelLedger {
     registry: Registry,
     channel: ChannelId,
     state: BTreeMap<String, BTreeMap<String, Bytes>>,
+    /// Changes by transactions, oldest first.
+    history: BTreeMap<Location, Vec<Modification>>,
     failing_read: Option<(u64, StubError)>,
 }
 
 impl ModelLedger {
     /// An empty channel with these contracts.
     pub fn new(registry: Registry) -> Self {
-        Self { registry, channel: ChannelId::new("model"), state: BTreeMap::new(), failing_read: None }
+        Self {
+            registry,
+            channel: ChannelId::new("model"),
+            state: BTreeMap::new(),
+            history: BTreeMap::new(),
+            failing_read: None,
+        }
     }
 
     /// The value of a key.
@@ -145,6 +157,9 @@ impl ModelLedger {
         assert!(effects.response.is_endorsable(), "a transaction that failed has no effects");
         for ((contract, key), value) in &effects.writes {
             self.set(contract, key, value.clone().unwrap_or_default());
+            let (tx_id, timestamp, value) = (TxId::new(effects.tx_id.as_str()), effects.timestamp, value.clone());
+            let history = self.history.entry((contract.clone(), key.clone())).or_default();
+            history.push(Modification { tx_id, timestamp, value });
         }
     }
 
@@ -182,6 +197,8 @@ pub struct ModelStub<'ledger> {
     depth: usize,
     reads: u64,
     queries: BTreeMap<QueryId, OpenRange>,
+    /// Open histories: of which key, and how many changes were handed out.
+    histories: BTreeMap<QueryId, (Location, usize)>,
     queries_opened: u64,
     effects: Effects,
 }
@@ -204,8 +221,9 @@ impl<'ledger> ModelStub<'ledger> {
             depth: 1,
             reads: 0,
             queries: BTreeMap::new(),
+            histories: BTreeMap::new(),
             queries_opened: 0,
-            effects: Effects::default(),
+            effects: Effects { tx_id: invocation.tx_id.clone(), timestamp: invocation.timestamp, ..Effects::default() },
         }
     }
 
@@ -221,6 +239,14 @@ impl<'ledger> ModelStub<'ledger> {
             Some((first, error)) if read >= *first => Err(error.clone()),
             _ => Ok(()),
         }
+    }
+
+    fn new_query(&mut self) -> Result<QueryId, StubError> {
+        if self.queries.len() + self.histories.len() >= OPEN_QUERIES_MAX {
+            return Err(StubError::LimitExceeded { what: "the open queries", max: OPEN_QUERIES_MAX as u64 });
+        }
+        self.queries_opened += 1;
+        Ok(QueryId(self.queries_opened - 1))
     }
 
     fn write(&mut self, key: &str, value: Option<Bytes>) -> Result<(), StubError> {
@@ -248,11 +274,7 @@ impl Stub for ModelStub<'_> {
     }
 
     async fn open_range(&mut self, range: KeyRange) -> Result<QueryId, StubError> {
-        if self.queries.len() == OPEN_QUERIES_MAX {
-            return Err(StubError::LimitExceeded { what: "the open queries", max: OPEN_QUERIES_MAX as u64 });
-        }
-        let query = QueryId(self.queries_opened);
-        self.queries_opened += 1;
+        let query = self.new_query()?;
         let open = OpenRange { recorded: self.effects.ranges.len(), from: Bound::Included(range.start().to_owned()) };
         self.effects.ranges.push((self.contract.clone(), range, Vec::new()));
         self.queries.insert(query, open);
@@ -287,6 +309,28 @@ impl Stub for ModelStub<'_> {
 
     fn close_query(&mut self, query: QueryId) {
         self.queries.remove(&query);
+        self.histories.remove(&query);
+    }
+
+    async fn open_history(&mut self, key: &str) -> Result<QueryId, StubError> {
+        key::check(key)?;
+        let query = self.new_query()?;
+        self.histories.insert(query, ((self.contract.clone(), key.to_owned()), 0));
+        Ok(query)
+    }
+
+    async fn next_modifications(&mut self, query: QueryId, entries_max: usize) -> Result<HistoryPage, StubError> {
+        self.count_read()?;
+        let (location, taken) = self.histories.get_mut(&query).ok_or(StubError::UnknownQuery(query.0))?;
+        let changes = self.ledger.history.get(location).map(Vec::as_slice).unwrap_or_default();
+        let wanted = entries_max.clamp(1, PAGE_ENTRIES_MAX);
+        let modifications: Vec<Modification> = changes.iter().rev().skip(*taken).take(wanted).cloned().collect();
+        *taken += modifications.len();
+        let has_more = *taken < changes.len();
+        if !has_more {
+            self.histories.remove(&query);
+        }
+        Ok(HistoryPage { modifications, has_more })
     }
 
     async fn invoke_contract(&mut self, name: &str, args: Vec<Bytes>, channel: &str) -> Result<Response, StubError> {

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use base::{Bytes, ChannelId, TxId};
 
 use crate::key::KeyRange;
-use crate::{Response, StubError};
+use crate::{HistoryPage, Response, StubError};
 
 /// The most entries in one [`Page`]: what Fabric's peers send at once.
 pub const PAGE_ENTRIES_MAX: usize = 100;
@@ -32,6 +32,28 @@ pub struct Timestamp {
     pub seconds: i64,
     /// 0 to 999,999,999.
     pub nanos: i32,
+}
+
+impl Timestamp {
+    /// The time as RFC 3339 writes it, in UTC, with as many digits of a second as it needs.
+    pub fn to_rfc3339(self) -> String {
+        let (days, second) = (self.seconds.div_euclid(86_400), self.seconds.rem_euclid(86_400));
+        // Years begin in March here, so that a leap day is the last of its year; 400 of them have 146,097 days.
+        let shifted = days + 719_468;
+        let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+        let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let month_from_march = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+        let year = year_of_era + era * 400 + i64::from(month <= 2);
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        let fraction = match self.nanos {
+            0 => String::new(),
+            nanos => format!(".{nanos:09}").trim_end_matches('0').to_owned(),
+        };
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
+    }
 }
 
 /// An open query of one transaction.
@@ -114,6 +136,27 @@ pub trait Stub: Send {
     async fn open_query(&mut self, selector: &str) -> Result<QueryId, StubError> {
         let _ = selector;
         Err(StubError::Unsupported("a rich query"))
+    }
+
+    /// Opens a query of what `key` held: every change by a valid transaction below the transaction's block boundary, newest
+    /// first (Fabric's `GetHistoryForKey`). Not part of the read set. Most contracts use a
+    /// [`HistoryCursor`](crate::HistoryCursor) instead of the handle.
+    ///
+    /// # Errors
+    /// `InvalidKey` for the empty key, `LimitExceeded` when too many queries are open, `State`; `Unsupported` unless the
+    /// channel's ledger is at hand.
+    async fn open_history(&mut self, key: &str) -> Result<QueryId, StubError> {
+        let _ = key;
+        Err(StubError::Unsupported("the history of a key"))
+    }
+
+    /// The next page of an open history: at most `entries_max` changes, which is taken as 1 to [`PAGE_ENTRIES_MAX`].
+    ///
+    /// # Errors
+    /// `UnknownQuery` also after the last page, `State`.
+    async fn next_modifications(&mut self, query: QueryId, entries_max: usize) -> Result<HistoryPage, StubError> {
+        let _ = entries_max;
+        Err(StubError::UnknownQuery(query.0))
     }
 
     /// Calls another contract within this transaction. On the same channel (`channel` empty or this one's) its reads and

@@ -45,7 +45,7 @@ pub const FAULT_POINTS: [&str; 12] = [
 
 /// Fault points that only disaggregated peers pass, and how often they strike where they are drawn: a verb is posted
 /// thousands of times in a run, a section granted a few times.
-pub const POOLED_FAULT_POINTS: [(&str, f64); 48] = [
+pub const POOLED_FAULT_POINTS: [(&str, f64); 49] = [
     ("pool.fence.answer_lost", 0.2),
     ("pool.fence.lost", 0.2),
     ("pool.grant.answer_lost", 0.2),
@@ -87,6 +87,7 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 48] = [
     ("state.split.directory", 0.2),
     ("state.split.rewrite", 0.2),
     ("state.verb.ambiguous", 0.001),
+    ("storage.history.page", 0.2),
     ("storage.node.append_received", 0.1),
     ("storage.node.appended", 0.1),
     ("storage.node.durable", 0.1),

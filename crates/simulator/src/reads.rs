@@ -1,10 +1,14 @@
 //! What endorsers read, held against the ledger.
 //!
+//! A history of a key is no part of what they read: it is what the contract answered, and must be every write below one height,
+//! newest first, that is none from before what the node had told either.
+//!
 //! A contract runs on one snapshot. So there must be a height at which every key that it read had the version that it read,
 //! and that height is none from before what the same node had told a client already: no stale read, and never half a block.
 
 use std::collections::BTreeMap;
 
+use base::Bytes;
 use prost::Message;
 use proto::kvrwset::{KvRead, KvrwSet, range_query_info::ReadsInfo};
 use proto::rwset::TxReadWriteSet;
@@ -18,6 +22,64 @@ pub struct Endorsed {
     /// Blocks that this node had told of before it was asked.
     pub height_min: u64,
     pub set: TxReadWriteSet,
+}
+
+/// What a node said an asset was.
+#[derive(Clone, Debug)]
+pub struct History {
+    pub node: String,
+    /// Blocks that this node had told of before it was asked.
+    pub height_min: u64,
+    pub id: String,
+    /// The contract's answer, in JSON.
+    pub answer: Bytes,
+}
+
+/// A change of an asset, as the contract tells it.
+#[derive(serde::Deserialize)]
+struct Change {
+    record: serde_json::Value,
+    #[serde(rename = "txId")]
+    tx_id: String,
+    #[serde(rename = "isDelete")]
+    is_delete: bool,
+}
+
+/// Checks one history against the whole ledger.
+///
+/// # Errors
+/// If no snapshot has it.
+pub fn check_history(oracle: &Oracle, history: &History) -> Result<(), String> {
+    let History { node, height_min, id, answer } = history;
+    let changes: Vec<Change> = serde_json::from_slice(answer)
+        .map_err(|error| format!("{node} answers a history of {id} that is none: {error}"))?;
+    let writes = oracle.writes(&("basic".to_owned(), id.clone()));
+    let least = writes.iter().filter(|((block, _), ..)| block < height_min).count();
+    let wrong =
+        |what: String| Err(format!("{node} had told of {height_min} blocks, and of the history of {id} {what}"));
+    if changes.len() < least || changes.len() > writes.len() {
+        return wrong(format!(
+            "it knows {} writes; there were {least} by then, {} in all",
+            changes.len(),
+            writes.len()
+        ));
+    }
+    let (known, later) = writes.split_at(changes.len());
+    if let (Some(((last, _), ..)), Some(((next, _), ..))) = (known.last(), later.first())
+        && last == next
+    {
+        return wrong(format!("it knows a part of block {last}"));
+    }
+    for (change, (version, tx_id, value)) in changes.iter().rev().zip(known) {
+        let is_right = match value.is_empty() {
+            true => change.is_delete,
+            false => serde_json::from_slice(value).is_ok_and(|value: serde_json::Value| value == change.record),
+        };
+        if !is_right || change.is_delete != value.is_empty() || change.tx_id != *tx_id {
+            return wrong(format!("it tells something else of {version:?}, which was {tx_id}"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks one endorsement against the whole ledger.

@@ -57,6 +57,9 @@ pub fn reach(network: &Network, evidence: &Evidence) -> Result<Codes, String> {
     for endorsed in network.witness.endorsements() {
         reads::check(&oracle, &endorsed)?;
     }
+    for history in network.witness.histories() {
+        reads::check_history(&oracle, &history)?;
+    }
     check_claims(network, &evidence.claims, &judged)?;
     check_money(&evidence.claims, &oracle, &judged)?;
     let mut codes = Codes::new();

@@ -20,7 +20,7 @@ use identity::{Hash, hex};
 use ledger::Block;
 
 use crate::network::service::Commit;
-use crate::reads::Endorsed;
+use crate::reads::{Endorsed, History};
 
 /// Lines of the story that are kept.
 const LINES_MAX: usize = 2_000;
@@ -81,6 +81,7 @@ struct Seen {
     /// By node: blocks up to which it has told clients of commits.
     told: BTreeMap<String, u64>,
     endorsed: Vec<Endorsed>,
+    histories: Vec<History>,
     /// By transaction: what clients were told.
     commits: BTreeMap<String, Commit>,
     accusation: Option<String>,
@@ -153,6 +154,16 @@ impl Witness {
     /// All endorsements.
     pub fn endorsements(&self) -> Vec<Endorsed> {
         self.lock().endorsed.clone()
+    }
+
+    /// A node has said what an asset was.
+    pub fn told_history(&self, history: History) {
+        self.lock().histories.push(history);
+    }
+
+    /// All histories.
+    pub fn histories(&self) -> Vec<History> {
+        self.lock().histories.clone()
     }
 
     /// What clients were told, by transaction.

@@ -465,8 +465,8 @@ impl Stores for AheadStores {
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let ChannelStores { blocks, state } = self.0.open(channel).await?;
-        Ok(ChannelStores { blocks, state: Arc::new(Ahead(state)) })
+        let ChannelStores { blocks, state, history } = self.0.open(channel).await?;
+        Ok(ChannelStores { blocks, state: Arc::new(Ahead(state)), history })
     }
 }
 

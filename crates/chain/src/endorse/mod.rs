@@ -38,6 +38,7 @@ use state::Snapshot;
 
 use crate::channel::Channel;
 use crate::events;
+use crate::history::KeyHistory;
 use proposal::Proposal;
 use simulate::{Context, Elsewhere, Simulation};
 
@@ -314,6 +315,7 @@ impl Endorser {
                 transient: proposal.transient.clone(),
                 registry: self.registry.clone(),
                 snapshot: channel.state().snapshot(),
+                history: channel.history().clone(),
                 elsewhere: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
@@ -394,9 +396,9 @@ fn wire(response: Response) -> WireResponse {
 struct OtherChannels(Arc<dyn Channels>);
 
 impl Elsewhere for OtherChannels {
-    fn snapshot(&self, channel: &str, creator: &Bytes) -> Option<Arc<dyn Snapshot>> {
+    fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)> {
         let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
         let creator = channel.rules().identify(creator).ok()?;
-        channel.rules().may_propose(&creator).then(|| channel.state().snapshot())
+        channel.rules().may_propose(&creator).then(|| (channel.state().snapshot(), channel.history().clone()))
     }
 }

@@ -18,11 +18,12 @@ use std::sync::Arc;
 use base::{Bytes, ChannelId, ErrorKind, TxId, rt};
 use contract::key::{self, KeyRange};
 use contract::{
-    CALL_DEPTH_MAX, Entry, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub, StubError,
-    Timestamp,
+    CALL_DEPTH_MAX, Entry, HistoryPage, PAGE_BYTES_SOFT_MAX, PAGE_ENTRIES_MAX, Page, QueryId, Registry, Response, Stub,
+    StubError, Timestamp,
 };
 use state::{RangePage, Snapshot};
 
+use crate::history::{KeyHistory, Walk};
 use crate::rwset::{KEY_BYTES_MAX, RangeRecorder, Recorder};
 
 /// Reads, writes and ranges that one transaction may record.
@@ -50,14 +51,15 @@ pub struct Context {
     pub transient: Arc<BTreeMap<String, Bytes>>,
     pub registry: Registry,
     pub snapshot: Arc<dyn Snapshot>,
+    pub history: Arc<KeyHistory>,
     /// Other channels' states, for contracts that read there.
     pub elsewhere: Arc<dyn Elsewhere>,
 }
 
 /// Where calls to contracts on other channels read.
 pub trait Elsewhere: Send + Sync {
-    /// A snapshot of another channel, if this peer holds it and `creator` may use it.
-    fn snapshot(&self, channel: &str, creator: &Bytes) -> Option<Arc<dyn Snapshot>>;
+    /// A snapshot of another channel and its history, if this peer holds it and `creator` may use it.
+    fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)>;
 }
 
 /// A transaction in the making.
@@ -65,6 +67,8 @@ pub struct Simulation {
     context: Context,
     recorder: Recorder,
     queries: BTreeMap<QueryId, Query>,
+    /// Open histories, each of a key of a namespace.
+    histories: BTreeMap<QueryId, Walk>,
     queries_opened: u64,
     calls: u32,
     /// Results of ranges, and reads and writes on other channels.
@@ -112,6 +116,7 @@ impl Simulation {
             context,
             recorder: Recorder::new(),
             queries: BTreeMap::new(),
+            histories: BTreeMap::new(),
             queries_opened: 0,
             calls: 0,
             scanned: 0,
@@ -172,6 +177,16 @@ impl Simulation {
         Ok(())
     }
 
+    fn new_query(&mut self) -> Result<QueryId, StubError> {
+        let open = self.queries.values().filter(|query| !query.over).count() + self.histories.len();
+        if open >= QUERIES_MAX {
+            return Err(StubError::LimitExceeded { what: "open queries", max: QUERIES_MAX as u64 });
+        }
+        self.check_limits()?;
+        self.queries_opened += 1;
+        Ok(QueryId(self.queries_opened - 1))
+    }
+
     async fn count_read(&mut self) {
         self.reads_this_turn += 1;
         if self.reads_this_turn >= READS_PER_TURN {
@@ -200,6 +215,14 @@ fn check_length(key: &str) -> Result<(), StubError> {
 fn state_error(error: state::Error) -> StubError {
     let kind = match error.kind() {
         // A contract's request cannot be what the state refuses: its keys were checked.
+        ErrorKind::Rejected => ErrorKind::Retry,
+        kind => kind,
+    };
+    StubError::State { kind, message: error.to_string() }
+}
+
+fn history_error(error: crate::Error) -> StubError {
+    let kind = match error.kind() {
         ErrorKind::Rejected => ErrorKind::Retry,
         kind => kind,
     };
@@ -243,13 +266,7 @@ impl Stub for Call<'_> {
         self.simulation.count_read().await;
         check_length(range.start())?;
         check_length(range.end())?;
-        let open = self.simulation.queries.values().filter(|query| !query.over).count();
-        if open >= QUERIES_MAX {
-            return Err(StubError::LimitExceeded { what: "open queries", max: QUERIES_MAX as u64 });
-        }
-        self.simulation.check_limits()?;
-        let id = QueryId(self.simulation.queries_opened);
-        self.simulation.queries_opened += 1;
+        let id = self.simulation.new_query()?;
         let query = Query {
             namespace: self.namespace.clone(),
             next: range.start().to_owned(),
@@ -302,7 +319,35 @@ impl Stub for Call<'_> {
         Ok(page)
     }
 
+    async fn open_history(&mut self, key: &str) -> Result<QueryId, StubError> {
+        self.simulation.count_read().await;
+        check_key(key)?;
+        let id = self.simulation.new_query()?;
+        // It leaves no trace in the read set; so that it has an end, it counts as an entry.
+        self.simulation.scanned += 1;
+        let height = self.simulation.context.snapshot.height();
+        self.simulation.histories.insert(id, Walk::new(&self.namespace, key, height));
+        Ok(id)
+    }
+
+    async fn next_modifications(&mut self, id: QueryId, entries_max: usize) -> Result<HistoryPage, StubError> {
+        let limit = entries_max.clamp(1, PAGE_ENTRIES_MAX);
+        self.simulation.end_turn().await;
+        self.simulation.check_limits()?;
+        let history = Arc::clone(&self.simulation.context.history);
+        let walk = self.simulation.histories.get_mut(&id).filter(|walk| walk.namespace() == &*self.namespace);
+        let page = walk.ok_or(StubError::UnknownQuery(id.0))?.page(&history, limit).await.map_err(history_error)?;
+        let bytes = page.modifications.iter().filter_map(|change| change.value.as_ref()).map(Bytes::len).sum::<usize>();
+        self.simulation.scanned += page.modifications.len();
+        self.simulation.scanned_bytes += bytes;
+        if !page.has_more {
+            self.simulation.histories.remove(&id);
+        }
+        Ok(page)
+    }
+
     fn close_query(&mut self, id: QueryId) {
+        self.simulation.histories.remove(&id);
         if let Some(query) = self.simulation.queries.get_mut(&id) {
             query.over = true;
         }
@@ -317,13 +362,13 @@ impl Stub for Call<'_> {
         if channel.is_empty() || context.channel.as_str() == channel {
             return Ok(self.simulation.call(name, &args, self.depth + 1).await?.response);
         }
-        let Some(snapshot) = context.elsewhere.snapshot(channel, &context.creator) else {
+        let Some((snapshot, history)) = context.elsewhere.view(channel, &context.creator) else {
             return Ok(Response::failure(Response::ERROR, format!("channel {channel} is not known here")));
         };
         // What happens on another channel is read only: its reads and writes are nobody's.
         let mut context = context.clone();
         context.channel = ChannelId::from(channel);
-        context.snapshot = snapshot;
+        (context.snapshot, context.history) = (snapshot, history);
         let mut other = Simulation::new(context);
         (other.calls, other.scanned, other.scanned_bytes) =
             (self.simulation.calls, self.simulation.scanned, self.simulation.scanned_bytes);

@@ -3,7 +3,7 @@
 use base::Bytes;
 
 use crate::key::{self, KeyRange};
-use crate::{Contract, ContractError, Cursor, Response, Stub, async_trait};
+use crate::{Contract, ContractError, Cursor, HistoryCursor, Response, Stub, async_trait};
 
 /// Runs a script of stub operations, one an argument, each with words separated by spaces:
 ///
@@ -13,6 +13,7 @@ use crate::{Contract, ContractError, Cursor, Response, Stub, async_trait};
 /// | `put k v` | writes |
 /// | `delete k` | deletes |
 /// | `range a b n` | reads at most `n` entries from `a` to `b` (`-` is an open bound), appends each as `k=value;` |
+/// | `history k` | reads the history of a key; appends each change as `transaction=value;` or `transaction!;` |
 /// | `attributes t a…` | reads the composite keys of type `t` that start with `a…`, appends each one's parts |
 /// | `put-composite v t a…` | writes the composite key of type `t` and attributes `a…` |
 /// | `event name payload` | sets the event |
@@ -46,6 +47,15 @@ async fn perform(tx: &mut dyn Stub, words: &[&str], answer: &mut String) -> Resu
             Some(value) => append(answer, key, &value),
             None => answer.push_str(&format!("{key}!;")),
         },
+        ["history", key] => {
+            let mut history = HistoryCursor::open(tx, key).await?;
+            while let Some(change) = history.next(tx).await? {
+                match change.value {
+                    Some(value) => append(answer, change.tx_id.as_str(), &value),
+                    None => answer.push_str(&format!("{}!;", change.tx_id)),
+                }
+            }
+        }
         ["put", key, value] => tx.put_state(key, Bytes::copy_from_slice(value.as_bytes()))?,
         ["delete", key] => tx.delete_state(key)?,
         ["range", start, end, count] => {

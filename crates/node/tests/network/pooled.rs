@@ -33,6 +33,59 @@ async fn read(network: &TestNetwork, round: &str) {
     }
 }
 
+/// Has an asset made, handed on often enough for more than one page in the end, and deleted.
+async fn change_asset(network: &TestNetwork, changes: &mut Vec<(String, Option<String>)>) {
+    let client = network.client(0).await;
+    let owners = (0..40).map(|number| format!("owner{number}"));
+    let mut calls = vec![("CreateAsset", vec!["thing".to_owned(), "red".into(), "1".into(), "Ann".into(), "7".into()])];
+    calls.extend(owners.map(|owner| ("TransferAsset", vec!["thing".to_owned(), owner])));
+    calls.push(("DeleteAsset", vec!["thing".to_owned()]));
+    for (function, call) in calls {
+        let call: Vec<&str> = call.iter().map(String::as_str).collect();
+        let start = std::time::Instant::now();
+        let committed = loop {
+            // A peer that does not have the change before yet does not endorse this one.
+            match client.transact(crate::common::CHANNEL, "basic", function, &args(&call)).await {
+                Ok(committed) if committed.commit.is_valid() => break committed,
+                refused => assert!(start.elapsed().as_secs() < 30, "{refused:?}"),
+            }
+            rt::sleep(std::time::Duration::from_millis(5)).await;
+        };
+        let owner = match function {
+            "DeleteAsset" => None,
+            "CreateAsset" => Some("Ann".to_owned()),
+            _ => Some(call[1].to_owned()),
+        };
+        changes.push((committed.tx_id, owner));
+    }
+}
+
+/// Every peer knows every change, newest first.
+async fn check_history(network: &TestNetwork, changes: &[(String, Option<String>)]) {
+    for organization in 0..2 {
+        let client = network.client(organization).await;
+        let ask = || async {
+            let proposal =
+                client.proposal(crate::common::CHANNEL, "basic", "GetAssetHistory", &args(&["thing"])).sign();
+            let answer = client.evaluate(&proposal).await.expect("it has a history");
+            let answer: Vec<serde_json::Value> = serde_json::from_slice(&answer).expect("a JSON array");
+            let told = answer.into_iter().map(|change| {
+                assert!(change["timestamp"].as_str().is_some_and(|time| time.starts_with("20") && time.ends_with('Z')));
+                let owner = change["record"]["Owner"].as_str().expect("an owner").to_owned();
+                let is_delete = change["isDelete"].as_bool().expect("one or the other");
+                (change["txId"].as_str().expect("an id").to_owned(), (!is_delete).then_some(owner))
+            });
+            told.rev().collect::<Vec<_>>()
+        };
+        // The other peer may be some blocks behind.
+        let start = std::time::Instant::now();
+        while ask().await != changes {
+            assert!(start.elapsed().as_secs() < 30, "organisation {organization}: {:?}", ask().await);
+            rt::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_process_reads_and_writes_remote_memory_with_verbs() {
     let network = TestNetwork::start(&config(2)).await;
@@ -66,6 +119,9 @@ async fn a_network_may_change_its_form_at_every_start() {
     let mut network = TestNetwork::start(&config(2)).await;
     let mut written = vec!["disaggregated0".to_owned()];
     write(&network, "disaggregated0").await;
+    let mut changes = Vec::new();
+    change_asset(&network, &mut changes).await;
+    check_history(&network, &changes).await;
     for (round, form) in [Form::Monolithic, Form::Disaggregated, Form::Monolithic].into_iter().enumerate() {
         let TestNetwork { running, folder } = network;
         running.stop().await.expect("a clean stop");
@@ -77,6 +133,9 @@ async fn a_network_may_change_its_form_at_every_start() {
         for earlier in &written {
             read(&network, earlier).await;
         }
+        check_history(&network, &changes).await;
+        change_asset(&network, &mut changes).await;
+        check_history(&network, &changes).await;
         let name = format!("round{round}");
         write(&network, &name).await;
         written.push(name);

@@ -164,6 +164,12 @@ pub fn read_write_set(result: &Bytes) -> Option<proto::rwset::TxReadWriteSet> {
     proto::rwset::TxReadWriteSet::decode(action.results).ok()
 }
 
+/// What the contract answered, of what endorsers have signed.
+pub fn answer(result: &Bytes) -> Option<Bytes> {
+    let payload = ProposalResponsePayload::decode(result.clone()).ok()?;
+    Some(ChaincodeAction::decode(payload.extension).ok()?.response?.payload)
+}
+
 /// The transaction id that an envelope claims; empty if it claims none.
 pub fn claimed_id(envelope: &Bytes) -> String {
     let header = |envelope: &Bytes| {

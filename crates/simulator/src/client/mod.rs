@@ -189,7 +189,7 @@ impl Client {
             self.made_up(&proposal)
         } else {
             loop {
-                match self.endorsed(&proposal).await {
+                match self.endorsed(&proposal, call.asks_history_of()).await {
                     Ok(endorsed) => break endorsed,
                     Err("refused") if conduct == Conduct::Stranger => return "stranger refused",
                     Err("refused") => return "refused by the contract",
@@ -218,7 +218,7 @@ impl Client {
     }
 
     /// Step 2. The error says whether the peers refused or could not.
-    async fn endorsed(&mut self, proposal: &Proposal) -> Result<Endorsed, &'static str> {
+    async fn endorsed(&mut self, proposal: &Proposal, history_of: Option<&str>) -> Result<Endorsed, &'static str> {
         let needed = self.network.scenario.endorsements_min;
         let mut places: Vec<usize> = (0..self.peers.len()).collect();
         // A random choice of peers, sometimes one more than needed.
@@ -247,6 +247,10 @@ impl Client {
             if let Some(response) = response.response.filter(|response| response.status >= 400) {
                 self.tell(proposal, format_args!("{} says {}", names[place], response.message));
                 return Err("refused");
+            }
+            if let Some((id, answer)) = history_of.zip(envelope::answer(&response.payload)) {
+                let (node, id) = (names[place].clone(), id.to_owned());
+                self.network.witness.told_history(reads::History { node, height_min: told[place], id, answer });
             }
             self.look_at(place, &names[place], told[place], &response.payload);
             let endorsement = response.endorsement.ok_or("a response without an endorsement")?;

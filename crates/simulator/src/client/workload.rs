@@ -14,6 +14,8 @@ pub const BALANCE: i64 = 1_000_000;
 /// All sums that move are whole numbers of this, so that the fees of overdrafts, which are 1, can be told apart.
 pub const UNIT: i64 = 1_000;
 const RECORD_BYTES: usize = 24;
+/// The function of `basic` that answers what an asset was.
+pub const HISTORY: &str = "GetAssetHistory";
 /// Ids of assets.
 const ASSETS: u64 = 12;
 
@@ -36,6 +38,12 @@ impl Call {
 
     fn with_money(self, money: i64) -> Call {
         Call { money, ..self }
+    }
+
+    /// The asset whose history is asked for, if one is.
+    pub fn asks_history_of(&self) -> Option<&str> {
+        let [function, id] = &self.args[..] else { return None };
+        (self.contract == "basic" && function == HISTORY).then(|| std::str::from_utf8(id).ok())?
     }
 
     /// The name of the function and its arguments.
@@ -133,7 +141,8 @@ fn basic(chance: &mut Chance) -> Call {
     let owner = format!("owner{}", chance.below(100));
     let value = chance.below(1_000).to_string();
     let asset = |id| [id, "blue".into(), "5".into(), owner.clone(), value.clone()];
-    match chance.below(9) {
+    match chance.below(11) {
+        9..=10 => Call::new("basic", HISTORY, [id]),
         0..=1 => Call::new("basic", "CreateAsset", asset(id)),
         2 => Call::new("basic", "UpdateAsset", asset(id)),
         3..=5 => Call::new("basic", "TransferAsset", [id, owner]),

@@ -15,7 +15,7 @@ use state::disaggregated::fault;
 use crate::network::Network;
 use crate::scenario::{self, Form, ORDERER, Pools};
 pub use engine::LyingEngine;
-pub use pools::{HastyStores, LyingHost};
+pub use pools::{LyingHost, LyingStores};
 
 /// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +36,8 @@ pub enum Mutant {
     StorageAnswersUnsynced,
     /// The first peer's compute node publishes a block before the storage node has answered.
     CommitUnanswered,
+    /// The first peer's history of keys does not catch up with blocks after the first question.
+    HistoryStale,
     /// Storage nodes append without looking at the epoch.
     AppendUnfenced,
     /// The first peer's compute nodes all open under the epoch that they find, so that nobody is fenced.
@@ -50,7 +52,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 13] = [
+    pub const ALL: [Mutant; 14] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -59,6 +61,7 @@ impl Mutant {
         Mutant::SavepointEmpty,
         Mutant::StorageAnswersUnsynced,
         Mutant::CommitUnanswered,
+        Mutant::HistoryStale,
         Mutant::AppendUnfenced,
         Mutant::EpochKept,
         Mutant::MemoryKept,
@@ -79,6 +82,7 @@ impl Mutant {
             Mutant::SavepointEmpty => "savepoint-empty",
             Mutant::StorageAnswersUnsynced => "storage-answers-unsynced",
             Mutant::CommitUnanswered => "commit-unanswered",
+            Mutant::HistoryStale => "history-stale",
             Mutant::AppendUnfenced => "append-unfenced",
             Mutant::EpochKept => "epoch-kept",
             Mutant::MemoryKept => "memory-kept",
@@ -101,7 +105,9 @@ impl Mutant {
             | Mutant::InvalidApplied
             | Mutant::ReplaySkips
             | Mutant::SavepointEmpty => Form::Monolithic,
-            Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered => Form::Disaggregated(pools),
+            Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
+                Form::Disaggregated(pools)
+            }
             // Those show only where somebody is replaced.
             Mutant::AppendUnfenced | Mutant::EpochKept | Mutant::MemoryKept => {
                 Form::Disaggregated(Pools { has_spare: true, whims_every: Duration::from_millis(300), ..pools })

@@ -1,40 +1,69 @@
 //! Stores and hosts that lie to a disaggregated peer.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Bytes, TxId};
 use chain::{ChannelStores, Stores};
 use rma::{Capability, Endpoint, Host, NodeId, RegionId, Rights};
-use storage::Error;
 use storage::blocks::{Blocks, NewBlock, StoredBlock, Tip, TransactionPlace};
+use storage::{Error, History};
 
 use super::Mutant;
 use crate::network::Network;
 
-/// Stores whose blocks say that they are durable before the storage node does.
-pub struct HastyStores(Arc<dyn Stores>);
+/// Stores whose blocks say that they are durable before the storage node does, or whose history stays behind.
+pub struct LyingStores {
+    stores: Arc<dyn Stores>,
+    mutant: Mutant,
+}
 
-impl HastyStores {
-    /// A peer's stores, which lie if that mistake is planted.
+impl LyingStores {
+    /// A peer's stores, which lie if one of these mistakes is planted.
     pub fn over(network: &Network, place: usize, stores: Arc<dyn Stores>) -> Arc<dyn Stores> {
-        match Mutant::CommitUnanswered.is_in(network, place) {
-            true => Arc::new(HastyStores(stores)),
-            false => stores,
+        let planted = [Mutant::CommitUnanswered, Mutant::HistoryStale];
+        match planted.into_iter().find(|mutant| mutant.is_in(network, place)) {
+            Some(mutant) => Arc::new(LyingStores { stores, mutant }),
+            None => stores,
         }
     }
 }
 
 #[async_trait]
-impl Stores for HastyStores {
+impl Stores for LyingStores {
     async fn channels(&self) -> Result<Vec<String>, chain::Error> {
-        self.0.channels().await
+        self.stores.channels().await
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, chain::Error> {
-        let ChannelStores { blocks, state } = self.0.open(channel).await?;
-        Ok(ChannelStores { blocks: Arc::new(HastyBlocks(blocks)), state })
+        let ChannelStores { blocks, state, history } = self.stores.open(channel).await?;
+        Ok(match self.mutant {
+            Mutant::HistoryStale => {
+                let history = Arc::new(StaleHistory { history, height: OnceLock::new() });
+                ChannelStores { blocks, state, history }
+            }
+            _ => ChannelStores { blocks: Arc::new(HastyBlocks(blocks)), state, history },
+        })
+    }
+}
+
+struct StaleHistory {
+    history: Arc<dyn History>,
+    height: OnceLock<BlockNumber>,
+}
+
+#[async_trait]
+impl History for StaleHistory {
+    async fn blocks_of(
+        &self,
+        namespace: &str,
+        key: &[u8],
+        below: BlockNumber,
+        limit: usize,
+    ) -> Result<Vec<BlockNumber>, Error> {
+        let height = *self.height.get_or_init(|| below);
+        self.history.blocks_of(namespace, key, below.min(height), limit).await
     }
 }
 

@@ -19,7 +19,7 @@ use super::Network;
 use super::members::CHANNEL;
 use super::nodes::{Ended, peer_options, serve_peer};
 use super::pools::{MEMORY_TOKEN, STORAGE_TOKEN, storage_address};
-use crate::mutant::{HastyStores, Mutant};
+use crate::mutant::{LyingStores, Mutant};
 use crate::scenario;
 
 /// How often a spare looks whether it is to be the primary.
@@ -101,7 +101,7 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
     let pooled = Arc::new(pooled);
     let stores: Arc<dyn Stores> =
         Arc::new(NodeStores { address, token, epoch, states: Arc::new(Opens(Arc::clone(&pooled))) });
-    let stores = HastyStores::over(&network, place, stores);
+    let stores = LyingStores::over(&network, place, stores);
     let _handle = network.pooled.show(&name, Arc::clone(&pooled));
     let peer = Peer::open(peer_options(&network, &name, place, stores)).await?;
     let close = async |in_order| {

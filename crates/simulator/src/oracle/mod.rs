@@ -70,6 +70,8 @@ pub struct Oracle {
     state: BTreeMap<Key, Row>,
     /// The blocks that wrote a key, and the version that each left it with; none where it was deleted.
     history: BTreeMap<Key, Vec<(u64, Option<Version>)>>,
+    /// Every valid write of a key, in order: the transaction, its id, and the value; no bytes where it was deleted.
+    writes: BTreeMap<Key, Vec<(Version, String, Bytes)>>,
     /// Ids of all transactions of earlier blocks, valid or not.
     known: BTreeSet<String>,
     tip: Option<common::BlockHeader>,
@@ -89,6 +91,7 @@ impl Oracle {
             rules,
             state: BTreeMap::new(),
             history: BTreeMap::new(),
+            writes: BTreeMap::new(),
             known: BTreeSet::new(),
             tip: None,
             commit_hash: None,
@@ -103,6 +106,11 @@ impl Oracle {
     /// The blocks that wrote a key, in order, and what each left.
     pub fn history(&self, key: &Key) -> &[(u64, Option<Version>)] {
         self.history.get(key).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Every valid write of a key, in order.
+    pub fn writes(&self, key: &Key) -> &[(Version, String, Bytes)] {
+        self.writes.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Adds the next block.
@@ -284,6 +292,8 @@ impl Oracle {
                 let key = (namespace.clone(), write.key);
                 let value = if write.is_delete { Bytes::new() } else { write.value };
                 let row = Row { value, version };
+                let writes = self.writes.entry(key.clone()).or_default();
+                writes.push((version, transaction.tx_id.clone(), row.value.clone()));
                 let history = self.history.entry(key.clone()).or_default();
                 history.retain(|(block, _)| *block != version.0);
                 history.push((version.0, (!row.value.is_empty()).then_some(version)));

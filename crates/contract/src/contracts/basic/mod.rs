@@ -10,6 +10,9 @@
 //! asset's JSON as payload (the last one, for a delete). The contract may be called `basic` or `SmartContract` in a
 //! function's prefix; Fabric's samples use the latter.
 //!
+//! `GetAssetHistory` is that of the `asset-transfer-ledger-queries` sample: every change of an asset, newest first, as
+//! `record`, `txId`, `timestamp` and `isDelete`.
+//!
 //! State: asset id → the asset's JSON. Nothing else is in the namespace.
 
 use base::Bytes;
@@ -18,7 +21,7 @@ use serde_json::json;
 
 use super::interface::{Call, Function, Interface, Parameter, Resolved, shown};
 use crate::key::{self, KeyRange};
-use crate::{Contract, ContractError, Cursor, Response, Stub, async_trait};
+use crate::{Contract, ContractError, Cursor, HistoryCursor, Modification, Response, Stub, async_trait};
 
 #[cfg(test)]
 mod tests;
@@ -68,6 +71,7 @@ const INTERFACE: Interface = Interface {
         Function::evaluate("AssetExists", &[ID]),
         Function::submit("TransferAsset", &[ID, Parameter::text("newOwner")]),
         Function::evaluate("GetAllAssets", &[]),
+        Function::evaluate("GetAssetHistory", &[ID]),
     ],
     schemas: || {
         json!({ "Asset": {
@@ -110,6 +114,7 @@ impl Contract for Basic {
             "AssetExists" => exists(tx, call.text(0)?).await,
             "TransferAsset" => transfer(tx, call.text(0)?, call.text(1)?).await,
             "GetAllAssets" => all(tx).await,
+            "GetAssetHistory" => history(tx, call.text(0)?).await,
             function => unreachable!("{function} is declared and not handled"),
         }
     }
@@ -187,6 +192,42 @@ async fn all(tx: &mut dyn Stub) -> Result<Response, ContractError> {
         if result.len() >= RESULT_BYTES_MAX {
             assets.close(tx);
             return Err(ContractError::application(format!("all assets are more than {RESULT_BYTES_MAX} bytes")));
+        }
+    }
+    result.push(b']');
+    Ok(Response::success(result))
+}
+
+/// One entry of a history, as the sample has it.
+#[derive(Debug, Serialize)]
+struct Change {
+    record: Asset,
+    #[serde(rename = "txId")]
+    tx_id: String,
+    timestamp: String,
+    #[serde(rename = "isDelete")]
+    is_delete: bool,
+}
+
+/// A JSON array of what an asset was, newest first. A deletion leaves nothing but the id, as in the sample.
+async fn history(tx: &mut dyn Stub, id: &str) -> Result<Response, ContractError> {
+    key::check_simple(id)?;
+    let mut changes = HistoryCursor::open(tx, id).await?;
+    let mut result = b"[".to_vec();
+    while let Some(Modification { tx_id, timestamp, value }) = changes.next(tx).await? {
+        if result.len() > 1 {
+            result.push(b',');
+        }
+        let gone =
+            || Asset { appraised_value: 0, color: String::new(), id: id.to_owned(), owner: String::new(), size: 0 };
+        let is_delete = value.is_none();
+        let record = value.map_or_else(|| Ok(gone()), |value| decode(id, &value))?;
+        let change = Change { record, tx_id: tx_id.to_string(), timestamp: timestamp.to_rfc3339(), is_delete };
+        serde_json::to_writer(&mut result, &change).expect("strings and integers are always JSON");
+        if result.len() >= RESULT_BYTES_MAX {
+            changes.close(tx);
+            let message = format!("the history of {} is more than {RESULT_BYTES_MAX} bytes", shown(id));
+            return Err(ContractError::application(message));
         }
     }
     result.push(b']');

@@ -79,6 +79,31 @@ fn deleted_asset_is_gone() {
 }
 
 #[test]
+fn history_of_an_asset_has_every_change_newest_first() {
+    let mut ledger = ledger();
+    let mut submit = |tx_id: &str, seconds, function: &str, args: &[&str]| {
+        let timestamp = crate::Timestamp { seconds, nanos: if seconds == 86_400 { 120_000_000 } else { 0 } };
+        let invocation = Invocation { tx_id: tx_id.into(), timestamp, ..Invocation::new("basic", function, args) };
+        let effects = run(ledger.submit(&invocation)).expect("a healthy state");
+        assert!(effects.response.is_endorsable(), "{function}: {}", effects.response.message);
+        effects
+    };
+    assert_eq!(text(submit("q", 0, "GetAssetHistory", &["asset13"]).response.payload), "[]");
+    submit("one", 0, "CreateAsset", &NEW_ASSET);
+    submit("two", 86_400, "TransferAsset", &["asset13", "Mark"]);
+    submit("three", 1_709_210_096, "DeleteAsset", &["asset13"]);
+    let effects = submit("q", 0, "GetAssetHistory", &["asset13"]);
+    let gone = r#"{"record":{"AppraisedValue":0,"Color":"","ID":"asset13","Owner":"","Size":0},"txId":"three","timestamp":"2024-02-29T12:34:56Z","isDelete":true}"#;
+    let mark = NEW_ASSET_JSON.replace("Tom", "Mark");
+    let rest = [(mark.as_str(), "two", "1970-01-02T00:00:00.12Z"), (NEW_ASSET_JSON, "one", "1970-01-01T00:00:00Z")];
+    let rest = rest.map(|(record, tx, time)| {
+        format!(r#"{{"record":{record},"txId":"{tx}","timestamp":"{time}","isDelete":false}}"#)
+    });
+    assert_eq!(text(effects.response.payload), format!("[{gone},{}]", rest.join(",")));
+    assert!(effects.reads.is_empty() && effects.ranges.is_empty(), "a history is no part of the read set");
+}
+
+#[test]
 fn asset_is_created_once() {
     let mut ledger = ledger();
     ledger.call("basic", "CreateAsset", &NEW_ASSET).expect("a new id");
@@ -134,7 +159,7 @@ fn contract_prefix_is_accepted() {
     }
     let metadata = ledger.call::<&str>("basic", "org.hyperledger.fabric:GetMetadata", &[]).expect("always there");
     let metadata: serde_json::Value = serde_json::from_slice(&metadata).expect("JSON");
-    assert_eq!(metadata["contracts"]["SmartContract"]["transactions"].as_array().expect("a list").len(), 8);
+    assert_eq!(metadata["contracts"]["SmartContract"]["transactions"].as_array().expect("a list").len(), 9);
 }
 
 #[test]

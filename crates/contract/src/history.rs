@@ -1,0 +1,68 @@
+//! What a key held: its changes by committed transactions, newest first.
+//!
+//! A history is no part of the read set, as in Fabric: it is not checked again at commit, so that a transaction which writes
+//! what it made of one may have missed a change. It ends below the transaction's block boundary, like every other read.
+
+use std::collections::VecDeque;
+
+use base::{Bytes, TxId};
+
+use crate::{PAGE_ENTRIES_MAX, QueryId, Stub, StubError, Timestamp};
+
+/// One change of a key by a valid transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Modification {
+    /// The transaction.
+    pub tx_id: TxId,
+    /// Its client's time.
+    pub timestamp: Timestamp,
+    /// What the key had from then on; `None` where it was deleted.
+    pub value: Option<Bytes>,
+}
+
+/// Some changes of a key, in the history's order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HistoryPage {
+    /// At most [`PAGE_ENTRIES_MAX`]; empty only when nothing is left.
+    pub modifications: Vec<Modification>,
+    /// Whether another page follows. When false the query is closed already.
+    pub has_more: bool,
+}
+
+/// Reads an open history change by change, holding one page at most.
+#[derive(Debug)]
+pub struct HistoryCursor {
+    query: QueryId,
+    page: VecDeque<Modification>,
+    has_more: bool,
+}
+
+impl HistoryCursor {
+    /// Opens the history of a key.
+    ///
+    /// # Errors
+    /// Those of [`Stub::open_history`].
+    pub async fn open(tx: &mut dyn Stub, key: &str) -> Result<Self, StubError> {
+        Ok(Self { query: tx.open_history(key).await?, page: VecDeque::new(), has_more: true })
+    }
+
+    /// The change before; `None` at the end, again and again.
+    ///
+    /// # Errors
+    /// Those of [`Stub::next_modifications`].
+    pub async fn next(&mut self, tx: &mut dyn Stub) -> Result<Option<Modification>, StubError> {
+        while self.page.is_empty() && self.has_more {
+            let page = tx.next_modifications(self.query, PAGE_ENTRIES_MAX).await?;
+            self.has_more = page.has_more;
+            self.page = page.modifications.into();
+        }
+        Ok(self.page.pop_front())
+    }
+
+    /// Gives the query up before its end.
+    pub fn close(self, tx: &mut dyn Stub) {
+        if self.has_more {
+            tx.close_query(self.query);
+        }
+    }
+}
