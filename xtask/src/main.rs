@@ -1,4 +1,5 @@
-//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches seeds.
+//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches seeds, and
+//! `cargo xtask soak` disturbs a network of real processes.
 //!
 //! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure that says how to
 //! get the tool; it is never skipped in silence. `--without STEP` leaves a step out by name and the summary says so.
@@ -52,6 +53,15 @@ enum Task {
         #[arg(long, conflicts_with_all = ["seeds", "first"])]
         seed: Option<u64>,
     },
+    /// Run a network of processes under load, kill them, and change the memory of peers; everything must be there afterwards.
+    Soak {
+        /// How long it is disturbed.
+        #[arg(long, default_value_t = 10.0)]
+        minutes: f64,
+        /// Repeats the disturbances of an earlier run; by default other ones each time.
+        #[arg(long)]
+        seed: Option<u32>,
+    },
     /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
     ///
     /// Needs Debian packages, which are installed where this runs as root and named where not. No host device is used.
@@ -71,6 +81,10 @@ fn main() -> ExitCode {
     let passed = match arguments.task {
         Task::Test { only, without, list } => test(&only, &without, list),
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
+        Task::Soak { minutes, seed } => {
+            let outcome = soak(minutes, seed);
+            outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
         Task::RdmaGuest { program, arguments } => {
             let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
@@ -154,6 +168,17 @@ fn simulate(seeds: u64, first: Option<u64>, seed: Option<u64>) -> bool {
         }
     };
     outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+}
+
+fn soak(minutes: f64, seed: Option<u32>) -> Result<(), String> {
+    let mut command = Command::new("cargo");
+    // Built as the tests have it; see `programs`.
+    command.args(["test", "--release", "--workspace", "--test", "program", "--", "--ignored", "--nocapture", "soak::"]);
+    command.env("HEDDLE_SOAK_MINUTES", minutes.to_string());
+    if let Some(seed) = seed {
+        command.env("HEDDLE_SOAK_SEED", seed.to_string());
+    }
+    step::run(&mut command)
 }
 
 fn simulator(arguments: &[&str]) -> Result<(), String> {

@@ -14,7 +14,7 @@ pub enum Error {
     #[error("the disk is full (ENOSPC) {doing} {}: free space and try again", path.display())]
     DiskFull { doing: &'static str, path: PathBuf },
     /// The operating system refused.
-    #[error("{doing} {}: {source}", path.display())]
+    #[error("{doing} {}: {source}{}", path.display(), advice(source))]
     Io { doing: &'static str, path: PathBuf, source: Arc<io::Error> },
     /// Bytes on disk are not what was written.
     #[error("{0}")]
@@ -138,6 +138,17 @@ impl Error {
             return Error::Broken { reason: reason.into() };
         }
         Error::Engine { doing, source: Arc::new(source) }
+    }
+}
+
+/// What an operator is to do about an error of the operating system, as the end of its message.
+pub fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free space and try again",
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            ": this user must be able to write there; see to that, or choose another directory"
+        }
+        _ => "",
     }
 }
 

@@ -29,7 +29,7 @@ mod sync;
 pub mod tables;
 
 pub use directory::DataDirectory;
-pub use error::{Corruption, Error};
+pub use error::{Corruption, Error, advice};
 pub use history::{History, LocalHistory};
 pub use state_store::{LocalStateStore, Materializer, MemoryStateStore, StateStore};
 pub use sync::{GroupSync, SyncHandle};

@@ -1,9 +1,11 @@
 //! The program as its users have it: one test program, since what it links takes longer to build than most tests to run.
 
 mod bench;
+mod disk;
 mod hosts;
 mod isolate;
 mod kill;
 mod memory;
 mod network;
+mod soak;
 mod support;

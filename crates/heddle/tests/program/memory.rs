@@ -32,6 +32,12 @@ fn memory(dir: &Path, arguments: &[&str]) -> MemoryReport {
     serde_json::from_slice(&output.stdout).expect("a report")
 }
 
+fn node_memory(folder: &Path) -> MemoryReport {
+    let output = run(&["peer", "memory", "--json", "--node", &folder.display().to_string()]);
+    assert!(output.status.success(), "{}", text(&output));
+    serde_json::from_slice(&output.stdout).expect("a report")
+}
+
 fn refused(dir: &Path, arguments: &[&str], code: i32, expected: &[&str]) {
     let dir = dir.display().to_string();
     let output = run(&[&["peer", "memory"], arguments, &["--dir", &dir]].concat());
@@ -105,6 +111,16 @@ async fn grows_and_shrinks(form: &[&str]) {
     );
     refused(&dir, &["org1", "--set", "12 apples"], 2, &["12 apples", "such as 512MiB"]);
     refused(&dir, &["org7"], 1, &["no organisation \"org7\"", "Org1"]);
+    let absent = dir.join("nodes/compute-org9").display().to_string();
+    let unknown = run(&["peer", "memory", "--node", &absent]);
+    assert_eq!(unknown.status.code(), Some(4), "{}", text(&unknown));
+    assert!(text(&unknown).contains(&absent) && text(&unknown).contains("this is its folder"), "{}", text(&unknown));
+    let own = dir.join("nodes/compute-org1");
+    assert_eq!(node_memory(&own).budget_bytes, 24 * MIB);
+    // A budget that cannot be kept is not set.
+    std::fs::create_dir(own.join("budget.new")).expect("it can be made");
+    refused(&dir, &["org1", "--set", "8MiB"], 1, &["the budget stays as it was", "budget.toml"]);
+    std::fs::remove_dir(own.join("budget.new")).expect("it is there");
     assert_eq!(memory(&dir, &[]).budget_bytes, 24 * MIB, "what is refused changes nothing");
     let shown = run(&["peer", "memory", "org1", "--dir", &dir.display().to_string()]);
     for part in ["24 MiB, 24 sections of 1 MiB, set at run time", "memory node", "data cache", "evicted"] {

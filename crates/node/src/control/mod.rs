@@ -74,7 +74,10 @@ pub enum Reply {
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody listens.
-    #[error("the compute node of {} does not answer: {source}", folder.display())]
+    #[error(
+        "the compute node of {} does not answer: {source}; see that it runs, and that this is its folder",
+        folder.display()
+    )]
     Absent {
         /// Its folder.
         folder: PathBuf,

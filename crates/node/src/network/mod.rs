@@ -122,7 +122,7 @@ pub enum NodeError {
     #[error("the path of the socket {} is too long; set XDG_RUNTIME_DIR to a folder with a short path", .0.display())]
     SocketPath(PathBuf),
     /// A file.
-    #[error("{doing} {}: {source}", path.display())]
+    #[error("{doing} {}: {source}{}", path.display(), storage::advice(source))]
     File {
         /// What was tried.
         doing: &'static str,

@@ -291,11 +291,9 @@ impl Compute {
             move || budget::store(&folder, bytes, configured)
         });
         stored.await.map_err(|error| {
-            let file = folder.join(budget::FILE);
-            format!(
-                "the budget stays as it was, because it cannot be kept for the next start: {}: {error}",
-                file.display()
-            )
+            let (file, advice) = (folder.join(budget::FILE), storage::advice(&error));
+            let what = "the budget stays as it was, because it cannot be kept for the next start";
+            format!("{what}: {}: {error}{advice}", file.display())
         })?;
         state.set_budget(bytes).map_err(|error| error.to_string())?;
         self.memory_report().await

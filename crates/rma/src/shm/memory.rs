@@ -104,7 +104,9 @@ impl Mapping {
         let length =
             usize::try_from(bytes).map_err(|_| Error::Malformed("more shared memory than can be addressed"))?;
         if !seals.contains(SIZE_SEALS) || u64::try_from(size) != Ok(bytes) || length == 0 {
-            return Err(Error::Malformed("shared memory of another size, or of one that may change"));
+            return Err(Error::Malformed(
+                "shared memory of another size, or of one that may change; run the same release on both sides",
+            ));
         }
         let protection = match access {
             Access::Read => ProtFlags::READ,
@@ -284,6 +286,24 @@ mod tests {
         reserve(&fd, &mapping).expect("there is memory");
         mapping.populate();
         mapping
+    }
+
+    #[test]
+    fn memory_of_another_size_or_of_one_that_may_change_is_not_mapped() {
+        let refused = |fd: &OwnedFd, bytes: u64| {
+            let error = Mapping::new(fd, bytes, Access::Write, false).err();
+            assert!(
+                matches!(error, Some(Error::Malformed(what)) if what.contains("another size")),
+                "{bytes}: {error:?}"
+            );
+        };
+        let fd = create("test", 2 * PAGE_BYTES).expect("there is memory");
+        for bytes in [0, 1, PAGE_BYTES, 3 * PAGE_BYTES, u64::MAX] {
+            refused(&fd, bytes);
+        }
+        let open = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("there is memory");
+        rustix::fs::ftruncate(&open, PAGE_BYTES).expect("there is memory");
+        refused(&open, PAGE_BYTES);
     }
 
     #[test]

@@ -1,0 +1,429 @@
+//! A network of processes under load, for minutes: any of them is killed at any time, memory is given and taken meanwhile, and
+//! in the end everything must be there. `cargo xtask soak` runs it; by itself it is passed over.
+//!
+//! 1. Two organisations, every role a process of its own, and remote memory that the data does not fit into at times.
+//! 2. Clients run YCSB (records of their own, and some of everybody's), SmallBank and assets, and keep what they were told.
+//! 3. By chance, from a seed: a process is killed; everything is killed, the supervisor included, and started again; a peer's
+//!    budget is changed with `heddle peer memory`. After each of these clients must get on.
+//! 4. In the end: every transaction that a client was told of has the code and the block that it was told. Every record, the
+//!    money, and the history of every asset are what clients can account for. Both peers serve the same. `heddle ledger
+//!    verify` replays each ledger, one transaction after the other, and compares what that leaves behind with the stored state;
+//!    and what peers served before is what the replayed state has.
+//!
+//! Chances of processes and clients are not in the seed's hand: it repeats the disturbances, not the run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use base::Bytes;
+use base::rt::simulation::Chance;
+use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
+use gateway::client::Client;
+use node::Endpoints;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::load::connect;
+use crate::support::{Network, run, text};
+
+const ORGANIZATIONS: usize = 2;
+/// One in three does YCSB on records of its own, one on everybody's, one SmallBank.
+const CLIENTS: usize = 12;
+/// Records of a client, so long that all together are above most budgets.
+const RECORDS: u64 = 150;
+const RECORD_BYTES: u64 = 12_000;
+const SHARED_RECORDS: u64 = 50;
+const CUSTOMERS: u64 = 200;
+const BALANCE: i64 = 10_000;
+/// Budgets of a peer, in MiB; sections have one.
+const BUDGETS: [u64; 7] = [2, 3, 4, 8, 12, 24, 32];
+/// How long clients may go without a commit, restarts of everything included.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(120);
+const SOME: usize = 20;
+const PAUSE: Duration = Duration::from_millis(30);
+const ASKED_AT_ONCE: usize = 16;
+
+const CONFIG: &str = "\
+[network]
+organizations = [\"Org1\", \"Org2\"]
+[batch]
+timeout_ms = 50
+[pool]
+section_bytes = 1048576
+memory_bytes = 41943040
+peer_bytes = 16777216
+metadata_cache_bytes = 262144
+data_cache_bytes = 1048576
+";
+
+/// What clients were told.
+#[derive(Default)]
+struct Told {
+    /// The block of each valid transaction.
+    valid: BTreeMap<String, u64>,
+    /// What may stand in each record of a client's own.
+    records: BTreeMap<String, Record>,
+    /// Transactions that changed each asset, in order.
+    assets: BTreeMap<String, Vec<String>>,
+}
+
+/// A record that one client writes.
+#[derive(Default)]
+struct Record {
+    /// What it was told of last.
+    told: Option<Bytes>,
+    /// What it was never told of: that may have been committed at any time.
+    tried: Vec<Bytes>,
+}
+
+struct Load {
+    told: Arc<Mutex<Told>>,
+    count: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+    clients: tokio::task::JoinSet<()>,
+}
+
+/// One client at work.
+struct Worker {
+    dir: PathBuf,
+    number: usize,
+    chance: Chance,
+    told: Arc<Mutex<Told>>,
+    connected: Option<(Client, String)>,
+}
+
+impl Worker {
+    /// Has a transaction committed; `None` where nobody said that it is, valid or not.
+    async fn transact(&mut self, contract: &str, function: &str, call: &[Bytes]) -> Option<(String, bool)> {
+        if self.connected.is_none() {
+            self.connected = connect(&self.dir, 1 + self.number % ORGANIZATIONS).await;
+        }
+        let Some((client, channel)) = &self.connected else {
+            tokio::time::sleep(PAUSE).await;
+            return None;
+        };
+        match client.transact(channel, contract, function, call).await {
+            Ok(committed) => {
+                let is_valid = committed.commit.is_valid();
+                if is_valid {
+                    let mut told = self.told.lock().expect("no holder panics");
+                    told.valid.insert(committed.tx_id.clone(), committed.commit.block);
+                }
+                Some((committed.tx_id, is_valid))
+            }
+            Err(_) => {
+                // Committed or not; its gateway may be another process by now.
+                self.connected = None;
+                tokio::time::sleep(PAUSE).await;
+                None
+            }
+        }
+    }
+
+    fn value(&mut self) -> Bytes {
+        let length = 1 + self.chance.below(RECORD_BYTES) as usize;
+        let mut value = format!("{:016x}", self.chance.number()).repeat(length / 16 + 1);
+        value.truncate(length);
+        value.into()
+    }
+
+    async fn own_record(&mut self) -> bool {
+        let key = format!("own{:02}_{:04}", self.number, self.chance.below(RECORDS));
+        let value = self.value();
+        let told = Arc::clone(&self.told);
+        let record = |note: &dyn Fn(&mut Record)| {
+            note(told.lock().expect("no holder panics").records.entry(key.clone()).or_default());
+        };
+        record(&|record| record.tried.push(value.clone()));
+        let committed = self.transact("ycsb", "update", &[Bytes::from(key.clone()), value.clone()]).await;
+        if let Some((tx_id, is_valid)) = &committed {
+            assert!(is_valid, "a blind write cannot conflict: {tx_id}");
+            record(&|record| {
+                record.tried.retain(|tried| *tried != value);
+                record.told = Some(value.clone());
+            });
+        }
+        committed.is_some()
+    }
+
+    async fn shared_record(&mut self) -> bool {
+        let key = Bytes::from(format!("shared{:04}", self.chance.below(SHARED_RECORDS)));
+        let function = if self.chance.one_in(2) { "update" } else { "readModifyWrite" };
+        let value = self.value();
+        self.transact("ycsb", function, &[key, value]).await.is_some()
+    }
+
+    async fn payment(&mut self) -> bool {
+        let customer = |chance: &mut Chance| Bytes::from(chance.below(CUSTOMERS).to_string());
+        let (one, other) = (customer(&mut self.chance), customer(&mut self.chance));
+        if self.chance.one_in(5) {
+            return self.transact("smallbank", "amalgamate", &[one, other]).await.is_some();
+        }
+        let amount = Bytes::from((1 + self.chance.below(100)).to_string());
+        self.transact("smallbank", "send_payment", &[amount, one, other]).await.is_some()
+    }
+
+    /// An asset of its own is handed on.
+    async fn asset(&mut self) -> bool {
+        let id = format!("asset{:02}", self.number);
+        let color = [id.clone(), "red".into(), "1".into(), "nobody".into(), "1".into()].map(Bytes::from);
+        let made = self.told.lock().expect("no holder panics").assets.contains_key(&id);
+        let told = match made {
+            false => self.transact("basic", "CreateAsset", &color).await,
+            true => {
+                let owner = Bytes::from(format!("owner{}", self.chance.number()));
+                self.transact("basic", "TransferAsset", &[Bytes::from(id.clone()), owner]).await
+            }
+        };
+        if let Some((tx_id, true)) = told {
+            self.told.lock().expect("no holder panics").assets.entry(id).or_default().push(tx_id);
+            return true;
+        }
+        false
+    }
+
+    async fn work(mut self, count: Arc<AtomicUsize>, stop: Arc<AtomicBool>) {
+        while !stop.load(Ordering::Relaxed) {
+            let committed = match self.number % 3 {
+                _ if self.chance.one_in(20) => self.asset().await,
+                0 => self.own_record().await,
+                1 => self.shared_record().await,
+                _ => self.payment().await,
+            };
+            count.fetch_add(usize::from(committed), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Load {
+    fn start(dir: &Path, chance: &mut Chance) -> Load {
+        let mut load = Load {
+            told: Arc::default(),
+            count: Arc::default(),
+            stop: Arc::default(),
+            clients: tokio::task::JoinSet::new(),
+        };
+        for number in 0..CLIENTS {
+            let chance = Chance::new(chance.number());
+            let told = load.told.clone();
+            let worker = Worker { dir: dir.to_path_buf(), number, chance, told, connected: None };
+            load.clients.spawn(worker.work(load.count.clone(), load.stop.clone()));
+        }
+        load
+    }
+
+    fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Waits until clients got on.
+    async fn progress(&self, what: &str) {
+        let (start, wanted) = (Instant::now(), self.count() + SOME);
+        while self.count() < wanted {
+            assert!(start.elapsed() < PROGRESS_PATIENCE, "{what}: nothing is committed any more");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn end(mut self) -> Told {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.clients.join_next().await {
+            ended.expect("a client does not panic");
+        }
+        std::mem::take(&mut *self.told.lock().expect("no holder panics"))
+    }
+}
+
+fn send(process: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
+    // It may have ended by itself because another one has.
+    let _ = kill_process(pid, signal);
+}
+
+/// How often what was done.
+#[derive(Default, Debug)]
+struct Done {
+    kills: BTreeMap<String, usize>,
+    all_killed: usize,
+    raised: usize,
+    lowered: usize,
+    /// Budgets that could not be set because the peer, or a memory node, was away.
+    refused: usize,
+}
+
+/// Changes a peer's budget, and says what it is then.
+fn change_budget(dir: &Path, chance: &mut Chance, done: &mut Done, budgets: &mut [u64]) -> String {
+    let organization = chance.index(ORGANIZATIONS);
+    let wanted = *chance.pick(&BUDGETS);
+    let (name, size) = (format!("org{}", organization + 1), format!("{wanted}MiB"));
+    let dir = dir.display().to_string();
+    let mut arguments = vec!["peer", "memory", &name, "--set", &size, "--dir", &dir];
+    if chance.one_in(2) {
+        arguments.push("--no-wait");
+    }
+    let output = run(&arguments);
+    let said = text(&output);
+    if output.status.success() {
+        assert!(said.contains(&format!("{wanted} MiB, {wanted} sections")), "{said}");
+        match wanted > budgets[organization] {
+            true => done.raised += 1,
+            false => done.lowered += 1,
+        }
+        budgets[organization] = wanted;
+        return format!("{name} has {size}");
+    }
+    let is_away = ["does not answer", "not open yet", "more than the memory nodes have", "is not running"];
+    assert!(is_away.iter().any(|part| said.contains(part)), "heddle {}: {said}", arguments.join(" "));
+    done.refused += 1;
+    // It may have been set before the peer ended: then its next life says so.
+    format!("{name} does not take {size}: {}", said.lines().last().unwrap_or_default())
+}
+
+async fn evaluate(
+    client: &Client,
+    channel: &str,
+    contract: &str,
+    function: &str,
+    call: &[Bytes],
+) -> Result<Bytes, String> {
+    let proposal = client.proposal(channel, contract, function, call).sign();
+    client.evaluate(&proposal).await.map_err(|status| format!("{contract} {function}: {status}"))
+}
+
+/// Everything that clients may have written, as one peer serves it; nothing where a record was never written.
+async fn served(dir: &Path, organization: usize) -> BTreeMap<String, Option<Bytes>> {
+    let (client, channel) = &connect(dir, organization).await.expect("its gateway is ready");
+    let own = (0..CLIENTS).flat_map(|client| (0..RECORDS).map(move |record| format!("own{client:02}_{record:04}")));
+    let shared = (0..SHARED_RECORDS).map(|record| format!("shared{record:04}"));
+    let records = own.chain(shared).map(|key| ("ycsb", "read", key));
+    let customers = (0..CUSTOMERS).map(|customer| ("smallbank", "balance", customer.to_string()));
+    let assets = (0..CLIENTS).map(|client| ("basic", "ReadAsset", format!("asset{client:02}")));
+    let asking = records.chain(customers).chain(assets).map(|(contract, function, key)| async move {
+        let answer = evaluate(client, channel, contract, function, &[Bytes::from(key.clone())]).await;
+        let answer = match answer {
+            Ok(answer) => Some(answer),
+            Err(error) if error.contains("does not exist") || error.contains("no record") => None,
+            Err(error) => panic!("org{organization}: {error}"),
+        };
+        (format!("{contract} {key}"), answer)
+    });
+    stream::iter(asking).buffer_unordered(ASKED_AT_ONCE).collect().await
+}
+
+/// What one peer says of all that clients were told.
+async fn check(dir: &Path, organization: usize, told: &Told) {
+    let (client, channel) = &connect(dir, organization).await.expect("its gateway is ready");
+    let transactions: Vec<_> = told.valid.iter().collect();
+    for some in transactions.chunks(ASKED_AT_ONCE) {
+        join_all(some.iter().map(|(tx_id, block)| async move {
+            let status = client.commit_status(channel, tx_id).await;
+            let status = status.unwrap_or_else(|error| panic!("org{organization}: {tx_id}: {error}"));
+            assert!(status.is_valid() && status.block == **block, "org{organization}: {tx_id} of {block}: {status:?}");
+        }))
+        .await;
+    }
+    for (id, changes) in &told.assets {
+        let history = evaluate(client, channel, "basic", "GetAssetHistory", &[Bytes::from(id.clone())]).await;
+        let history: Vec<serde_json::Value> =
+            serde_json::from_slice(&history.unwrap_or_else(|error| panic!("org{organization}: {error}")))
+                .expect("JSON");
+        let known: Vec<&str> = history.iter().rev().filter_map(|change| change["txId"].as_str()).collect();
+        // Changes that nobody was told of may be among them.
+        let mut rest = known.iter();
+        let lost = changes.iter().find(|tx_id| !rest.any(|known| known == tx_id));
+        assert!(lost.is_none(), "org{organization}: the history of {id} lacks {lost:?}: {known:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "it takes minutes: cargo xtask soak"]
+async fn everything_is_there_after_kills_and_changes_of_memory() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<f64>().ok());
+    let minutes = number("HEDDLE_SOAK_MINUTES").unwrap_or(1.0);
+    let seed = number("HEDDLE_SOAK_SEED").map_or_else(base::rt::random_u64, |seed| seed as u64) % 1_000_000_007;
+    println!("soak: {minutes} minutes, seed {seed}; again with: cargo xtask soak --minutes {minutes} --seed {seed}");
+    let mut chance = Chance::new(seed);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let config = dir.with_extension("toml");
+    std::fs::write(&config, CONFIG).expect("it can be written");
+    let mut network = Network::start(&dir, &["--isolate", "--config", &config.display().to_string()]);
+    {
+        let client = network.client(1).await;
+        let call = ["0".to_owned(), CUSTOMERS.to_string(), BALANCE.to_string(), BALANCE.to_string()].map(Bytes::from);
+        let loaded = client.transact(&network.endpoints.channel, "smallbank", "load", &call).await;
+        assert!(loaded.expect("it is committed").commit.is_valid());
+    }
+    let load = Load::start(&dir, &mut chance);
+    load.progress("at first").await;
+    let (start, mut done, mut budgets) = (Instant::now(), Done::default(), [16; ORGANIZATIONS]);
+    while start.elapsed().as_secs_f64() < 60.0 * minutes {
+        tokio::time::sleep(chance.duration(&(Duration::from_millis(200)..Duration::from_secs(4)))).await;
+        let what = match chance.below(20) {
+            0..=8 => {
+                let known = Endpoints::load(&dir).expect("the network has said where it is").processes;
+                let process = chance.pick(&known).clone();
+                send(process.process, Signal::KILL);
+                *done.kills.entry(process.name.clone()).or_default() += 1;
+                format!("{} is killed", process.name)
+            }
+            9 => {
+                let all = Endpoints::load(&dir).expect("the network has said where it is").processes;
+                network.kill();
+                all.iter().for_each(|process| send(process.process, Signal::KILL));
+                network = Network::start(&dir, &["--isolate"]);
+                done.all_killed += 1;
+                "everything is killed and started again".to_owned()
+            }
+            _ => change_budget(&dir, &mut chance, &mut done, &mut budgets),
+        };
+        println!("soak: {:>4.0} s, {} committed; {what}", start.elapsed().as_secs_f64(), load.count());
+        load.progress(&format!("seed {seed}: {what}")).await;
+    }
+    let count = load.count();
+    let told = load.end().await;
+    println!("soak: {count} committed, {done:?}");
+    let height = network.settle().await;
+    let mut peers = Vec::new();
+    for organization in 1..=ORGANIZATIONS {
+        println!("soak: org{organization} at height {height}: {} transactions are looked for", told.valid.len());
+        check(&dir, organization, &told).await;
+        peers.push(served(&dir, organization).await);
+    }
+    assert!(peers.windows(2).all(|peers| peers[0] == peers[1]), "seed {seed}: the peers serve different states");
+    for (key, record) in &told.records {
+        let found = peers[0].get(&format!("ycsb {key}")).cloned().flatten();
+        let is_right = found == record.told || found.as_ref().is_some_and(|found| record.tried.contains(found));
+        assert!(is_right, "seed {seed}: {key} holds what its client did not write last");
+    }
+    let money: i64 = peers[0]
+        .iter()
+        .filter(|(key, _)| key.starts_with("smallbank "))
+        .map(|(key, value)| {
+            let text = String::from_utf8_lossy(value.as_ref().expect("every customer was loaded")).into_owned();
+            text.trim_matches('"').parse::<i64>().unwrap_or_else(|_| panic!("{key}: {text}"))
+        })
+        .sum();
+    assert_eq!(money, 2 * BALANCE * CUSTOMERS as i64, "seed {seed}: money was made or lost");
+    for organization in 1..=ORGANIZATIONS {
+        let shown = run(&["peer", "memory", &format!("org{organization}"), "--dir", &dir.display().to_string()]);
+        println!("{}", text(&shown));
+    }
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
+    println!("{}", text(&verify));
+    assert!(verify.status.success(), "seed {seed}: {}", text(&verify));
+    // The monolithic form serves the tables that were just found to be what the ledger leaves behind.
+    let network = Network::start(&dir, &["--monolithic"]);
+    network.settle().await;
+    for (organization, before) in (1..=ORGANIZATIONS).zip(&peers) {
+        let replayed = served(&dir, organization).await;
+        let differs = before.iter().find(|(key, value)| replayed.get(*key) != Some(value)).map(|(key, _)| key);
+        assert!(differs.is_none(), "seed {seed}: org{organization} served another {differs:?} than its ledger leaves");
+    }
+    network.down();
+    println!("soak: everything is there after {minutes} minutes of seed {seed}");
+}
