@@ -530,6 +530,12 @@ mod tests {
             ("[pool]\nsection_bytes = 3000000", "a power of two"),
             ("[pool]\nform = \"pooled\"", "line 2"),
             ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
+            ("[pool]\nevict_above_percent = 99", "pool.evict_above_percent is 99; it must be from 2 to 98"),
+            ("[pool]\nevict_to_percent = 90", "pool.evict_to_percent is 90; it must be from 1 to 89, below pool"),
+            (
+                "[pool]\ndata_cache_bytes = 9223372036854775807",
+                "pool.data_cache_bytes is 9223372036854775807; it must be",
+            ),
         ] {
             let error = Config::parse(text, "heddle.toml").expect_err(text).to_string();
             assert!(error.contains("heddle.toml") && error.contains(expected), "{text}: {error}");

@@ -33,7 +33,7 @@ const ORGANIZATIONS: usize = 2;
 /// One in three does YCSB on records of its own, one on everybody's, one SmallBank.
 const CLIENTS: usize = 12;
 /// Records of a client, so long that all together are above most budgets.
-const RECORDS: u64 = 150;
+const RECORDS: u64 = 500;
 const RECORD_BYTES: u64 = 12_000;
 const SHARED_RECORDS: u64 = 50;
 const CUSTOMERS: u64 = 200;
