@@ -3,9 +3,11 @@
 //! `cargo run --release -p heddle-state --example failover [-- KILLS]`
 //!
 //! 1. This process is a memory node and a storage node. Two others, of the same program, are compute nodes: the first to
-//!    find no primary becomes it, and applies small blocks, each durable before it is applied; the other reads, and checks what it reads.
+//!    find no primary becomes it, and applies small blocks, each durable before it is applied; the other reads, and checks
+//!    what it reads.
 //! 2. The primary is killed with SIGKILL. The reader notices that it is given no lease any more, begins an epoch, and goes
-//!    on: blocks behind the savepoint are applied again, all keys are compared with what the blocks wrote, and the next block is made.
+//!    on: blocks behind the savepoint are applied again, all keys are compared with what the blocks wrote, and the next
+//!    block is made.
 //! 3. A new compute node takes the place of the dead one, and all begins again.
 //!
 //! Printed is the time from the kill until the next block is reported as applied: smallest, median, largest. It fails when a

@@ -1,17 +1,18 @@
 //! Several compute nodes of a peer: its primary, and readers.
 //!
-//! A *reader* serves snapshots of the same state from the same remote memory, with one-sided reads, and has caches and a delta of
-//! its own. It is the same code as the primary's ([`super::read`], [`super::range`], [`super::cache`]); what differs is where its
-//! knowledge comes from: one link to the primary ([`message`], docs/formats/readers.md). FlexChain (section 4.2) invalidates
-//! the caches of other compute nodes record by record; here it is one message for each node and block (docs/adr, several
-//! compute nodes).
+//! A *reader* serves snapshots of the same state from the same remote memory, with one-sided reads, and has caches and a
+//! delta of its own. It is the same code as the primary's ([`super::read`], [`super::range`], [`super::cache`]); what
+//! differs is where its knowledge comes from: one link to the primary ([`message`], docs/formats/readers.md). FlexChain
+//! (section 4.2) invalidates the caches of other compute nodes record by record; here it is one message for each node and
+//! block (docs/adr, several compute nodes).
 //!
 //! Joining:
 //! 1. The reader connects, and says which version it speaks. The primary waits until it has every durable block itself
 //!    ([`Disaggregated::admit_readers`](super::Disaggregated::admit_readers)), and has storage make rows of them, so that there
 //!    is little to tell.
 //! 2. With the writer's lock held, it has each section shared with the reader (a capability to read, of this reader alone),
-//!    and takes down where the index lies, what the delta holds, and the height. From here on it logs every change for this reader.
+//!    and takes down where the index lies, what the delta holds, and the height. From here on it logs every change for this
+//!    reader.
 //! 3. The reader enters all that, and follows.
 //!
 //! Following:
@@ -19,21 +20,23 @@
 //!    each after it was done in remote memory. An *update* carries everything logged since the last one. There is one for
 //!    each block, before its height is raised, and one every [`HEARTBEAT`].
 //! 5. The reader puts an update in force, whole and in order: a block goes to the delta, then to the caches, which kills
-//!    every token of its keys, then its height is shown. Then it acknowledges, and thereby asks for a lease from that moment on.
+//!    every token of its keys, then its height is shown. Then it acknowledges, and thereby asks for a lease from that moment
+//!    on.
 //! 6. The primary raises its height when every reader has acknowledged the block's update, or its lease has ended
-//!    ([`Holders::told`]). A lease is granted with a heartbeat, and only after storage has confirmed, upon a question sent after the reader
-//!    asked, that no newer primary has begun. A reader that is behind acknowledges nothing and gets none.
+//!    ([`Holders::told`]). A lease is granted with a heartbeat, and only after storage has confirmed, upon a question sent
+//!    after the reader asked, that no newer primary has begun. A reader that is behind acknowledges nothing and gets none.
 //! 7. A snapshot is given, and an answer counts, only under a live lease ([`Life::is_live`]); a look into remote memory begins
 //!    only under one.
 //! 8. A buffer is put aside only when everybody who holds a lease has acknowledged that nothing leads to it
-//!    ([`Writer::put_aside`](super::Writer)). Versions are reclaimed below the oldest view of all ([`Holders::floor`]). Eviction asks readers
-//!    what they have in use.
+//!    ([`Writer::put_aside`](super::Writer)). Versions are reclaimed below the oldest view of all ([`Holders::floor`]).
+//!    Eviction asks readers what they have in use.
 //! 9. What a reader finds in storage alone it asks the primary to bring back to memory, and what is in no memory to have
 //!    storage make rows of. Such requests may be dropped.
 //!
 //! Ends:
-//! 10. A reader whose link is lost, or that lets [`UPDATES_MAX`](holders::UPDATES_MAX) updates wait, is fenced: its capabilities are revoked, its lease is waited for,
-//!     and it joins anew, with empty caches. A reader that hears nothing for [`SILENCE_MAX`], or gets no lease for as long, gives up by itself.
+//! 10. A reader whose link is lost, or that lets [`UPDATES_MAX`](holders::UPDATES_MAX) updates wait, is fenced: its
+//!     capabilities are revoked, its lease is waited for, and it joins anew, with empty caches. A reader that hears nothing
+//!     for [`SILENCE_MAX`], or gets no lease for [`LEASELESS_MAX`], gives up by itself.
 //! 11. A new primary has fenced the old one at storage and memory. It raises no height before every lease that the old one
 //!     can have granted has ended. Its readers join it anew; one of them may be the process that it runs in.
 //!
@@ -63,12 +66,14 @@ use super::lease::LEASE;
 pub use holders::Holders;
 pub use reader::{Reader, Surroundings};
 
-/// Readers of one primary.
-pub const READERS_MAX: usize = 16;
+/// Readers of one primary: memory nodes serve twice as many connections of one owner.
+pub const READERS_MAX: usize = 8;
 /// How often the primary sends an update without a block.
 pub const HEARTBEAT: Duration = Duration::from_millis(10);
-/// How long a reader waits for a word of its primary, or for a lease, before it joins anew.
+/// How long a reader waits for a word of its primary before it joins anew.
 pub const SILENCE_MAX: Duration = Duration::from_millis(200);
+/// How long it follows without a lease. It misses nothing meanwhile: storage may be slow to confirm.
+pub const LEASELESS_MAX: Duration = Duration::from_secs(1);
 /// How long joining may take.
 pub const JOIN_MAX: Duration = Duration::from_secs(5);
 /// How long a read waits for a lease that has lapsed.

@@ -21,7 +21,7 @@ use super::super::pointer::Pointer;
 use super::super::record::Name;
 use super::super::{DisaggregatedSettings, Shared, View};
 use super::message::{Change, Malformed, ToPrimary, ToReader, VERSION, Write};
-use super::{JOIN_MAX, Life, Role, SILENCE_MAX};
+use super::{JOIN_MAX, LEASELESS_MAX, Life, Role, SILENCE_MAX};
 use crate::{Error, Snapshot, events};
 
 /// Requests that may wait for the link; further ones are dropped.
@@ -144,11 +144,14 @@ impl Reader {
     /// may take its place. Whoever does so begins an epoch at storage first, after which nothing that the old one still does
     /// takes effect: to be mistaken costs what is in memory, and nothing else.
     pub async fn orphaned(&self, patience: Duration) {
-        let mut since = rt::now();
-        while since.elapsed() < patience {
+        let mut without = Duration::ZERO;
+        while without < patience {
+            let looked = rt::now();
             rt::sleep(LOOK_PERIOD).await;
+            // Time in which this node itself stood still says nothing of the primary.
+            without += looked.elapsed().min(2 * LOOK_PERIOD);
             if self.is_live() {
-                since = rt::now();
+                without = Duration::ZERO;
             }
         }
     }
@@ -269,7 +272,10 @@ impl Following<'_> {
     async fn heard(&mut self, message: Bytes) -> Result<(), Ended> {
         match ToReader::decode(message)? {
             ToReader::Welcome { .. } => return Err(Ended::Closed),
-            ToReader::Part { changes } => self.put_in_force(changes)?,
+            ToReader::Part { changes } => {
+                self.put_in_force(changes)?;
+                self.leased = rt::now();
+            }
             ToReader::Update { sequence, granted, oldest, notes_uses, changes } => {
                 if mutant(Mutant::AckEarly) {
                     self.acknowledge(sequence).await?;
@@ -303,7 +309,7 @@ impl Following<'_> {
                 self.sender.send(answer.encode()).await.map_err(|_| Ended::Closed)?;
             }
         }
-        if self.leased.elapsed() > SILENCE_MAX { Err(Ended::Silence) } else { Ok(()) }
+        if self.leased.elapsed() > LEASELESS_MAX { Err(Ended::Silence) } else { Ok(()) }
     }
 
     async fn acknowledge(&self, sequence: u64) -> Result<(), Ended> {

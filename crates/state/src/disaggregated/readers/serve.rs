@@ -41,11 +41,12 @@ impl Shared {
         let holder = shared.holders.number();
         let (updates, mut waiting) = bounded::<Bytes>(UPDATES_MAX);
         let gone = Stop::new();
+        // From here on sections may be shared with it.
+        let _leaving = Leaving { shared, holder };
         let missed = match rt::timeout(JOIN_MAX, shared.admit(holder, updates, &gone)).await {
             Ok(missed) => missed?,
             Err(rt::Elapsed) => return Err(Error::Busy),
         };
-        let _leaving = Leaving { shared, holder };
         let ended = gone.clone();
         let sending = rt::spawn(async move {
             for message in missed {
