@@ -21,8 +21,6 @@ pub(crate) struct Link {
     /// The life of the node that said welcome.
     pub life: u64,
     admin: Capability,
-    /// Verbs mostly complete while they are posted.
-    pub is_synchronous: bool,
     number: AtomicU32,
     turn: Mutex<()>,
 }
@@ -44,7 +42,6 @@ impl Link {
         let connected = async {
             let endpoint = group.fabric.connect(&place.address, &credential).await.map_err(Error::rma("connecting"))?;
             let mut link = Link {
-                is_synchronous: endpoint.profile().synchronous,
                 endpoint,
                 slot,
                 address: place.address.clone(),

@@ -359,7 +359,7 @@ impl Coordinator {
     async fn committed(&self, ticket: u64) -> Result<(), Error> {
         poll_fn(|cx: &mut Context<'_>| {
             let mut state = lock(&self.shared.state);
-            let woken = state.take_in(ticket, cx);
+            let woken = state.take_in(cx);
             let outcome = state.poll_committed(ticket, cx);
             drop(state);
             woken.wake();

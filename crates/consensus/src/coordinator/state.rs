@@ -22,9 +22,8 @@ use crate::{Error, Group, Term};
 
 /// Committed entries that wait to be applied before somebody who appends does it.
 const APPLY_BATCH: usize = 32;
-/// The same, with the entry that is being appended, where verbs do not complete while they are posted: whoever appends
-/// applies the entry before while its own is under way, which costs nobody any time.
-const APPLY_BATCH_ASYNCHRONOUS: usize = 2;
+/// The same where verbs do not complete while they are posted, so that each is taken in later.
+const APPLY_BATCH_ASYNCHRONOUS: usize = 4;
 /// Bytes of entries' heads that are allocated at once.
 const HEADS_BYTES: usize = 64 << 10;
 /// Bytes of the largest region, the unit of copying to a node that comes back.
@@ -180,7 +179,7 @@ impl State {
     ) -> State {
         let layout = group.layout;
         let Inheritance { end, kept, entries, inherited } = inheritance;
-        let synchronous = inherited.iter().all(|node| node.held.link.is_synchronous);
+        let synchronous = inherited.iter().all(|node| node.held.link.endpoint.profile().synchronous);
         let mut members: Vec<Member> = group.nodes.iter().map(|_| Member::lost()).collect();
         for node in inherited {
             let slot = node.held.link.slot;
@@ -289,7 +288,7 @@ impl Member {
     fn post(&mut self, at: u64, parts: &[Bytes], ticket: u64, header: Option<u64>) -> Result<(), rma::Error> {
         let Some(held) = &self.held else { return Ok(()) };
         let completion = held.write(at, parts);
-        let completion = match self.posted.is_empty() && held.link.is_synchronous {
+        let completion = match self.posted.is_empty() {
             false => completion,
             true => match completion.now() {
                 Ok(Ok(())) => {
@@ -600,7 +599,7 @@ impl State {
 impl State {
     /// Takes in what has completed, applies what is committed, and makes room; `cx` is woken for more.
     pub(super) fn advance(&mut self, cx: &mut Context<'_>) -> Woken {
-        let woken = self.take_in(u64::MAX, cx);
+        let woken = self.take_in(cx);
         self.apply();
         if self.used_bytes > self.layout.log_bytes / 2 {
             self.post_headers();
@@ -609,16 +608,12 @@ impl State {
         woken
     }
 
-    /// Takes in what has completed, of each node up to a ticket; `cx` is woken for more. Whoever waits for a commit does no
-    /// more than this: to look at a later verb may be to wait for it.
-    pub(super) fn take_in(&mut self, until: u64, cx: &mut Context<'_>) -> Woken {
+    /// Takes in what has completed; `cx` is woken for more. Whoever waits for a commit does no more than this.
+    pub(super) fn take_in(&mut self, cx: &mut Context<'_>) -> Woken {
         let mut progress = false;
         for slot in 0..self.members.len() {
             loop {
                 let member = &mut self.members[slot];
-                if member.acked >= until {
-                    break;
-                }
                 let Some(front) = member.posted.front_mut() else { break };
                 match Pin::new(&mut front.completion).poll(cx) {
                     Poll::Pending => break,
