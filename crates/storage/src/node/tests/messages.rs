@@ -81,7 +81,7 @@ fn messages_have_the_documented_bytes() {
     assert_eq!(rows[..], *b"\x10\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a\0\0\0\0\0\0");
     let prune = flat(requests()[13].encode());
     assert_eq!(prune[..], *b"\x15\x05\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
-    let history = flat(requests()[17].encode());
+    let history = flat(requests()[18].encode());
     assert_eq!(history[..], *b"\x19\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a");
     assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
     let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
