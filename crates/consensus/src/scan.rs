@@ -73,29 +73,45 @@ pub(crate) fn all(mut after: Cursor, logs: &[&Log], layout: &Layout) -> Vec<Plac
     entries
 }
 
+/// Bytes of the log that entries behind a position take, with what was skipped at its end.
+pub(crate) fn bytes(mut position: u64, entries: &[Placed], layout: &Layout) -> u64 {
+    let mut all = 0;
+    for placed in entries {
+        all += placed_bytes(position, placed, layout);
+        position = placed.after.position;
+    }
+    all
+}
+
+/// The same of one entry.
+pub(crate) fn placed_bytes(position: u64, placed: &Placed, layout: &Layout) -> u64 {
+    let skipped = if placed.offset == position { 0 } else { layout.log_bytes - position };
+    skipped + padded(placed.entry.raw.len() as u64)
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use base::bytes::{BufMut as _, BytesMut};
 
     use super::*;
     use crate::Term;
     use crate::entry::{Kind, Write, encode_head};
 
-    const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64, block_bytes: 64 };
+    pub(crate) const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64, block_bytes: 64 };
 
     /// A log that is written to.
-    struct Tape {
-        bytes: Vec<u8>,
-        at: Cursor,
+    pub(crate) struct Tape {
+        pub bytes: Vec<u8>,
+        pub at: Cursor,
     }
 
     impl Tape {
-        fn new() -> Tape {
+        pub fn new() -> Tape {
             Tape { bytes: vec![0; LAYOUT.log_bytes as usize], at: Cursor::default() }
         }
 
         /// Appends as a coordinator does; gives the offset.
-        fn append(&mut self, term: u64, bytes: usize) -> u64 {
+        pub fn append(&mut self, term: u64, bytes: usize) -> u64 {
             let writes = [Write { address: 0, bytes: vec![7; bytes].into() }];
             let mut raw = BytesMut::new();
             let chain = encode_head(self.at.index + 1, Term(term), self.at.chain, Kind::Record, &writes, &mut raw);
@@ -107,8 +123,12 @@ mod tests {
             offset
         }
 
-        fn log(&self, term: u64, adopted: u64) -> Log {
-            let header = Header { sequence: 1, term: Term(term), adopted, applied: Cursor::default(), nodes: 3 };
+        pub fn log(&self, term: u64, adopted: u64) -> Log {
+            self.log_applied(term, adopted, Cursor::default())
+        }
+
+        pub fn log_applied(&self, term: u64, adopted: u64, applied: Cursor) -> Log {
+            let header = Header { sequence: 1, term: Term(term), adopted, applied, nodes: 3 };
             Log { header, bytes: self.bytes.clone().into() }
         }
     }

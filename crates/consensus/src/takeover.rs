@@ -5,11 +5,11 @@
 //!    Heartbeats begin with the election, so that nobody else stands while we are at work; each step has a bound.
 //! 2. Read: headers and logs of the fenced nodes. That they can be read after *t* proves that all of them were alive and
 //!    fenced at once. Nodes without a header hold no copy. Fewer copies than a majority: we stop, and say so.
-//! 3. Reconcile ([`reconcile`]): the logs of those nodes whose header bears the greatest term are one log; it begins behind
-//!    the entry that any of them has applied last, and ends where no entry continues the chain.
-//! 4. Repair and adopt: each node whose copy reaches to that log gets the entries that it lacks, then a header with our
-//!    term. With a majority done, all of the log is committed, under our term. (A node whose copy does not reach that far
-//!    is copied now if there is no majority without it, else later in the background.)
+//! 3. Reconcile ([`reconcile`]): the logs of those nodes whose header bears the greatest term are one log. It ends where no
+//!    entry continues the chain, and is needed behind the entry that any node has applied last.
+//! 4. Repair and adopt: each node whose own log has room for all that its copy lacks gets the entries that are not there,
+//!    then a header with our term. With a majority done, all of the log is committed, under our term. (Any other node is
+//!    copied now if there is no majority without it, else later in the background.)
 //! 5. Replay: each adopted node's memory gets every write of the log, in order, then a header that says so.
 //! 6. Wait until the lease of every earlier coordinator has run out ([`Timing::lease_over`], counted from *t*), get a lease
 //!    of our own, and serve.
@@ -21,6 +21,12 @@
 //! smaller term at a node that missed a takeover was not committed, or else the takeover has it too; so such logs are not
 //! read. Writes reach memory only when they are committed: in step 5 after step 4, and in service after a majority has the
 //! entry. So a copy that is behind lacks writes, and never has one too many.
+//!
+//! Why an adopted node can lead alone. Should we end here, the next takeover may find our term at one node only, and reads no
+//! other's log. So that node's log must hold, by itself, every entry between what its header says is applied and the end.
+//! It does after a repair whose entries fit into the log all at once. The logs of several nodes can come to more than that:
+//! an old round of a node that has fallen behind leads on to the newer round of the others. Written into that node's log
+//! the end would take the places of entries that its own header still needs; such a node is copied.
 //!
 //! Why a node that lost its memory does no harm. It has no header until a coordinator that had a majority without it has
 //! copied everything to it (step 5 at the head of [`crate::coordinator`]). Were it counted in a takeover both before the loss
@@ -201,7 +207,7 @@ async fn read(group: &Group, held: Held) -> Result<Option<Option<Replica>>, Erro
 
 /// What the logs come to.
 pub(crate) struct Reconciled {
-    /// Behind the entry that was applied last, at the node that is furthest.
+    /// Behind the entry that was applied last, at the node that is furthest, whatever the term of its header.
     pub base: Cursor,
     /// Which node that is.
     pub source: usize,
@@ -211,7 +217,7 @@ pub(crate) struct Reconciled {
     pub tail: Vec<Placed>,
     /// Up to here the log is no more needed once it is replayed: the last entry, or the one before the first record.
     pub kept: Cursor,
-    /// What each node has not applied, if its copy reaches to the log.
+    /// What each node has not applied, if that leads to the end and fits into its log all at once.
     pub missing: Vec<Option<Vec<Placed>>>,
 }
 
@@ -219,12 +225,22 @@ pub(crate) struct Reconciled {
 pub(crate) fn reconcile(logs: &[Log], layout: &Layout) -> Result<Reconciled, Error> {
     let newest = logs.iter().map(|log| log.header.term).max().ok_or(Error::Corrupt("no log to read"))?;
     let leading: Vec<&Log> = logs.iter().filter(|log| log.header.term == newest).collect();
-    let furthest = logs.iter().enumerate().filter(|(_, log)| log.header.term == newest);
-    let (source, furthest) =
-        furthest.max_by_key(|(_, log)| log.header.applied.index).expect("one bears the greatest term");
+    let applied = |log: &&Log| log.header.applied.index;
+    let from = leading.iter().copied().max_by_key(applied).expect("one bears the greatest term").header.applied;
+    let entries = scan::all(from, &leading, layout);
+    let end = entries.last().map_or(from, |placed| placed.after);
+    let (source, furthest) = logs.iter().enumerate().max_by_key(|(_, log)| applied(log)).expect("there is one");
     let base = furthest.header.applied;
-    let tail = scan::all(base, &leading, layout);
-    let end = tail.last().map_or(base, |placed| placed.after);
+    let mut passed = std::iter::once(from).chain(entries.iter().map(|placed| placed.after));
+    if passed.nth((base.index - from.index) as usize) != Some(base) {
+        // It was committed, and should be in the logs that count.
+        return Err(Error::Corrupt("a copy has applied what the newest logs do not hold"));
+    }
+    let tail: Vec<Placed> = entries.into_iter().filter(|placed| placed.entry.index > base.index).collect();
+    let fits = |after: Cursor, entries: &[Placed]| scan::bytes(after.position, entries, layout) <= layout.log_bytes;
+    if !fits(base, &tail) {
+        return Err(Error::Corrupt("entries that no log has room for"));
+    }
     let first_record = tail.iter().position(|placed| placed.entry.kind == Kind::Record);
     let kept = match first_record {
         Some(0) => base,
@@ -241,7 +257,7 @@ pub(crate) fn reconcile(logs: &[Log], layout: &Layout) -> Result<Reconciled, Err
     let missing = logs.iter().map(|log| {
         let entries = scan::all(log.header.applied, &leading, layout);
         let reaches = entries.last().map_or(log.header.applied, |placed| placed.after);
-        (reaches == end).then_some(entries)
+        (reaches == end && fits(log.header.applied, &entries)).then_some(entries)
     });
     let missing = missing.collect();
     Ok(Reconciled { base, source, end, tail, kept, missing })
@@ -280,6 +296,7 @@ async fn adopt(
         if copy(group, &source, &replica.held).await.is_err() {
             continue;
         }
+        crash_point("consensus.takeover.copied").await;
         let log = Log { header: Header { applied: reconciled.base, ..replica.log.header }, ..replica.log };
         let replica = Replica { held: replica.held, log };
         let repaired = repair(group, term, &replica, reconciled.tail.clone(), reconciled);
@@ -377,3 +394,6 @@ async fn write_all(held: &Held, writes: Vec<(u64, Bytes)>) -> Result<(), rma::Er
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

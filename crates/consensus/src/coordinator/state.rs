@@ -18,6 +18,7 @@ use super::{Inheritance, LAG_MAX, Status, WAITING_MAX};
 use crate::entry::{Kind, Write, encode_head, entry_bytes, padded};
 use crate::layout::{Cursor, Header, Layout};
 use crate::link::Held;
+use crate::scan::placed_bytes;
 use crate::{Error, Group, Term};
 
 /// Committed entries that wait to be applied before somebody who appends does it.
@@ -225,8 +226,7 @@ impl State {
             if placed.entry.kind == Kind::Record {
                 state.records.push_back(placed.entry.index);
             }
-            let skipped = if placed.offset == position { 0 } else { layout.log_bytes - position };
-            let bytes = skipped + padded(placed.entry.raw.len() as u64);
+            let bytes = placed_bytes(position, &placed, &layout);
             position = placed.after.position;
             state.used_bytes += bytes;
             state.kept.push_back(Kept {
@@ -235,7 +235,7 @@ impl State {
                 raw: Some((placed.offset, vec![placed.entry.raw])),
             });
         }
-        assert!(state.used_bytes <= layout.log_bytes, "the log was read from one");
+        assert!(state.used_bytes <= layout.log_bytes, "a takeover sees to that");
         state
     }
 
