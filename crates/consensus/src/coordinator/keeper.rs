@@ -238,16 +238,14 @@ async fn step<T>(
             return Poll::Ready(Ok(done));
         }
         let woken = state.advance(cx);
-        let outcome = match step(&mut state)? {
-            Step::Done(done) => Poll::Ready(Ok(done)),
-            Step::Blocked => {
-                state.wait(cx)?;
-                Poll::Pending
-            }
-        };
+        let outcome = step(&mut state).and_then(|outcome| match outcome {
+            Step::Done(done) => Ok(Poll::Ready(done)),
+            Step::Blocked => state.wait(cx).map(|()| Poll::Pending),
+        });
         drop(state);
+        // Also when this attempt has failed: nobody else wakes those that it has taken.
         woken.wake();
-        outcome
+        outcome.map_or_else(|error| Poll::Ready(Err(error)), |waits| waits.map(Ok))
     })
     .await
 }

@@ -340,17 +340,14 @@ impl Coordinator {
             }
             // What stands in the way may be no more than verbs that have completed, or entries to be applied.
             let woken = state.advance(cx);
-            let outcome = step(&mut state)?;
-            let waits = match outcome {
-                Step::Done(done) => Poll::Ready(Ok(done)),
-                Step::Blocked => {
-                    state.wait(cx)?;
-                    Poll::Pending
-                }
-            };
+            let outcome = step(&mut state).and_then(|outcome| match outcome {
+                Step::Done(done) => Ok(Poll::Ready(done)),
+                Step::Blocked => state.wait(cx).map(|()| Poll::Pending),
+            });
             drop(state);
+            // Also when this attempt has failed: nobody else wakes those that it has taken.
             woken.wake();
-            waits
+            outcome.map_or_else(|error| Poll::Ready(Err(error)), |waits| waits.map(Ok))
         })
         .await
     }
