@@ -6,6 +6,10 @@
 //! An entry counts when its index is the next, it names the checksum of the entry before, and its term is one that the
 //! header of its node allows ([`Header::adopted`]). So an entry that was never committed, left behind by a coordinator
 //! whose term is over, ends the scan.
+//!
+//! Two entries can continue the chain at once: one that was never committed at the end of the log, and one of a later
+//! coordinator that was too long for that place and went to the log's beginning. When a takeover has adopted the second, its
+//! header allows both terms. The greater term is right: its coordinator took over a log that ended before the other.
 
 use base::Bytes;
 
@@ -50,17 +54,12 @@ pub(crate) struct Placed {
 pub(crate) fn next(after: &Cursor, logs: &[&Log], layout: &Layout) -> Option<Placed> {
     let places = [after.position, 0];
     let places = if after.position == 0 { &places[..1] } else { &places[..] };
-    for offset in places {
-        if layout.log_bytes - offset < HEAD_BYTES as u64 {
-            continue;
-        }
-        if let Some(entry) = logs.iter().find_map(|log| log.at(*offset, after)) {
-            let position = offset + padded(entry.raw.len() as u64);
-            let after = Cursor { index: entry.index, position, chain: entry.checksum };
-            return Some(Placed { entry, offset: *offset, after });
-        }
-    }
-    None
+    let places = places.iter().filter(|offset| layout.log_bytes - **offset >= HEAD_BYTES as u64);
+    let found = places.flat_map(|offset| logs.iter().filter_map(|log| Some((*offset, log.at(*offset, after)?))));
+    let (offset, entry) = found.reduce(|best, other| if other.1.term > best.1.term { other } else { best })?;
+    let position = offset + padded(entry.raw.len() as u64);
+    let after = Cursor { index: entry.index, position, chain: entry.checksum };
+    Some(Placed { entry, offset, after })
 }
 
 /// All entries behind a cursor, in order.
@@ -183,6 +182,24 @@ pub(crate) mod tests {
         own.append(2, 100);
         own.append(3, 40);
         assert_eq!(indices(Cursor::default(), &[&own.log(3, 1), &tape.log(3, 1)]), [1, 2]);
+    }
+
+    /// Seed 3374: an entry that was left behind before the log's edge came back after the longer one that had taken its
+    /// number, at the log's beginning, was committed and adopted.
+    #[test]
+    fn of_two_entries_before_and_behind_the_edge_the_later_coordinators_counts() {
+        let mut tape = Tape::new();
+        for _ in 0..31 {
+            tape.append(2, 128 - 56);
+        }
+        let (applied, chain) = (tape.at, tape.at.chain);
+        assert_eq!(tape.append(2, 128 - 56), 3968);
+        tape.at = Cursor { chain, ..applied };
+        assert_eq!(tape.append(3, 256 - 56), 0);
+        tape.append(3, 100);
+        let found = all(applied, &[&tape.log(4, 33)], &LAYOUT);
+        assert_eq!(found.iter().map(|placed| placed.entry.term.0).collect::<Vec<_>>(), [3, 3]);
+        assert_eq!(indices(applied, &[&tape.log(3, 31)]), [32, 33]);
     }
 
     #[test]
