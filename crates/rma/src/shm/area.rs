@@ -38,7 +38,7 @@ const _: () = assert!(RING_BYTES.is_power_of_two());
 /// "HDLSHMCA".
 const MAGIC: u64 = u64::from_le_bytes(*b"HDLSHMCA");
 /// Of this layout and of the messages on the socket.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 thread_local! {
     /// The slot at which this thread begins to look for a free one, and the number of its next mark.

@@ -186,7 +186,7 @@ mod tests {
         };
         let hello = Message::Hello { version: 1, nonce: 7, token: [0xAA; 32], name: "org1".to_owned() };
         let goldens = [
-            (Message::greeting(0x0102), "0148444c53484d00010000000201000000000000".to_owned()),
+            (Message::greeting(0x0102), "0148444c53484d00020000000201000000000000".to_owned()),
             (hello, format!("02010000000700000000000000{}6f726731", "aa".repeat(32))),
             (Message::Welcome { node: NodeId(3), life: [4; 16] }, format!("0303000000{}", "04".repeat(16))),
             (Message::Refused { version: 1, reason: "no".to_owned() }, "04010000006e6f".to_owned()),

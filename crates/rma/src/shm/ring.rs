@@ -8,6 +8,9 @@
 //! 3. A producer without room does the same with its own flag ([`Producer::wait`], [`Consumer::must_ring`]). It is rung when
 //!    a quarter of the ring has become free or the ring is empty, not for every few bytes.
 //!
+//! 4. A producer that finds the ring empty may begin again at its start ([`Producer::begin_again`]) before a longer record: a
+//!    message at a time then goes through the same few lines, which the nearest cache still has, and not round all of them.
+//!
 //! The two flags are only ever exchanged, never stored: both sides write them, and exchanges have one order.
 //!
 //! Invariants: each side believes its own index only; the other's is hostile and checked at every reading, so that a
@@ -28,6 +31,9 @@ const ALIGNED_BYTES_MIN: usize = 512;
 const LINE_BYTES: u64 = 64;
 
 const _: () = assert!(RING_BYTES.is_multiple_of(LINE_BYTES as usize));
+
+/// A record of so many bytes may go to the start of an empty ring, if that is so far behind its producer.
+const BEGIN_AGAIN_BYTES: (usize, usize) = (4 << 10, 16 << 10);
 
 /// Bytes that are left unused between a header that ends at `position` and the record's bytes.
 fn gap(position: u64, length: usize) -> usize {
@@ -109,6 +115,21 @@ impl<P: Place> Producer<P> {
     /// What [`Producer::skip`] is to leave unused behind the header of a record of so many bytes, which is written next.
     pub(super) fn gap(&self, length: usize) -> usize {
         gap(self.tail + WORD_BYTES as u64, length)
+    }
+
+    /// Goes to the start of the ring, if that is empty and a record of so many bytes is better there: behind a word of its own,
+    /// by which the consumer knows.
+    pub(super) fn begin_again(&mut self, length: usize, word: u64) -> Result<(), Corrupt> {
+        let size = self.place.bytes();
+        let at = self.tail as usize & (size - 1);
+        let (least, behind) = BEGIN_AGAIN_BYTES;
+        // As long as the consumer has not followed, what is passed over has no room.
+        if length < least || at < behind.max(length + 2 * LINE_BYTES as usize) || self.room(size)? < size {
+            return Ok(());
+        }
+        self.word(word);
+        self.tail = self.tail.next_multiple_of(size as u64);
+        Ok(())
     }
 
     /// Leaves bytes unused; there must be room.
@@ -193,6 +214,16 @@ impl<P: Place> Consumer<P> {
         gap(self.head, length)
     }
 
+    /// Follows the producer to the start of the ring.
+    pub(super) fn begin_again(&mut self) -> Result<(), Corrupt> {
+        let start = self.head.next_multiple_of(self.place.bytes() as u64);
+        if start > self.tail {
+            return Err(Corrupt);
+        }
+        self.head = start;
+        Ok(())
+    }
+
     /// Passes over bytes, which must be available.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.head += bytes as u64;
@@ -234,5 +265,112 @@ impl<P: Place> Consumer<P> {
         }
         self.place.index(Index::Asleep).swap(0, Ordering::AcqRel);
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    const SIZE: usize = 64 << 10;
+    const AGAIN: u64 = u64::MAX;
+
+    struct Memory {
+        indices: [AtomicU64; 4],
+        bytes: Mutex<Vec<u8>>,
+    }
+
+    #[derive(Clone)]
+    struct Plain(Arc<Memory>);
+
+    impl Plain {
+        fn new() -> Plain {
+            let indices = [0; 4].map(AtomicU64::new);
+            Plain(Arc::new(Memory { indices, bytes: Mutex::new(vec![0; SIZE]) }))
+        }
+    }
+
+    impl Place for Plain {
+        type Word = AtomicU64;
+
+        fn bytes(&self) -> usize {
+            SIZE
+        }
+
+        fn index(&self, index: Index) -> &AtomicU64 {
+            &self.0.indices[index as usize]
+        }
+
+        fn load(&self, at: usize) -> u64 {
+            let bytes = self.0.bytes.lock().expect("nobody panics");
+            u64::from_le_bytes(bytes[at..at + WORD_BYTES].try_into().expect("a word"))
+        }
+
+        fn store(&self, at: usize, word: u64) {
+            self.0.bytes.lock().expect("nobody panics")[at..at + WORD_BYTES].copy_from_slice(&word.to_le_bytes());
+        }
+
+        fn write(&self, at: usize, bytes: &[u8]) {
+            self.0.bytes.lock().expect("nobody panics")[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+
+        fn read(&self, at: usize, length: usize, into: &mut BytesMut) {
+            into.extend_from_slice(&self.0.bytes.lock().expect("nobody panics")[at..at + length]);
+        }
+    }
+
+    fn take(consumer: &mut Consumer<Plain>) -> BytesMut {
+        let mut header = consumer.word();
+        if header == AGAIN {
+            consumer.begin_again().expect("the producer went there");
+            header = consumer.word();
+        }
+        let mut bytes = BytesMut::new();
+        consumer.read(header as usize, &mut bytes);
+        consumer.publish();
+        bytes
+    }
+
+    #[test]
+    fn records_come_out_as_they_went_in_wherever_the_ring_begins_again() {
+        let place = Plain::new();
+        let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
+        let (mut sent, mut begun) = (std::collections::VecDeque::new(), 0);
+        let mut random = 7u64;
+        for step in 0..50_000u32 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let length = (random >> 40) as usize % (if step % 3 == 0 { 64 } else { 24 << 10 });
+            let before = producer.tail;
+            producer.begin_again(length, AGAIN).expect("the consumer's index is possible");
+            begun += u32::from(producer.tail > before);
+            let wanted = WORD_BYTES + padded(length);
+            if producer.room(wanted).expect("the consumer's index is possible") >= wanted {
+                let record = vec![step as u8; length];
+                producer.word(length as u64);
+                producer.write(&record);
+                producer.publish();
+                sent.push_back(record);
+            }
+            // One at a time for a while, then several.
+            let leave = if step / 1_000 % 2 == 0 { 0 } else { (random >> 33) as usize % 4 };
+            while sent.len() > leave && consumer.available().expect("the producer's index is possible") > 0 {
+                let record = sent.pop_front().expect("it was sent");
+                assert!(take(&mut consumer)[..] == record[..], "step {step}");
+            }
+        }
+        assert!(begun > 1_000, "{begun}");
+    }
+
+    #[test]
+    fn a_start_beyond_what_was_published_is_not_followed() {
+        let place = Plain::new();
+        let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
+        producer.word(AGAIN);
+        producer.publish();
+        assert!(consumer.available() == Ok(WORD_BYTES) && consumer.word() == AGAIN);
+        assert_eq!(consumer.begin_again(), Err(Corrupt));
     }
 }

@@ -43,6 +43,8 @@ const KIND_PIECE: u64 = 3;
 /// Immediate data: `immediate:u32 | region:u32 | offset:u64 | length:u64`.
 const KIND_IMMEDIATE: u64 = 4;
 const IMMEDIATE_BYTES: usize = 24;
+/// What follows is at the start of the ring; of no bytes.
+const KIND_BEGIN_AGAIN: u64 = 5;
 
 /// How the other side is told that something has changed in a ring.
 pub(super) enum Bell {
@@ -114,6 +116,7 @@ impl Sender {
     /// Writes as much as there is room for.
     fn push(&mut self, outgoing: &mut Outgoing, parts: &[Bytes]) -> Result<Pushed, Corrupt> {
         if outgoing.length <= PIECE_BYTES_MAX {
+            self.producer.begin_again(outgoing.length, header(KIND_BEGIN_AGAIN, 0))?;
             let gap = self.producer.gap(outgoing.length);
             let wanted = WORD_BYTES + gap + padded(outgoing.length);
             if self.producer.room(wanted)? < wanted {
@@ -176,6 +179,7 @@ impl Receiver {
                 return Err(Corrupt);
             }
             match (kind, &mut self.partial) {
+                (KIND_BEGIN_AGAIN, None) if length == 0 => self.consumer.begin_again()?,
                 (KIND_MESSAGE, None) => {
                     let mut message = BytesMut::with_capacity(length);
                     self.consumer.skip(gap);
