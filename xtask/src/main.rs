@@ -103,7 +103,7 @@ fn root() -> PathBuf {
 const SEEDS_FIXED: u64 = 1000;
 
 /// Number of fixed seeds of the disaggregated state alone, which are much shorter.
-const STATE_SEEDS_FIXED: u64 = 3000;
+const STATE_SEEDS_FIXED: u64 = 5000;
 
 /// Fixed seeds of consensus alone, besides those that its tests run.
 const CONSENSUS_SEEDS_FIXED: &str = "300..650";

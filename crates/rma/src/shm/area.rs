@@ -209,7 +209,7 @@ mod tests {
         let (area, fd) = Area::create().expect("there is memory");
         let area = Arc::new(area);
         assert_eq!(AREA_BYTES, 540_672);
-        let header = [u64::from_le_bytes(*b"HDLSHMCA"), 1 | 128 << 32, 262_144, 0];
+        let header = [u64::from_le_bytes(*b"HDLSHMCA"), 2 | 128 << 32, 262_144, 0];
         assert_eq!(words(&area, 0, 4), header);
         let mark = area.enter(RegionId(0x0102_0304), GrantId(0x0506)).expect("a slot is free");
         let put: Vec<_> = (0..128).map(|slot| words(&area, 4096 + slot * 64, 1)[0]).filter(|word| *word != 0).collect();

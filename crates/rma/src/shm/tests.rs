@@ -187,7 +187,7 @@ fn another_version_is_refused_on_both_sides() {
             socket.send(&Message::Greeting { version: 99, nonce: 1 }, &[]).await.expect("it listens");
         });
         let refused = Shm::default().connect(&path.display().to_string(), &credential()).await;
-        assert_eq!(refused.err(), Some(Error::Version { ours: 1, theirs: 99 }));
+        assert_eq!(refused.err(), Some(Error::Version { ours: 2, theirs: 99 }));
         old.await.expect("nothing aborts it");
 
         let path = directory.path().join("new.sock");
@@ -196,11 +196,11 @@ fn another_version_is_refused_on_both_sides() {
         let _host = Shm::default().host(&path.display().to_string(), options).await.expect("the path is free");
         let socket = Socket::connect(&path).await.expect("the host is there");
         let greeting = socket.receive().await.expect("it is well-formed").expect("the host greets").0;
-        let Message::Greeting { version: 1, nonce } = greeting else { panic!("{greeting:?}") };
+        let Message::Greeting { version: 2, nonce } = greeting else { panic!("{greeting:?}") };
         let hello = Message::Hello { version: 99, nonce, token: *TOKEN.bytes(), name: "caller".to_owned() };
         socket.send(&hello, &[]).await.expect("the host listens");
         let answer = socket.receive().await.expect("it is well-formed").expect("the host answers").0;
-        let Message::Refused { version: 1, reason } = answer else { panic!("{answer:?}") };
+        let Message::Refused { version: 2, reason } = answer else { panic!("{answer:?}") };
         assert!(reason.contains("version 99"), "{reason}");
         assert!(matches!(socket.receive().await, Ok(None)));
     });

@@ -293,6 +293,8 @@ impl Oracle {
                 let value = if write.is_delete { Bytes::new() } else { write.value };
                 let row = Row { value, version };
                 let writes = self.writes.entry(key.clone()).or_default();
+                // Of a key that a transaction writes twice the last value counts.
+                writes.retain(|(before, ..)| *before != version);
                 writes.push((version, transaction.tx_id.clone(), row.value.clone()));
                 let history = self.history.entry(key.clone()).or_default();
                 history.retain(|(block, _)| *block != version.0);
