@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(indices(12_288), [56, 56, 1, 0]);
         let again = Area::open(&fd).expect("the layout is the same");
         assert_eq!(words(&again, 0, 4), header);
-        area.memory.word(8).store(2 | 128 << 32, Ordering::Relaxed);
+        area.memory.word(8).store(3 | 128 << 32, Ordering::Relaxed);
         assert!(Area::open(&fd).is_err());
     }
 
