@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::Bytes;
 use base::rt::{self, Instant, Task};
 
-use super::state::{Phase, Step, region_bytes};
+use super::state::{Phase, region_bytes};
 use super::{Shared, lock};
 use crate::fault::crash_point;
 use crate::layout::{ADMITTED_AT, HEADER_BYTES, Header};
@@ -154,8 +154,8 @@ async fn fill(shared: &Shared, held: &Held, connected_at: Instant, from: u64) ->
     let newest = confirm(shared, held, connected_at).await?;
     crash_point("consensus.admit.copied").await;
 
-    let ticket = step(shared, |state| state.complete_join(held, from)).await?;
-    step(shared, |state| state.has_acked(held, ticket)).await?;
+    let ticket = shared.step(|state| state.complete_join(held, from)).await?;
+    shared.step(|state| state.has_acked(held, ticket)).await?;
     crash_point("consensus.admit.marked").await;
     give_vote(shared, held, newest).await?;
     lock(&shared.state).admit(held)
@@ -189,7 +189,7 @@ async fn give_vote(shared: &Shared, held: &Held, newest: Term) -> Result<(), Err
 
 /// Copies one region; false when the node that it was read from failed.
 async fn copy(shared: &Shared, held: &Held, region: usize) -> Result<bool, Error> {
-    let (source, read) = step(shared, |state| state.begin_copy(held, region)).await?;
+    let (source, read) = shared.step(|state| state.begin_copy(held, region)).await?;
     let patience = shared.group.timing.answer_max;
     let outcome = rt::timeout(patience, read).await;
     let mut state = lock(&shared.state);
@@ -225,27 +225,4 @@ async fn confirm(shared: &Shared, held: &Held, connected_at: Instant) -> Result<
         return Err(Error::NoMajority { answering: terms.len(), needed: majority, nodes });
     }
     Ok(terms.into_iter().max().unwrap_or_default())
-}
-
-/// Does something with the state as soon as it can be done.
-async fn step<T>(
-    shared: &Shared,
-    mut step: impl FnMut(&mut super::State) -> Result<Step<T>, Error>,
-) -> Result<T, Error> {
-    std::future::poll_fn(|cx| {
-        let mut state = lock(&shared.state);
-        if let Step::Done(done) = step(&mut state)? {
-            return Poll::Ready(Ok(done));
-        }
-        let woken = state.advance(cx);
-        let outcome = step(&mut state).and_then(|outcome| match outcome {
-            Step::Done(done) => Ok(Poll::Ready(done)),
-            Step::Blocked => state.wait(cx).map(|()| Poll::Pending),
-        });
-        drop(state);
-        // Also when this attempt has failed: nobody else wakes those that it has taken.
-        woken.wake();
-        outcome.map_or_else(|error| Poll::Ready(Err(error)), |waits| waits.map(Ok))
-    })
-    .await
 }

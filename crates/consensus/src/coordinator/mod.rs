@@ -226,7 +226,7 @@ impl Coordinator {
     pub async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
         let shared = &*self.shared;
         loop {
-            let (held, read) = self.step(|state| state.read(address, length)).await?;
+            let (held, read) = self.shared.step(|state| state.read(address, length)).await?;
             let outcome = match read.now() {
                 Ok(outcome) => outcome,
                 Err(read) => match rt::timeout(shared.group.timing.heartbeat * READ_PATIENCE, read).await {
@@ -297,7 +297,7 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordinator::write`].
     pub async fn write_direct(&self, address: u64, bytes: Bytes) -> Result<(), Error> {
-        let ticket = self.step(|state| state.write_direct(address, &bytes)).await?;
+        let ticket = self.shared.step(|state| state.write_direct(address, &bytes)).await?;
         self.shared.tell_changed();
         self.committed(ticket).await
     }
@@ -307,7 +307,7 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordinator::read`]; [`Error::NoMajority`].
     pub async fn read_each(&self, address: u64, length: usize) -> Result<Vec<BytesMut>, Error> {
-        let (group, reads) = (&self.shared.group, self.step(|state| state.read_each(address, length)).await?);
+        let (group, reads) = (&self.shared.group, self.shared.step(|state| state.read_each(address, length)).await?);
         let reads = reads.into_iter().map(|read| async move { read.await.ok() });
         let timing = &group.timing;
         let copies = gather(reads, group.majority(), timing.grace, timing.answer_max).await;
@@ -322,34 +322,12 @@ impl Coordinator {
     async fn append(&self, writes: Writes, kind: Kind) -> Result<u64, Error> {
         let layout = &self.shared.group.layout;
         entry::check(writes.as_slice(), layout.entry_bytes_max())?;
-        let Posting { ticket, index, committed } = self.step(|state| state.append(&writes, kind)).await?;
+        let Posting { ticket, index, committed } = self.shared.step(|state| state.append(&writes, kind)).await?;
         if !committed {
             self.shared.tell_changed();
             self.committed(ticket).await?;
         }
         Ok(index)
-    }
-
-    /// Does something with the state as soon as it can be done.
-    async fn step<T>(&self, mut step: impl FnMut(&mut State) -> Result<Step<T>, Error>) -> Result<T, Error> {
-        poll_fn(|cx| {
-            let mut state = lock(&self.shared.state);
-            match step(&mut state)? {
-                Step::Done(done) => return Poll::Ready(Ok(done)),
-                Step::Blocked => {}
-            }
-            // What stands in the way may be no more than verbs that have completed, or entries to be applied.
-            let woken = state.advance(cx);
-            let outcome = step(&mut state).and_then(|outcome| match outcome {
-                Step::Done(done) => Ok(Poll::Ready(done)),
-                Step::Blocked => state.wait(cx).map(|()| Poll::Pending),
-            });
-            drop(state);
-            // Also when this attempt has failed: nobody else wakes those that it has taken.
-            woken.wake();
-            outcome.map_or_else(|error| Poll::Ready(Err(error)), |waits| waits.map(Ok))
-        })
-        .await
     }
 
     /// Waits until a majority has everything up to a ticket.
@@ -387,6 +365,28 @@ impl Coordinator {
 }
 
 impl Shared {
+    /// Does something with the state as soon as it can be done.
+    async fn step<T>(&self, mut step: impl FnMut(&mut State) -> Result<Step<T>, Error>) -> Result<T, Error> {
+        poll_fn(|cx| {
+            let mut state = lock(&self.state);
+            match step(&mut state)? {
+                Step::Done(done) => return Poll::Ready(Ok(done)),
+                Step::Blocked => {}
+            }
+            // What stands in the way may be no more than verbs that have completed, or entries to be applied.
+            let woken = state.advance(cx);
+            let outcome = step(&mut state).and_then(|outcome| match outcome {
+                Step::Done(done) => Ok(Poll::Ready(done)),
+                Step::Blocked => state.wait(cx).map(|()| Poll::Pending),
+            });
+            drop(state);
+            // Also when this attempt has failed: nobody else wakes those that it has taken.
+            woken.wake();
+            outcome.map_or_else(|error| Poll::Ready(Err(error)), |waits| waits.map(Ok))
+        })
+        .await
+    }
+
     /// Wakes the keepers of nodes whose phase has changed, and everybody when the coordinator has ended.
     fn tell_changed(&self) {
         let (changed, ended) = lock(&self.state).take_changed();

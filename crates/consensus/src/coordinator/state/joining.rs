@@ -1,0 +1,164 @@
+//! A memory node that comes back (step 5 at the head of [`crate::coordinator`]).
+
+use base::{Bytes, BytesMut};
+use rma::Completion;
+
+use super::{LAG_MAX, Member, Phase, State, Step};
+use crate::Error;
+use crate::layout::Layout;
+use crate::link::Held;
+
+/// Bytes of the largest region, the unit of copying to a node that comes back.
+const REGION_BYTES_MAX: u64 = 64 << 10;
+/// Regions that a small memory is divided into.
+const REGIONS: u64 = 64;
+
+/// Bytes of a region of a layout.
+pub(in crate::coordinator) fn region_bytes(layout: &Layout) -> u64 {
+    // Powers of two, so that a region is made of whole blocks.
+    let small = (layout.address_bytes() / REGIONS).next_power_of_two();
+    small.min(REGION_BYTES_MAX).max(layout.block_bytes)
+}
+
+impl State {
+    /// Regions, those first that are written least.
+    pub(in crate::coordinator) fn regions(&self) -> Vec<usize> {
+        let mut regions: Vec<usize> = (0..self.heat.len()).collect();
+        regions.sort_by_key(|region| self.heat[*region]);
+        regions
+    }
+
+    /// From here on a node gets new entries.
+    pub(in crate::coordinator) fn join(&mut self, held: &Held, sequence: u64) -> Result<u64, Error> {
+        self.check_open()?;
+        let slot = held.link.slot;
+        assert!(self.members[slot].phase == Phase::Lost, "a node has one keeper");
+        let copied = vec![false; self.heat.len()];
+        self.members[slot] =
+            Member { phase: Phase::Joining, held: Some(held.clone()), sequence, copied, ..Member::lost() };
+        let watermark = self.watermark().index;
+        let records = self.kept.iter().filter(|kept| kept.after.index > watermark);
+        let records: Vec<(u64, Vec<Bytes>)> = records.filter_map(|kept| kept.raw.clone()).collect();
+        for (offset, parts) in records {
+            let at = self.layout.log_at(offset);
+            if let Err(error) = self.members[slot].post(at, &parts, self.ticket, None) {
+                self.lose_slot(slot, &error);
+                break;
+            }
+        }
+        Ok(self.last.index)
+    }
+
+    fn joining(&mut self, held: &Held) -> Result<&mut Member, Error> {
+        self.check_open()?;
+        let member = &mut self.members[held.link.slot];
+        match member.phase == Phase::Joining && member.is_held_by(held) {
+            true => Ok(member),
+            false => Err(Error::NoAnswer { address: String::new(), reason: "the node was lost again".to_owned() }),
+        }
+    }
+
+    /// Begins to copy a region: posts the read of it, and keeps writers away from it.
+    pub(in crate::coordinator) fn begin_copy(
+        &mut self,
+        held: &Held,
+        region: usize,
+    ) -> Result<Step<(Held, Completion<BytesMut>)>, Error> {
+        self.joining(held)?;
+        let bytes = region_bytes(&self.layout);
+        let from = region as u64 * bytes;
+        let length = bytes.min(self.layout.address_bytes() - from);
+        let blocks = self.blocks(from, length);
+        if self.is_locked(blocks.clone()) || self.members[held.link.slot].posted.len() >= LAG_MAX / 4 {
+            return Ok(Step::Blocked);
+        }
+        let source = self.live().filter(|member| member.held.is_some());
+        let Some(source) = source.min_by_key(|member| member.posted.len() + member.slow as usize) else {
+            return Ok(Step::Blocked);
+        };
+        let source = source.held.clone().expect("it was filtered for one");
+        let read = source.read(self.layout.memory_at(from), length as usize);
+        source.link.endpoint.flush();
+        self.joining(held)?.copying = blocks;
+        Ok(Step::Done((source, read)))
+    }
+
+    /// Posts a region that was read; from here on the node gets what is written to it.
+    pub(in crate::coordinator) fn end_copy(
+        &mut self,
+        held: &Held,
+        region: usize,
+        bytes: Option<Bytes>,
+    ) -> Result<(), Error> {
+        let ticket = self.ticket;
+        let at = self.layout.memory_at(region as u64 * region_bytes(&self.layout));
+        let member = self.joining(held)?;
+        member.copying = 0..0;
+        if let Some(bytes) = bytes {
+            member.copied[region] = true;
+            if let Err(error) = member.post(at, &[bytes], ticket, None) {
+                self.lose_slot(held.link.slot, &error);
+            }
+        }
+        self.flush();
+        self.wake_blocked();
+        self.joining(held).map(drop)
+    }
+
+    /// Posts the header of a node that has everything; gives the ticket that it is to acknowledge.
+    pub(in crate::coordinator) fn complete_join(&mut self, held: &Held, from: u64) -> Result<Step<u64>, Error> {
+        self.joining(held)?;
+        if self.applied.index < from {
+            return Ok(Step::Blocked);
+        }
+        assert!(self.members[held.link.slot].copied.iter().all(|copied| *copied), "all regions are copied");
+        self.ticket += 1;
+        let watermark = self.watermark();
+        self.post_header(held.link.slot, watermark, self.ticket);
+        self.flush();
+        self.joining(held)?;
+        Ok(Step::Done(self.ticket))
+    }
+
+    /// Whether a joining node has acknowledged a ticket.
+    pub(in crate::coordinator) fn has_acked(&mut self, held: &Held, ticket: u64) -> Result<Step<()>, Error> {
+        let member = self.joining(held)?;
+        Ok(if member.acked >= ticket { Step::Done(()) } else { Step::Blocked })
+    }
+
+    /// From here on the node counts.
+    pub(in crate::coordinator) fn admit(&mut self, held: &Held) -> Result<(), Error> {
+        let member = self.joining(held)?;
+        member.phase = Phase::Live;
+        member.votes = true;
+        member.copied = Vec::new();
+        self.changed = true;
+        Ok(())
+    }
+
+    pub(in crate::coordinator) fn lacks_vote(&self, held: &Held) -> bool {
+        let member = &self.members[held.link.slot];
+        member.phase == Phase::Live && member.is_held_by(held) && !member.votes
+    }
+
+    pub(in crate::coordinator) fn note_vote(&mut self, held: &Held) {
+        let member = &mut self.members[held.link.slot];
+        if member.is_held_by(held) {
+            member.votes = true;
+        }
+    }
+
+    pub(in crate::coordinator) fn give_up_join(&mut self, held: &Held) {
+        let member = &mut self.members[held.link.slot];
+        if member.phase == Phase::Joining && member.is_held_by(held) {
+            *member = Member::lost();
+            self.wake_blocked();
+        }
+    }
+
+    /// The live nodes other than one.
+    pub(in crate::coordinator) fn others(&self, slot: usize) -> Vec<Held> {
+        let live = self.live().filter_map(|member| member.held.clone());
+        live.filter(|held| held.link.slot != slot).collect()
+    }
+}
