@@ -5,9 +5,9 @@
 //! 2. A consumer that finds nothing says that it is asleep, and looks once more; a producer that has published looks
 //!    whether the consumer is asleep, and then must ring ([`Producer::must_ring`]). A sequentially consistent fence lies
 //!    between the two steps of either, so that one of them sees the other.
-//! 3. A producer without room does the same with its own flag ([`Producer::wait`], [`Consumer::must_ring`]). It is rung when
-//!    a quarter of the ring has become free or the ring is empty, not for every few bytes.
-//!
+//! 3. A producer without room does the same with its own flag ([`Producer::wait`], [`Consumer::must_ring`]). The consumer
+//!    looks at it once for every quarter of the ring that it has read, not at every record: whoever waits wants at most three
+//!    quarters, so that at least a quarter is in the ring and yet to be read.
 //! 4. A producer that finds the ring empty may begin again at its start ([`Producer::begin_again`]) before a longer record: a
 //!    message at a time then goes through the same few lines, which the nearest cache still has, and not round all of them.
 //!
@@ -160,8 +160,9 @@ impl<P: Place> Producer<P> {
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Asks to be rung when there is room. False when there are `wanted` bytes by now.
+    /// Asks to be rung when there is room. False when there are `wanted` bytes by now, at most three quarters of the ring.
     pub(super) fn wait(&mut self, wanted: usize) -> Result<bool, Corrupt> {
+        assert!(wanted <= self.place.bytes() / 4 * 3, "with less in the ring the consumer does not look");
         let waiting = self.place.index(Index::Waiting);
         waiting.swap(1, Ordering::AcqRel);
         P::Word::fence(Ordering::SeqCst);
@@ -247,7 +248,7 @@ impl<P: Place> Consumer<P> {
 
     /// Whether the producer waits for room, has some by now, and must be rung; call it after publishing.
     pub(super) fn must_ring(&mut self) -> bool {
-        if self.head != self.tail && self.head - self.looked < self.place.bytes() as u64 / 4 {
+        if self.head - self.looked < self.place.bytes() as u64 / 4 {
             return false;
         }
         self.looked = self.head;
@@ -362,6 +363,38 @@ mod tests {
             }
         }
         assert!(begun > 1_000, "{begun}");
+    }
+
+    #[test]
+    fn a_producer_without_room_is_rung_before_the_ring_is_empty() {
+        let place = Plain::new();
+        let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
+        let (mut random, mut waits, mut rings) = (11u64, 0, 0);
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let length = (random >> 40) as usize % (SIZE / 4 * 3 - WORD_BYTES);
+            let wanted = WORD_BYTES + padded(length);
+            while producer.room(wanted).expect("the consumer's index is possible") < wanted {
+                assert_eq!(producer.wait(wanted), Ok(true), "nobody reads meanwhile");
+                waits += 1;
+                let mut rung = false;
+                while !rung {
+                    assert_ne!(consumer.available(), Ok(0), "everything was read, and the producer still waits");
+                    take(&mut consumer);
+                    rung = consumer.must_ring();
+                }
+                rings += 1;
+            }
+            producer.word(length as u64);
+            producer.write(&vec![7; length]);
+            producer.publish();
+            // Some are read while there is room, so that what was looked at last is anywhere.
+            if random >> 33 & 3 == 0 && consumer.available().expect("the producer's index is possible") > 0 {
+                take(&mut consumer);
+                assert!(!consumer.must_ring(), "nobody waits");
+            }
+        }
+        assert!(waits > 1_000 && rings == waits, "{waits} {rings}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! One end of a connection: messages and notices over the two rings of its area.
 //!
 //! 1. A send writes records into the ring while there is room. What does not fit waits in a queue, its completion
-//!    pending; the consumer rings when there is room, and the pump, a task, goes on.
+//!    pending; the consumer rings when there is room, and whoever is rung goes on with the queue: within one process that
+//!    is the receiver's own thread, so that nothing waits for another to wake.
 //! 2. A record is a word (`length:u32 | kind:u8 | zeros`) and its bytes, padded to a word. A message of at most
 //!    [`PIECE_BYTES_MAX`] is one record; a larger one is announced with its size and follows in pieces.
 //! 3. A receiver that finds nothing leaves its waker, says in shared memory that it sleeps, looks once more, and waits to be
@@ -17,7 +18,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 use base::rt::Stop;
-use base::rt::sync::Notify;
 use base::{Bytes, BytesMut};
 
 use super::area::{Area, AreaRing, Direction};
@@ -63,8 +63,6 @@ pub(super) struct Side {
     waker: Mutex<Option<Waker>>,
     /// Messages that wait for room.
     waiting: AtomicUsize,
-    pump: Notify,
-    pumping: AtomicBool,
     closed: AtomicBool,
     /// Stopped when the connection has ended.
     pub(super) ended: Stop,
@@ -233,8 +231,6 @@ impl Side {
             }),
             waker: Mutex::new(None),
             waiting: AtomicUsize::new(0),
-            pump: Notify::new(),
-            pumping: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             ended: Stop::new(),
             bell: OnceLock::new(),
@@ -262,7 +258,7 @@ impl Side {
     }
 
     /// Sends a message.
-    pub(super) fn send(self: &Arc<Side>, parts: &[Bytes]) -> Completion<()> {
+    pub(super) fn send(&self, parts: &[Bytes]) -> Completion<()> {
         let length: usize = parts.iter().map(Bytes::len).sum();
         if length > MESSAGE_BYTES_MAX || parts.len() > PARTS_MAX {
             return Completion::ready(Err(Error::TooLarge(length.max(parts.len()))));
@@ -271,13 +267,7 @@ impl Side {
     }
 
     /// Tells the other side of a write that has landed.
-    pub(super) fn notify(
-        self: &Arc<Side>,
-        immediate: u32,
-        region: RegionId,
-        offset: u64,
-        length: u64,
-    ) -> Completion<()> {
+    pub(super) fn notify(&self, immediate: u32, region: RegionId, offset: u64, length: u64) -> Completion<()> {
         let mut bytes = BytesMut::with_capacity(IMMEDIATE_BYTES);
         bytes.extend_from_slice(&immediate.to_le_bytes());
         bytes.extend_from_slice(&region.0.to_le_bytes());
@@ -286,7 +276,7 @@ impl Side {
         self.post(KIND_IMMEDIATE, IMMEDIATE_BYTES, &[bytes.freeze()])
     }
 
-    fn post(self: &Arc<Side>, kind: u64, length: usize, parts: &[Bytes]) -> Completion<()> {
+    fn post(&self, kind: u64, length: usize, parts: &[Bytes]) -> Completion<()> {
         let mut outgoing = Outgoing { kind, length, announced: false, sent: 0 };
         let mut sender = lock(&self.sender);
         if self.is_closed() {
@@ -316,27 +306,8 @@ impl Side {
         sender.queue.push_back(Queued { outgoing, parts: parts.to_vec(), completer });
         self.waiting.store(sender.queue.len(), Ordering::Relaxed);
         drop(sender);
-        self.start_pump();
-        self.pump.notify_one();
+        self.advance();
         completion
-    }
-
-    /// The pump's task lives from the first message that had to wait until the connection ends.
-    fn start_pump(self: &Arc<Side>) {
-        if self.pumping.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let side = Arc::clone(self);
-        let _runs_until_the_end = base::rt::spawn(async move {
-            let ended = side.ended.clone();
-            let pumping = async {
-                loop {
-                    side.pump.notified().await;
-                    side.advance();
-                }
-            };
-            let _ended: Option<()> = ended.or_stopped(pumping).await;
-        });
     }
 
     /// Goes on with the messages that wait for room.
@@ -388,13 +359,13 @@ impl Side {
     }
 
     /// The other side has rung.
-    pub(super) fn rung(self: &Arc<Side>) {
+    pub(super) fn rung(&self) {
         let waker = lock(&self.waker).take();
         if let Some(waker) = waker {
             waker.wake();
         }
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.pump.notify_one();
+            self.advance();
         }
     }
 
