@@ -65,6 +65,19 @@ pub enum Error {
     /// Too many callers wait already. Nothing was done.
     #[error("too many callers wait for the log or for a lock")]
     Busy,
+    /// Every block of the key-value store is taken.
+    #[error("the key-value store is full: delete keys, or make a store with more blocks")]
+    NoRoom,
+    /// Changes of the key-value store that were asked for are not remembered any more.
+    #[error(
+        "changes are remembered from version {oldest} on, not from {asked}: read the keys again, and watch from now on"
+    )]
+    Forgotten {
+        /// From which version on they were asked for.
+        asked: u64,
+        /// From which they are remembered.
+        oldest: u64,
+    },
     /// The memory node holds a group already.
     #[error("the memory node at {0} holds this group's data; it is formatted once")]
     AlreadyFormatted(String),
@@ -89,6 +102,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Invalid(_) | Error::Refused { .. } | Error::AlreadyFormatted(_) => ErrorKind::Rejected,
+            Error::NoRoom | Error::Forgotten { .. } => ErrorKind::Rejected,
             Error::NoAnswer { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
             Error::NoMajority { .. } | Error::NotElected | Error::Busy => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,

@@ -16,6 +16,7 @@
 //!    ([`takeover`]).
 //! 5. The [`Coordinator`] then serves reads, logged writes, transactions and direct writes, keeps the heartbeat going, and
 //!    takes memory nodes back that were lost ([`coordinator`]).
+//! 6. On top of it stands a key-value store ([`kv`]).
 //!
 //! Invariants (the simulation in `tests/simulation` checks them under faults):
 //! * A term has at most one coordinator. At most one coordinator serves at a time.
@@ -33,6 +34,7 @@ mod error;
 mod fault;
 mod format;
 pub mod group;
+pub mod kv;
 mod layout;
 mod link;
 pub mod memory_node;
@@ -44,7 +46,7 @@ pub mod takeover;
 
 use std::fmt;
 
-pub use coordinator::{Coordinator, Status};
+pub use coordinator::{Coordinator, Posted, Status};
 pub use entry::{Entry, Kind, WRITES_MAX, Write};
 pub use error::Error;
 pub use format::format;

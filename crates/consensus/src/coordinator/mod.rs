@@ -54,7 +54,7 @@ use base::rt::{self, Stop};
 use base::{Bytes, BytesMut};
 
 use crate::entry::{self, Entry, Kind, Write};
-use crate::layout::Cursor;
+use crate::layout::{Cursor, Layout};
 use crate::link::Held;
 use crate::quorum::gather;
 use crate::scan::Placed;
@@ -115,6 +115,10 @@ pub(crate) struct Shared {
     /// The direct area is as it is to be: nodes may be copied from any live one.
     is_whole: AtomicBool,
 }
+
+/// A direct write that is on its way; later ones are greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Posted(u64);
 
 /// How a coordinator is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,6 +192,11 @@ impl Coordinator {
     /// Its term.
     pub fn term(&self) -> Term {
         self.shared.term
+    }
+
+    /// The sizes of its group.
+    pub fn layout(&self) -> &Layout {
+        &self.shared.group.layout
     }
 
     /// What the takeover found in the log: the entries that no majority's headers covered, in order. A log of records
@@ -297,9 +306,36 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordinator::write`].
     pub async fn write_direct(&self, address: u64, bytes: Bytes) -> Result<(), Error> {
+        let posted = self.post_direct(address, bytes).await?;
+        self.confirm(posted).await
+    }
+
+    /// As [`Coordinator::write_direct`], but returns when the write is on its way. Direct writes take effect in the order in
+    /// which they were posted: one that is confirmed has those before it at the same majority. When the future is dropped
+    /// before it completes, nothing was posted.
+    ///
+    /// # Errors
+    /// As [`Coordinator::read`], in which case nothing was written; [`Error::Busy`].
+    pub async fn post_direct(&self, address: u64, bytes: Bytes) -> Result<Posted, Error> {
         let ticket = self.shared.step(|state| state.write_direct(address, &bytes)).await?;
         self.shared.tell_changed();
-        self.committed(ticket).await
+        Ok(Posted(ticket))
+    }
+
+    /// Waits until a majority has what was posted. Dropping the future is safe.
+    ///
+    /// # Errors
+    /// [`Error::Ambiguous`].
+    pub async fn confirm(&self, posted: Posted) -> Result<(), Error> {
+        self.committed(posted.0).await
+    }
+
+    /// Whether it may answer now, as [`Coordinator::is_serving`], or why not.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`].
+    pub fn check_serving(&self) -> Result<(), Error> {
+        lock(&self.shared.state).check_lease()
     }
 
     /// Reads the same bytes from every live node that answers soon, a majority at least: what direct writes have left.

@@ -1,0 +1,375 @@
+//! The background: entries of the log become records in chains (step 4 at the head of [`super`]), and the index is loaded.
+//!
+//! 1. Take a *window*: the oldest entries that are not applied, [`WINDOW`] at most. Wait until a majority has them; tell
+//!    watchers. Of each key the newest entry of the window is applied.
+//! 2. Read the chains that those belong to, all at once.
+//! 3. Put the changes of one entry after the other into a transaction, until the next would not fit: records, pointers, and
+//!    the lines of the bitmap that tell of blocks taken or given back. Count the stripes up, commit, count them up again.
+//!    A record that keeps its blocks is one write. A new one goes to the front of its chain.
+//! 4. The last transaction of the window moves the cursor behind it. When that is committed, the log has room again.
+//!
+//! Only this task changes chains and bitmap. Invariant: what the bitmap says is taken is exactly what chains hold, after each
+//! transaction.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::sync::Arc;
+
+use base::{Bytes, Map, Set, rt};
+use futures_util::future::{select, try_join_all};
+
+use super::fault::{Mutant, crash_point, mutant};
+use super::layout::{LINE_BLOCKS, RECORD_HEAD_BYTES, Record, encode_cursor, pointed, pointer, record_writes};
+use super::watch::Event;
+use super::{Pending, STRIPES, Shared, UNKNOWN, lock, table};
+use crate::layout::word;
+use crate::{Error, WRITES_MAX, Write};
+
+/// Entries that are applied together.
+const WINDOW: usize = 64;
+/// Buckets that are loaded at once.
+const LOAD_BUCKETS: u64 = 1024;
+
+/// Applies until the coordinator ends.
+pub(super) async fn apply(shared: Arc<Shared>, bitmap: Vec<u64>) {
+    let mut applier = Applier { shared: &shared, blocks: Blocks::new(bitmap, shared.sizes.blocks) };
+    let outcome = {
+        let (work, ends) = (pin!(applier.run()), pin!(shared.coordinator.ended()));
+        let first = async { select(work, ends).await.factor_first().0 };
+        shared.stop.or_stopped(first).await
+    };
+    if let Some(error) = outcome {
+        let error = match error {
+            Error::Ambiguous => shared.coordinator.check_serving().err().unwrap_or(Error::Closed),
+            error => error,
+        };
+        if error.kind() == base::ErrorKind::Corrupt {
+            tracing::error!(%error, "a key-value store cannot go on");
+        }
+        shared.end(error);
+    }
+}
+
+/// Loads the index.
+pub(super) async fn load(shared: Arc<Shared>) {
+    let buckets = shared.sizes.buckets;
+    for from in (0..buckets).step_by(LOAD_BUCKETS as usize) {
+        let count = LOAD_BUCKETS.min(buckets - from);
+        let read = shared.coordinator.read(shared.sizes.bucket_at(from), count as usize * 8);
+        let Some(Ok(bytes)) = shared.stop.or_stopped(read).await else { return };
+        {
+            let mut state = lock(&shared.state);
+            for at in 0..count {
+                // What is known already is newer than what was read, or the same.
+                let bucket = (from + at) as usize;
+                if state.index[bucket] == UNKNOWN {
+                    state.index[bucket] = word(&bytes, at as usize * 8);
+                    state.known += 1;
+                }
+            }
+        }
+        rt::yield_now().await;
+    }
+    tracing::debug!(buckets, "the index of a key-value store is loaded");
+}
+
+/// Which blocks are taken.
+struct Blocks {
+    words: Vec<u64>,
+    /// Where to look next.
+    hand: usize,
+    free: u64,
+}
+
+impl Blocks {
+    fn new(words: Vec<u64>, blocks: u64) -> Blocks {
+        let taken: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
+        Blocks { words, hand: 0, free: blocks - taken.min(blocks) }
+    }
+
+    fn take(&mut self) -> Result<u32, Error> {
+        for _ in 0..=self.words.len() {
+            let word = &mut self.words[self.hand];
+            if *word != u64::MAX {
+                let bit = word.trailing_ones();
+                *word |= 1 << bit;
+                self.free -= 1;
+                return Ok(self.hand as u32 * 64 + bit);
+            }
+            self.hand = (self.hand + 1) % self.words.len();
+        }
+        Err(Error::Corrupt("a put was acknowledged for which there is no room"))
+    }
+
+    fn give_back(&mut self, block: u32) {
+        let (word, bit) = (block as usize / 64, 1 << (block % 64));
+        assert!(self.words[word] & bit != 0, "a block is given back by the chain that holds it");
+        self.words[word] &= !bit;
+        self.free += 1;
+    }
+
+    /// The bytes of a line.
+    fn line(&self, line: u64) -> Bytes {
+        let words = &self.words[(line * LINE_BLOCKS / 64) as usize..][..(LINE_BLOCKS / 64) as usize];
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+}
+
+/// A transaction that is put together.
+#[derive(Default)]
+struct Transaction {
+    writes: Vec<Write>,
+    bytes: u64,
+    lines: BTreeSet<u64>,
+    /// Buckets, with the pointers that they have after it.
+    buckets: Map<u64, u64>,
+}
+
+impl Transaction {
+    fn write(&mut self, write: Write) {
+        self.bytes += 16 + write.bytes.len() as u64;
+        self.writes.push(write);
+    }
+
+    fn fits(&self, writes: usize, bytes: u64, bytes_max: u64) -> bool {
+        self.writes.len() + self.lines.len() + writes <= WRITES_MAX
+            && 40 + self.bytes + 80 * self.lines.len() as u64 + bytes <= bytes_max
+    }
+}
+
+struct Applier<'a> {
+    shared: &'a Shared,
+    blocks: Blocks,
+}
+
+impl Applier<'_> {
+    /// Window after window; gives what ends it.
+    async fn run(&mut self) -> Error {
+        loop {
+            if let Err(error) = self.window().await {
+                return error;
+            }
+        }
+    }
+
+    /// Steps 1 to 4.
+    async fn window(&mut self) -> Result<(), Error> {
+        let shared = self.shared;
+        let window: Vec<Pending> = lock(&shared.state).pending.iter().take(WINDOW).cloned().collect();
+        let Some(last) = window.last() else {
+            shared.work.notified().await;
+            return Ok(());
+        };
+        shared.confirm(last.posted).await?;
+        self.tell(&window);
+        crash_point("consensus.kv.applying").await;
+
+        let newest: Map<&Bytes, u64> = window.iter().map(|entry| (&entry.key, entry.after.index)).collect();
+        let applied: Vec<&Pending> = window.iter().filter(|entry| newest[&entry.key] == entry.after.index).collect();
+        let mut buckets: Vec<u64> = applied.iter().map(|entry| shared.sizes.bucket(&entry.key)).collect();
+        let mut seen = Set::default();
+        buckets.retain(|bucket| seen.insert(*bucket));
+        let mut reads = Vec::with_capacity(buckets.len());
+        for bucket in &buckets {
+            reads.push(self.chain(*bucket));
+        }
+        let chains = try_join_all(reads).await?;
+        let mut chains: Map<u64, Vec<Record>> = buckets.into_iter().zip(chains).collect();
+
+        let mut transaction = Transaction::default();
+        let cursor = Write { address: shared.sizes.cursor_at(), bytes: encode_cursor(last.after) };
+        if mutant(Mutant::CursorFirst) {
+            shared.coordinator.transact(vec![cursor.clone()]).await?;
+        }
+        for entry in applied {
+            let bucket = shared.sizes.bucket(&entry.key);
+            let chain = chains.get_mut(&bucket).expect("its chain was read");
+            let (writes, bytes) = self.needs(chain, entry);
+            self.make_room(&mut transaction, writes, bytes).await?;
+            self.change(&mut transaction, bucket, chain, entry)?;
+        }
+        self.make_room(&mut transaction, 1, 80).await?;
+        transaction.write(cursor);
+        self.commit(&mut transaction).await?;
+        crash_point("consensus.kv.applied").await;
+        self.finish(&window);
+        shared.room.notify_one();
+        // With verbs that complete at once nothing here waits.
+        rt::yield_now().await;
+        Ok(())
+    }
+
+    /// Tells watchers, except what the takeover has told them.
+    fn tell(&self, window: &[Pending]) {
+        let mut state = lock(&self.shared.state);
+        for entry in window.iter().filter(|entry| entry.posted > crate::Posted::default()) {
+            let (key, value, version) = (entry.key.clone(), entry.value.clone(), entry.after.index);
+            state.feed.tell(Event { key, value, version });
+        }
+    }
+
+    /// What of the window is soft is over.
+    fn finish(&self, window: &[Pending]) {
+        let mut state = lock(&self.shared.state);
+        for entry in window {
+            let gone = state.pending.pop_front().expect("only this task takes entries away");
+            assert!(gone.after == entry.after, "entries are applied in order");
+            state.used_bytes -= entry.bytes;
+            state.reserved -= self.blocks_of(entry) as u64;
+            state.applied = entry.after.index;
+        }
+        state.free = self.blocks.free;
+        let applied = state.applied;
+        state.cache.evict(applied);
+    }
+
+    fn blocks_of(&self, entry: &Pending) -> usize {
+        entry.value.as_ref().map_or(0, |value| self.shared.sizes.record_blocks(entry.key.len(), value.len()))
+    }
+
+    /// Writes that an entry makes at most, and bytes of a transaction.
+    fn needs(&self, chain: &[Record], entry: &Pending) -> (usize, u64) {
+        let has = chain.iter().find(|record| record.key == entry.key).map(|record| record.blocks.len());
+        let wants = self.blocks_of(entry);
+        let writes = match (&entry.value, has) {
+            (None, None) => 0,
+            // Lines, and what points to it.
+            (None, Some(has)) => has + 1,
+            // Blocks, and lines for those that come or go.
+            (Some(_), Some(has)) => wants + wants.abs_diff(has),
+            (Some(_), None) => 2 * wants + 1,
+        };
+        let value_bytes = entry.value.as_ref().map_or(0, Bytes::len);
+        (writes, (RECORD_HEAD_BYTES + entry.key.len() + value_bytes) as u64 + 80 * writes as u64)
+    }
+
+    async fn chain(&self, bucket: u64) -> Result<Vec<Record>, Error> {
+        let mut chain: Vec<Record> = Vec::new();
+        let mut at = table::first(self.shared, bucket).await?;
+        while let Some(block) = pointed(at, &self.shared.sizes)? {
+            let record = table::record(self.shared, block).await?;
+            at = record.next;
+            chain.push(record);
+            if chain.len() as u64 > self.shared.sizes.blocks {
+                return Err(Error::Corrupt("a chain of a key-value store that has no end"));
+            }
+        }
+        Ok(chain)
+    }
+
+    /// Adds what an entry changes.
+    fn change(
+        &mut self,
+        transaction: &mut Transaction,
+        bucket: u64,
+        chain: &mut Vec<Record>,
+        entry: &Pending,
+    ) -> Result<(), Error> {
+        let sizes = &self.shared.sizes;
+        let place = chain.iter().position(|record| record.key == entry.key);
+        match (&entry.value, place) {
+            (None, None) => return Ok(()),
+            (None, Some(place)) => {
+                let gone = chain.remove(place);
+                gone.blocks.iter().for_each(|block| self.give_back(transaction, *block));
+                if place == 0 {
+                    self.point(transaction, bucket, gone.next);
+                } else {
+                    let before = &mut chain[place - 1];
+                    before.next = gone.next;
+                    let address = sizes.block_at(u64::from(before.blocks[0]));
+                    transaction.write(Write { address, bytes: Bytes::copy_from_slice(&gone.next.to_le_bytes()) });
+                }
+            }
+            (Some(_), Some(place)) if chain[place].version >= entry.after.index => return Ok(()),
+            (Some(value), Some(place)) => {
+                let needed = self.blocks_of(entry);
+                let record = &mut chain[place];
+                while record.blocks.len() > needed {
+                    let block = record.blocks.pop().expect("a record has a block");
+                    self.give_back(transaction, block);
+                }
+                while record.blocks.len() < needed {
+                    record.blocks.push(self.take(transaction)?);
+                }
+                record.version = entry.after.index;
+                record_writes(record.next, record.version, &entry.key, value, &record.blocks, sizes)
+                    .into_iter()
+                    .for_each(|write| transaction.write(write));
+            }
+            (Some(value), None) => {
+                let mut blocks = Vec::with_capacity(1);
+                for _ in 0..self.blocks_of(entry) {
+                    blocks.push(self.take(transaction)?);
+                }
+                let next = chain.first().map_or(0, |record| pointer(record.blocks[0]));
+                let version = entry.after.index;
+                record_writes(next, version, &entry.key, value, &blocks, sizes)
+                    .into_iter()
+                    .for_each(|write| transaction.write(write));
+                self.point(transaction, bucket, pointer(blocks[0]));
+                let key = entry.key.clone();
+                let record = Record { next, version, key, value_bytes: value.len(), blocks, value: Bytes::new() };
+                chain.insert(0, record);
+            }
+        }
+        let first = chain.first().map_or(0, |record| pointer(record.blocks[0]));
+        transaction.buckets.insert(bucket, first);
+        Ok(())
+    }
+
+    fn point(&self, transaction: &mut Transaction, bucket: u64, to: u64) {
+        let bytes = Bytes::copy_from_slice(&to.to_le_bytes());
+        transaction.write(Write { address: self.shared.sizes.bucket_at(bucket), bytes });
+    }
+
+    fn take(&mut self, transaction: &mut Transaction) -> Result<u32, Error> {
+        let block = self.blocks.take()?;
+        transaction.lines.insert(u64::from(block) / LINE_BLOCKS);
+        Ok(block)
+    }
+
+    fn give_back(&mut self, transaction: &mut Transaction, block: u32) {
+        self.blocks.give_back(block);
+        transaction.lines.insert(u64::from(block) / LINE_BLOCKS);
+    }
+
+    /// Commits what there is when so much more would not fit.
+    async fn make_room(&self, transaction: &mut Transaction, writes: usize, bytes: u64) -> Result<(), Error> {
+        let bytes_max = self.shared.coordinator.layout().entry_bytes_max();
+        match transaction.fits(writes, bytes, bytes_max) {
+            true => Ok(()),
+            false => self.commit(transaction).await,
+        }
+    }
+
+    async fn commit(&self, transaction: &mut Transaction) -> Result<(), Error> {
+        let shared = self.shared;
+        let Transaction { mut writes, lines, buckets, .. } = std::mem::take(transaction);
+        for line in lines {
+            writes.push(Write { address: shared.sizes.line_at(line), bytes: self.blocks.line(line) });
+        }
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let stripes: BTreeSet<usize> = buckets.keys().map(|bucket| *bucket as usize % STRIPES).collect();
+        let count_up = || {
+            let mut state = lock(&shared.state);
+            stripes.iter().for_each(|stripe| state.stripes[*stripe] = state.stripes[*stripe].wrapping_add(1));
+        };
+        count_up();
+        shared.coordinator.transact(writes).await?;
+        crash_point("consensus.kv.committed").await;
+        {
+            let mut state = lock(&shared.state);
+            for (bucket, first) in buckets {
+                let known = &mut state.index[bucket as usize];
+                let before = std::mem::replace(known, first);
+                state.known += u64::from(before == UNKNOWN);
+            }
+        }
+        count_up();
+        shared.applied.notify_waiters();
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! What simulations do to the store: crash it between two steps, and plant mistakes that the checkers must catch.
+
+use std::cell::Cell;
+
+pub(super) use crate::fault::crash_point;
+
+/// A planted mistake. None is ever planted but by a test of the tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// None.
+    None,
+    /// A get is answered from the cache before a majority has what it tells.
+    AnswerUncommitted,
+    /// A new coordinator serves without having written the log back.
+    ServeUnwritten,
+    /// A new coordinator applies no more than what its cursor says, and forgets the log.
+    ForgetLog,
+    /// The cache evicts what is not applied.
+    EvictPending,
+    /// A get believes in a chain that changed while it was walked.
+    WalkUnguarded,
+    /// The cursor passes entries before they are applied.
+    CursorFirst,
+    /// A coordinator posts entries without a seal of its own.
+    NoSeal,
+}
+
+thread_local! {
+    static PLANTED: Cell<Mutant> = const { Cell::new(Mutant::None) };
+}
+
+/// Plants a mistake in every store of this thread, on which a simulation runs whole.
+pub fn plant(mutant: Mutant) {
+    PLANTED.set(mutant);
+}
+
+pub(super) fn mutant(mutant: Mutant) -> bool {
+    PLANTED.get() == mutant
+}

@@ -1,0 +1,165 @@
+//! Entries of the store's log: `docs/formats/kv.md`.
+//!
+//! ```text
+//!  0  checksum   over the rest of the head, key and value
+//!  8  index      1, 2, 3 …
+//!  16 term       of the coordinator that posted it
+//!  24 previous   checksum of the entry before, 0 for the first
+//!  32 value u32  bytes of the value
+//!  36 key u16    bytes of the key
+//!  38 kind u8    1 put, 2 delete
+//!  39 version u8
+//!  40 key, value
+//! ```
+//!
+//! An entry lies in one piece, at a multiple of 64 bytes; where the rest of the log is too short for it, it lies at the
+//! log's beginning. A torn entry does not have its checksum; one that is left of an earlier round, or of a history that was
+//! given up, does not continue the chain.
+
+use base::bytes::BufMut as _;
+use base::{Bytes, BytesMut};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::layout::VERSION;
+use crate::Term;
+use crate::layout::{half, word};
+
+/// Bytes before the key.
+pub(super) const HEAD_BYTES: usize = 40;
+const PUT: u8 = 1;
+const DELETE: u8 = 2;
+
+/// An entry, read back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Entry {
+    pub index: u64,
+    pub term: Term,
+    pub previous: u64,
+    pub checksum: u64,
+    pub key: Bytes,
+    /// None: a delete.
+    pub value: Option<Bytes>,
+    /// All of its bytes.
+    pub raw: Bytes,
+}
+
+/// Bytes of the log that an entry takes.
+pub(super) const fn padded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(64)
+}
+
+pub(super) fn entry_bytes(key: &[u8], value: Option<&Bytes>) -> u64 {
+    (HEAD_BYTES + key.len() + value.map_or(0, Bytes::len)) as u64
+}
+
+/// Where an entry goes that follows a position, and how many bytes are skipped before it.
+pub(super) fn place(position: u64, length: u64, log_bytes: u64) -> (u64, u64) {
+    if position + length <= log_bytes { (position, 0) } else { (0, log_bytes - position) }
+}
+
+/// An entry's bytes and its checksum.
+pub(super) fn encode(index: u64, term: Term, previous: u64, key: &[u8], value: Option<&Bytes>) -> (Bytes, u64) {
+    let mut bytes = BytesMut::with_capacity(entry_bytes(key, value) as usize);
+    bytes.put_u64_le(0);
+    bytes.put_u64_le(index);
+    bytes.put_u64_le(term.0);
+    bytes.put_u64_le(previous);
+    bytes.put_u32_le(value.map_or(0, Bytes::len) as u32);
+    bytes.put_u16_le(key.len() as u16);
+    bytes.put_u8(if value.is_some() { PUT } else { DELETE });
+    bytes.put_u8(VERSION as u8);
+    bytes.put_slice(key);
+    bytes.put_slice(value.map_or(&[], |value| &value[..]));
+    let checksum = xxh3_64(&bytes[8..]);
+    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+    (bytes.freeze(), checksum)
+}
+
+/// The entry that begins with these bytes, if they are one.
+pub(super) fn decode(bytes: &Bytes) -> Option<Entry> {
+    if bytes.len() < HEAD_BYTES || u32::from(bytes[39]) != VERSION {
+        return None;
+    }
+    let value_bytes = usize::try_from(half(bytes, 32)).ok()?;
+    let value_at = HEAD_BYTES + usize::from(u16::from_le_bytes([bytes[36], bytes[37]]));
+    let total = value_at.checked_add(value_bytes)?;
+    if total > bytes.len() || xxh3_64(&bytes[8..total]) != word(bytes, 0) {
+        return None;
+    }
+    let value = match bytes[38] {
+        PUT => Some(bytes.slice(value_at..total)),
+        DELETE if value_bytes == 0 => None,
+        _ => return None,
+    };
+    Some(Entry {
+        index: word(bytes, 8),
+        term: Term(word(bytes, 16)),
+        previous: word(bytes, 24),
+        checksum: word(bytes, 0),
+        key: bytes.slice(HEAD_BYTES..value_at),
+        value,
+        raw: bytes.slice(..total),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn entries_have_the_documented_layout() {
+        let (bytes, checksum) = encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")));
+        let hex: String = bytes[8..].iter().map(|byte| format!("{byte:02x}")).collect();
+        let golden = "07000000000000000300000000000000110000000000000005000000030001016b657976616c7565";
+        assert_eq!(hex, golden);
+        assert_eq!(word(&bytes, 0), checksum);
+        assert_eq!(checksum, 13_977_988_250_602_677_271, "the checksum's algorithm is part of the format");
+        let (bytes, _) = encode(8, Term(3), checksum, b"key", None);
+        let hex: String = bytes[32..].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "00000000030002016b6579");
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        let (bytes, _) = encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")));
+        for at in 0..bytes.len() {
+            let mut bad = bytes.to_vec();
+            bad[at] ^= 1;
+            assert_eq!(decode(&Bytes::from(bad)), None, "byte {at}");
+        }
+        assert_eq!(decode(&bytes.slice(..bytes.len() - 1)), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_behind_goes_to_the_beginning() {
+        assert_eq!(place(0, 128, 4096), (0, 0));
+        assert_eq!(place(3968, 128, 4096), (3968, 0));
+        assert_eq!(place(4032, 128, 4096), (0, 64));
+        assert_eq!(place(4096, 64, 4096), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn entries_come_back_as_they_were(
+            index: u64, previous: u64, key in prop::collection::vec(any::<u8>(), 1..200),
+            value in prop::option::of(prop::collection::vec(any::<u8>(), 0..500)),
+            tail in prop::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let value = value.map(Bytes::from);
+            let (bytes, checksum) = encode(index, Term(5), previous, &key, value.as_ref());
+            prop_assert_eq!(bytes.len() as u64, entry_bytes(&key, value.as_ref()));
+            let entry = decode(&[&bytes[..], &tail].concat().into()).expect("it was just encoded");
+            let expected = Entry {
+                index, term: Term(5), previous, checksum, key: key.into(), value, raw: bytes,
+            };
+            prop_assert_eq!(entry, expected);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode(&bytes.into());
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The key-value store over shared memory within one process.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Bytes;
+use base::rt::{self, Stop};
+use consensus::kv::{Event, Expected, Options, Sizes, Store, Swap, Versioned};
+use consensus::{
+    Coordinator, Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
+};
+use rma::shm::Shm;
+use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+
+const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
+const GROUP: GroupId = GroupId(7);
+/// Few buckets, so that chains are long; a log that is gone around often.
+const SIZES: Sizes = Sizes { log_bytes: 8192, buckets: 8, blocks: 1024, block_bytes: 128 };
+/// Nothing but what must be is in the cache.
+const SMALL: Options = Options { cache_bytes: 2000 };
+
+struct World {
+    group: Group,
+    _nodes: Vec<Arc<MemoryNode>>,
+}
+
+impl World {
+    async fn start(name: &str, sizes: Sizes) -> World {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let layout: Layout = sizes.group_layout(64 << 10).expect("good sizes");
+        let place = |slot| Place { address: format!("local:kv-{name}-{slot}"), name: "kv".to_owned(), token: TOKEN };
+        let timing = Timing {
+            // No test depends on how fast this machine is.
+            lease: Duration::from_millis(1000),
+            election_timeout: Duration::from_millis(20),
+            attempt_max: Duration::from_millis(500),
+            ..Timing::default()
+        };
+        let group = Group { id: GROUP, layout, nodes: (0..3).map(place).collect(), fabric, timing };
+        let mut nodes = Vec::new();
+        for place in &group.nodes {
+            let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+            let host = group.fabric.host(&place.address, options).await.expect("the address is free");
+            let groups = vec![GroupMemory { id: GROUP, layout }];
+            nodes.push(MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await.expect("memory"));
+        }
+        consensus::format(&group).await.expect("the nodes are blank");
+        World { group, _nodes: nodes }
+    }
+
+    async fn coordinator(&self) -> Coordinator {
+        loop {
+            let mut standby = Standby::new(self.group.clone(), 1).expect("the group is good");
+            let coordinator = standby.take_over().await.expect("a majority is there");
+            if coordinator.is_serving() {
+                return coordinator;
+            }
+        }
+    }
+
+    async fn store(&self, sizes: Sizes, options: Options) -> Store {
+        Store::take_over(self.coordinator().await, sizes, options).await.expect("it serves")
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    rt::production::Runtime::new(2).expect("threads").block_on(test);
+}
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// A small generator, so that a test is the same every time.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+async fn settle(store: &Store) {
+    while store.status().applied < store.status().last {
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn a_store_is_what_a_map_is_also_after_takeovers() {
+    run(async {
+        let world = World::start("model", SIZES).await;
+        let mut store = world.store(SIZES, SMALL).await;
+        let mut model: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
+        let mut chance = Chance(1);
+        let mut last = 0;
+        for step in 0..4000_u64 {
+            let key = format!("key-{}", chance.below(60));
+            let expected =
+                model.get(&key).map(|(value, version)| Versioned { value: value.clone(), version: *version });
+            let value = Bytes::from(vec![step as u8; chance.below(SIZES.value_bytes_max() as u64 + 1) as usize]);
+            match chance.below(10) {
+                0..4 => assert_eq!(store.get(key.as_bytes()).await, Ok(expected), "step {step}"),
+                4..7 => {
+                    let version = store.put(bytes(&key), value.clone()).await.expect("it serves");
+                    assert!(version > last);
+                    last = version;
+                    model.insert(key, (value, version));
+                }
+                7 => {
+                    let gone = store.delete(bytes(&key)).await.expect("it serves");
+                    assert_eq!(gone.is_some(), model.remove(&key).is_some(), "step {step}");
+                    last = gone.unwrap_or(last);
+                }
+                8 => {
+                    let swapped = store
+                        .compare_and_set(bytes(&key), Expected::Version(last), Some(value.clone()))
+                        .await
+                        .expect("it serves");
+                    match swapped {
+                        Swap::Done(version) => {
+                            assert_eq!(expected.map(|found| found.version), Some(last));
+                            last = version;
+                            model.insert(key, (value, version));
+                        }
+                        Swap::Found(found) => {
+                            assert_ne!(expected.as_ref().map(|found| found.version), Some(last));
+                            assert_eq!(found, expected);
+                        }
+                    }
+                }
+                _ => {
+                    let wanted =
+                        expected.as_ref().map_or(Expected::Absent, |found| Expected::Value(found.value.clone()));
+                    let swapped = store.compare_and_set(bytes(&key), wanted, Some(value.clone())).await;
+                    let Ok(Swap::Done(version)) = swapped else { panic!("step {step}: {swapped:?}") };
+                    last = version;
+                    model.insert(key, (value, version));
+                }
+            }
+            if step % 500 == 499 {
+                // As if it had crashed, with the log in whatever state.
+                let before = store.status();
+                drop(store);
+                store = world.store(SIZES, SMALL).await;
+                let after = store.status();
+                assert!(after.recovered as u64 >= after.last - before.applied.max(after.applied));
+                assert_eq!(after.last, last);
+            }
+        }
+        for key in 0..60 {
+            let key = format!("key-{key}");
+            let found = store.get(key.as_bytes()).await.expect("it serves");
+            assert_eq!(found.map(|found| (found.value, found.version)), model.get(&key).cloned());
+        }
+        // Not one block is lost.
+        settle(&store).await;
+        let records = model.iter().map(|(key, (value, _))| (48 + key.len() + value.len()).div_ceil(128) as u64);
+        assert_eq!(store.status().blocks_free, SIZES.blocks - records.sum::<u64>());
+        assert!(store.status().cache_bytes < 20_000, "{:?}", store.status());
+    });
+}
+
+#[test]
+fn keys_and_values_that_are_too_long_are_refused_and_a_full_store_says_so() {
+    run(async {
+        let sizes = Sizes { blocks: 512, ..SIZES };
+        let world = World::start("full", sizes).await;
+        let store = world.store(sizes, Options::default()).await;
+        for bad in [Bytes::new(), Bytes::from(vec![1; sizes.key_bytes_max() + 1])] {
+            assert!(matches!(store.put(bad.clone(), bytes("value")).await, Err(Error::Invalid(_))));
+            assert!(matches!(store.get(&bad).await, Err(Error::Invalid(_))));
+        }
+        let long = Bytes::from(vec![1; sizes.value_bytes_max() + 1]);
+        assert!(matches!(store.put(bytes("key"), long).await, Err(Error::Invalid(_))));
+
+        let long = Bytes::from(vec![1; sizes.value_bytes_max() - 16]);
+        let mut keys = 0;
+        while store.put(bytes(&format!("key-{keys}")), long.clone()).await.is_ok() {
+            keys += 1;
+        }
+        assert!(keys >= 512 / 7 - 1, "{keys}");
+        assert_eq!(store.put(bytes("another"), long.clone()).await, Err(Error::NoRoom));
+        assert!(store.delete(bytes("key-0")).await.expect("it serves").is_some());
+        settle(&store).await;
+        assert!(store.put(bytes("another"), long.clone()).await.is_ok());
+        drop(store);
+        let store = world.store(sizes, SMALL).await;
+        for key in 1..keys {
+            let found = store.get(format!("key-{key}").as_bytes()).await.expect("it serves");
+            assert_eq!(found.map(|found| found.value), Some(long.clone()), "{key}");
+        }
+        let other = Sizes { blocks: 1024, ..sizes };
+        drop(store);
+        let refused = Store::take_over(world.coordinator().await, other, SMALL).await;
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    });
+}
+
+#[test]
+fn watchers_are_told_every_change_also_across_a_takeover() {
+    run(async {
+        let world = World::start("watch", SIZES).await;
+        let store = world.store(SIZES, SMALL).await;
+        let mut watch = store.watch(bytes("a"), None).expect("it serves");
+        let mut versions = Vec::new();
+        for step in 0..30 {
+            let key = if step % 3 == 0 { "b" } else { "ab" };
+            let version = store.put(bytes(key), bytes(&step.to_string())).await.expect("it serves");
+            if key == "ab" {
+                versions.push((version, Some(bytes(&step.to_string()))));
+            }
+        }
+        versions.push((store.delete(bytes("ab")).await.expect("it serves").expect("it was there"), None));
+        for (version, value) in versions {
+            let told = watch.next().await.expect("it goes on");
+            assert_eq!(told, Event { key: bytes("ab"), value, version });
+        }
+        let from = watch.next_version();
+        let after = store.put(bytes("abc"), bytes("after")).await.expect("it serves");
+        drop(store);
+        while watch.next().await.is_some() {}
+
+        let store = world.store(SIZES, SMALL).await;
+        match store.watch(bytes("a"), Some(from)) {
+            Ok(mut watch) => assert_eq!(watch.next().await.expect("it goes on").version, after),
+            // It was applied before the first store ended.
+            Err(error) => assert_eq!(error, Error::Forgotten { asked: from, oldest: after + 1 }),
+        }
+    });
+}
+
+#[test]
+fn many_at_a_time_count_every_step_once() {
+    run(async {
+        let world = World::start("many", SIZES).await;
+        let store = world.store(SIZES, SMALL).await;
+        let clients = (0..16).map(|_| {
+            let store = store.clone();
+            rt::spawn(async move {
+                for _ in 0..50 {
+                    loop {
+                        let found = store.get(b"counter").await.expect("it serves");
+                        let count: u64 = found.as_ref().map_or(0, |found| {
+                            std::str::from_utf8(&found.value).expect("text").parse().expect("a number")
+                        });
+                        let expected = found.map_or(Expected::Absent, |found| Expected::Version(found.version));
+                        let next = Some(bytes(&(count + 1).to_string()));
+                        let swapped = store.compare_and_set(bytes("counter"), expected, next).await;
+                        if matches!(swapped.expect("it serves"), Swap::Done(_)) {
+                            break;
+                        }
+                    }
+                }
+            })
+        });
+        for client in clients.collect::<Vec<_>>() {
+            client.await.expect("no check fails");
+        }
+        assert_eq!(store.get(b"counter").await.expect("it serves").expect("it is there").value, bytes("800"));
+    });
+}

@@ -1,0 +1,522 @@
+//! A key-value store under faults: three or five memory nodes, three processors that take the store over from one another,
+//! and clients of whichever of them serves.
+//!
+//! 1. A seed decides sizes, delays, what is asked, and the faults: processors crash, also at the named points of the
+//!    protocols; everybody is paused, cut off and drifts; connections break; verbs are lost, torn and delayed. Memory nodes
+//!    crash and come back blank, as many at a time as the group is to survive.
+//! 2. Meanwhile versions and watchers are held against one another: [`history`].
+//! 3. All is healed. Every client's operation then succeeds soon, every memory node is taken back, everything is applied, and
+//!    as many blocks are taken as the keys need. The history of every key must be linearizable.
+//!
+//! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
+
+mod history;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
+use base::rt::{self, Stop};
+use base::{Bytes, ErrorKind};
+use consensus::kv::fault::{Mutant, plant};
+use consensus::kv::{Expected, Options, Sizes, Store, Swap};
+use consensus::{Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
+use futures_util::future::select;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use rma::sim::SimFabric;
+use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+
+use history::{Asked, History, Outcome as Told};
+
+const GROUP: GroupId = GroupId(7);
+const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
+const MEMORY_NODES: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
+const PROCESSORS: [&str; 3] = ["p0", "p1", "p2"];
+const KEYS: u64 = 12;
+const CLIENTS: usize = 6;
+/// How long faults happen.
+const TROUBLE: Duration = Duration::from_millis(2500);
+/// Within this everything works again.
+const CALM_MAX: Duration = Duration::from_secs(20);
+/// Operations of a seed.
+const OPERATIONS_MIN: u64 = 300;
+/// The group's log.
+const GROUP_LOG_BYTES: u64 = 8192;
+
+const CRASH_POINTS: &[&str] = &[
+    "consensus.kv.applied",
+    "consensus.kv.applying",
+    "consensus.kv.committed",
+    "consensus.kv.read",
+    "consensus.kv.sealed",
+    "consensus.kv.writing_back",
+    "consensus.kv.written_back",
+];
+
+/// Points that are come by all the time.
+const OFTEN: &[&str] = &["consensus.kv.applied", "consensus.kv.applying", "consensus.kv.committed"];
+
+const FAULT_POINTS: &[&str] = &[
+    "consensus.node.answer_lost",
+    "consensus.node.request_lost",
+    "consensus.node.unconfirmed",
+    "rma.sim.delay_revocation",
+    "rma.sim.delay_verb",
+    "rma.sim.lose_completion",
+    "rma.sim.lose_verb",
+    "rma.sim.tear",
+];
+
+/// What one seed is about.
+#[derive(Clone)]
+struct World {
+    sim: Sim,
+    fabric: SimFabric,
+    history: Arc<History>,
+    current: Arc<Mutex<Option<Store>>>,
+    memory_nodes: usize,
+    sizes: Sizes,
+    options: Options,
+}
+
+fn timing() -> Timing {
+    Timing {
+        heartbeat: Duration::from_millis(10),
+        lease: Duration::from_millis(40),
+        election_timeout: Duration::from_millis(50),
+        attempt_max: Duration::from_millis(40),
+        answer_max: Duration::from_millis(100),
+        grace: Duration::from_millis(2),
+        reconnect: Duration::from_millis(20),
+        copy_bytes_per_second: Timing::UNLIMITED,
+    }
+}
+
+fn key_of(key: u64) -> Bytes {
+    Bytes::from(format!("key-{key}"))
+}
+
+/// A value's bytes: of some length, and all of them tell which it is.
+fn bytes_of(value: u64, sizes: &Sizes) -> Bytes {
+    let words = 1 + (value * 7 % 40).min(sizes.value_bytes_max() as u64 / 8 - 1);
+    Bytes::from(value.to_le_bytes().repeat(words as usize))
+}
+
+fn value_of(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("torn: a part of a word")));
+    let first = words.next().expect("torn: an empty value");
+    assert!(words.all(|word| word == first), "torn: {bytes:?}");
+    first
+}
+
+impl World {
+    fn group(&self) -> Group {
+        let nodes = MEMORY_NODES[..self.memory_nodes].iter();
+        let place = |address: &&str| Place { address: (*address).to_owned(), name: "kv".into(), token: TOKEN };
+        Group {
+            id: GROUP,
+            layout: self.sizes.group_layout(GROUP_LOG_BYTES).expect("good sizes"),
+            nodes: nodes.map(place).collect(),
+            fabric: Arc::new(self.fabric.clone()) as Arc<dyn Fabric>,
+            timing: timing(),
+        }
+    }
+
+    /// A memory node's boot: it knows nothing of its past.
+    fn start_memory_node(&self, which: usize) {
+        let world = self.clone();
+        let address = MEMORY_NODES[which];
+        self.sim.node(address).start(move || {
+            let world = world.clone();
+            async move {
+                let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+                let host = loop {
+                    match world.fabric.host(address, options.clone()).await {
+                        Ok(host) => break host,
+                        Err(_) => rt::sleep(Duration::from_millis(5)).await,
+                    }
+                };
+                let groups = vec![GroupMemory { id: GROUP, layout: world.group().layout }];
+                let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
+                let _node = MemoryNode::start(options).await.expect("there is memory");
+                std::future::pending::<()>().await;
+            }
+        });
+    }
+
+    fn current(&self) -> Option<Store> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        current.filter(|store| store.coordinator().is_serving())
+    }
+
+    /// A processor: stands by, serves, stands by again.
+    async fn process(self, which: usize) {
+        let mut standby = Standby::new(self.group(), which as u64).expect("the group is good");
+        loop {
+            let outcome = match standby.take_over().await {
+                Ok(coordinator) => Store::take_over(coordinator, self.sizes, self.options).await,
+                Err(error) => Err(error),
+            };
+            match outcome {
+                Ok(store) => {
+                    let error = self.serve(store).boxed().await;
+                    self.check_end(which, &error);
+                }
+                Err(error) => self.check_end(which, &error),
+            }
+        }
+    }
+
+    fn check_end(&self, which: usize, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
+            self.history.fail(format!("report: {}: {error}", PROCESSORS[which]));
+        }
+    }
+
+    async fn serve(&self, store: Store) -> Error {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(store.clone());
+        let mut tasks = FuturesUnordered::new();
+        for client in 0..=CLIENTS {
+            let (world, store) = (self.clone(), store.clone());
+            let task = match client {
+                0 => rt::spawn(async move { world.watch(&store).await }),
+                _ => rt::spawn(async move { world.ask(&store).await }),
+            };
+            tasks.push(task.abort_on_drop());
+        }
+        // What a check in one of them says is heard at once.
+        let hearing = async {
+            while tasks.next().await.is_some() {}
+            std::future::pending::<()>().await;
+        };
+        select(pin!(store.ended()), pin!(hearing)).await;
+        store.ended().await
+    }
+
+    /// What ends a client ends the store too.
+    async fn ask(&self, store: &Store) {
+        while self.operate(store).await.is_ok() {}
+    }
+
+    /// Takes what it is told; asks again where it was too slow.
+    async fn watch(&self, store: &Store) {
+        let mut from = None;
+        while let Ok(mut watch) = store.watch(Bytes::new(), from) {
+            let mut last = None;
+            while let Some(event) = watch.next().await {
+                self.history.told(last, event.version, &event.key, event.value.as_deref().map(value_of));
+                last = Some(event.version);
+                from = Some(watch.next_version());
+            }
+        }
+    }
+
+    /// One operation on a key.
+    async fn operate(&self, store: &Store) -> Result<(), Error> {
+        let (history, key) = (&self.history, rt::random_below(KEYS));
+        let name = key_of(key);
+        let asked = match rt::random_below(10) {
+            0..5 => Asked::Get,
+            5..8 => Asked::Put(history.next_value()),
+            8 => Asked::Delete,
+            _ => Asked::Swap(history.some_value(key), history.next_value()),
+        };
+        let begun = history.begin(key, asked);
+        let outcome = match asked {
+            Asked::Get => store
+                .get(&name)
+                .await
+                .map(|found| Told::Got(found.map(|found| (value_of(&found.value), found.version)))),
+            Asked::Put(value) => store.put(name, bytes_of(value, &self.sizes)).await.map(Told::Done),
+            Asked::Delete => store.delete(name).await.map(|done| done.map_or(Told::Got(None), Told::Done)),
+            Asked::Swap(expected, value) => {
+                let expected = expected.map_or(Expected::Absent, |value| Expected::Value(bytes_of(value, &self.sizes)));
+                let new = Some(bytes_of(value, &self.sizes));
+                store.compare_and_set(name, expected, new).await.map(|swapped| match swapped {
+                    Swap::Done(version) => Told::Done(version),
+                    Swap::Found(found) => Told::Got(found.map(|found| (value_of(&found.value), found.version))),
+                })
+            }
+        };
+        match outcome {
+            Ok(outcome) => history.end(begun, outcome),
+            Err(error) => {
+                if error.kind() != ErrorKind::Ambiguous {
+                    history.refused(begun);
+                }
+                return Err(error);
+            }
+        }
+        rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
+        Ok(())
+    }
+
+    /// Loses the memory of nodes, never of more at a time than the group survives.
+    async fn lose_memory(self, until: Stop) {
+        let mut chance = self.sim.chance();
+        while !until.is_stopped() {
+            rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(900)))).await;
+            let whole = |store: &Store| store.coordinator().status().live == self.memory_nodes;
+            if until.is_stopped() || !self.current().is_some_and(|store| whole(&store)) {
+                continue;
+            }
+            let count = 1 + chance.index(self.memory_nodes / 2);
+            let first = chance.index(self.memory_nodes);
+            for step in 0..count {
+                let node = self.sim.node(MEMORY_NODES[(first + step) % self.memory_nodes]);
+                node.crash();
+                rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
+                node.restart();
+            }
+            // Until a coordinator has noticed.
+            rt::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Starts processors again that have crashed.
+    async fn revive(self, until: Stop) {
+        while !until.is_stopped() {
+            rt::sleep(Duration::from_millis(60)).await;
+            for name in PROCESSORS {
+                self.sim.node(name).restart();
+            }
+        }
+    }
+
+    /// Somebody serves, everything works, and every memory node is whole again.
+    async fn comes_to_rest(&self) {
+        let start = rt::now();
+        loop {
+            let is_whole = self.current().is_some_and(|store| store.coordinator().status().live == self.memory_nodes);
+            if is_whole && self.history.operations() >= OPERATIONS_MIN {
+                break;
+            }
+            self.history.check_failed();
+            assert!(start.elapsed() < CALM_MAX, "progress: after {CALM_MAX:?} of calm: {}", self.history.operations());
+            rt::sleep(Duration::from_millis(100)).await;
+        }
+        let before = self.history.operations();
+        while self.history.operations() == before {
+            rt::sleep(Duration::from_millis(50)).await;
+            assert!(start.elapsed() < CALM_MAX, "progress: nothing is read or written any more");
+        }
+    }
+
+    /// Everything is applied, and the blocks that are taken are those that the keys need.
+    async fn check_blocks(&self) {
+        let store = self.current().expect("nothing ends it any more");
+        let world = self.clone();
+        let checked = self.sim.node("operator").spawn(async move {
+            loop {
+                let before = store.status();
+                let mut needed = 0;
+                for key in 0..KEYS {
+                    let name = key_of(key);
+                    if let Some(found) = store.get(&name).await? {
+                        needed +=
+                            (48 + name.len() + found.value.len()).div_ceil(world.sizes.block_bytes as usize) as u64;
+                    }
+                }
+                let after = store.status();
+                if before.last == after.last && after.applied == after.last {
+                    let taken = world.sizes.blocks - after.blocks_free;
+                    assert!(taken == needed, "blocks: {taken} are taken, the keys need {needed}");
+                    return Ok::<(), Error>(());
+                }
+                rt::sleep(Duration::from_micros(200)).await;
+            }
+        });
+        checked.await.expect("it does not crash").expect("it serves");
+    }
+}
+
+fn nodes(seed: u64) -> usize {
+    if seed % 4 == 3 { 5 } else { 3 }
+}
+
+/// Faults of everybody, and crashes of processors.
+fn plans(seed: u64) -> [Plan; 2] {
+    let memory_nodes = MEMORY_NODES[..nodes(seed)].iter();
+    let everybody = memory_nodes.chain(&PROCESSORS).map(|node| (*node).to_owned()).collect();
+    let kinds = vec![
+        FaultKind::Pause,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Break,
+        FaultKind::Break,
+        FaultKind::Drift,
+    ];
+    let within = Duration::from_millis(300)..TROUBLE;
+    let lasting = Duration::from_millis(5)..Duration::from_millis(400);
+    let trouble =
+        Bounds { nodes: everybody, kinds, faults: 10, within: within.clone(), lasting: lasting.clone(), down_max: 2 };
+    let processors = PROCESSORS.map(str::to_owned).to_vec();
+    let crashes = Bounds { nodes: processors, kinds: vec![FaultKind::Crash], faults: 3, within, lasting, down_max: 2 };
+    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+}
+
+async fn scenario(sim: Sim) -> u64 {
+    let seed = sim.seed();
+    let history = Arc::new(History::new(&sim));
+    let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
+    let sizes = Sizes { log_bytes, buckets: 8, blocks: 512, block_bytes: 128 };
+    let options = Options { cache_bytes: [0, 1500, 1 << 20][(seed % 3) as usize] };
+    let world = World {
+        sim: sim.clone(),
+        fabric: SimFabric::new(&sim),
+        history: Arc::clone(&history),
+        current: Arc::default(),
+        memory_nodes: nodes(seed),
+        sizes,
+        options,
+    };
+    (0..world.memory_nodes).for_each(|which| world.start_memory_node(which));
+    rt::sleep(Duration::from_millis(20)).await;
+    let formatting = world.clone();
+    let formatted = sim.node("operator").spawn(async move { consensus::format(&formatting.group()).await });
+    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    for (which, name) in PROCESSORS.into_iter().enumerate() {
+        let world = world.clone();
+        sim.node(name).start(move || world.clone().process(which));
+    }
+    let calm = Stop::new();
+    rt::sleep(Duration::from_millis(200)).await;
+    let losing = rt::spawn(world.clone().lose_memory(calm.clone()));
+    let reviving = rt::spawn(world.clone().revive(calm.clone()));
+    if !seed.is_multiple_of(4) {
+        // In some seeds, faults of nodes and links alone.
+        FAULT_POINTS.iter().for_each(|point| sim.inject(point, 0.01));
+        sim.inject("rma.sim.lose_verb", 0.001);
+        sim.inject("rma.sim.lose_completion", 0.001);
+        sim.inject("rma.sim.delay_verb", 0.002);
+        for point in CRASH_POINTS {
+            sim.inject(point, if OFTEN.contains(point) { 0.003 } else { 0.08 });
+        }
+    }
+    let [trouble, crashes] = plans(seed);
+    let (other, crashing) = (sim.clone(), crashes);
+    let crashing = rt::spawn(async move { other.run_plan(&crashing).await });
+    sim.run_plan(&trouble).await;
+    crashing.await.expect("the driver does not crash");
+    for point in FAULT_POINTS.iter().chain(CRASH_POINTS) {
+        sim.inject(point, 0.0);
+    }
+    sim.heal_all();
+    calm.stop();
+    losing.await.expect("the driver does not crash");
+    reviving.await.expect("the driver does not crash");
+    for name in PROCESSORS {
+        sim.node(name).restart();
+    }
+    history.check_failed();
+    world.comes_to_rest().await;
+    world.check_blocks().await;
+    history.check_failed();
+    history.check_linearizable();
+    history.operations()
+}
+
+fn simulation(seed: u64) -> Simulation {
+    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
+}
+
+type Outcome = Result<Report<u64>, Box<Failure>>;
+
+fn run(seed: u64, mutant: Mutant) -> Outcome {
+    plant(mutant);
+    let outcome = simulation(seed).run(scenario);
+    plant(Mutant::None);
+    outcome
+}
+
+/// Runs seeds; each must succeed, and all together must have come by every fault point.
+fn campaign(seeds: Range<u64>) {
+    let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
+    let (mut operations, mut faults) = (0, 0);
+    for seed in seeds.clone() {
+        let report = match run(seed, Mutant::None) {
+            Ok(report) => report,
+            Err(failure) => panic!(
+                "seed {seed}: {failure}\nfault plan: {}\n{}\nrepeat with: KV_SEED={seed} cargo test --release -p \
+                 heddle-consensus --test kv_simulation one_seed",
+                plans(seed)[0],
+                plans(seed)[1]
+            ),
+        };
+        operations += report.value;
+        faults += plans(seed).iter().map(|plan| plan.steps.len()).sum::<usize>();
+        for (point, counts) in report.fault_points {
+            *injected.entry(point).or_default() += counts.injected;
+        }
+    }
+    println!("seeds {seeds:?}: {operations} operations, {faults} faults, injected {injected:?}");
+    if seeds.end - seeds.start >= 75 {
+        for point in FAULT_POINTS.iter().chain(CRASH_POINTS) {
+            assert!(injected.get(point).is_some_and(|count| *count > 0), "no seed injected {point}");
+        }
+    }
+}
+
+#[test]
+fn seeds_0_to_74() {
+    campaign(0..75);
+}
+
+#[test]
+fn seeds_75_to_149() {
+    campaign(75..150);
+}
+
+/// `KV_SEEDS=0..5000 cargo test --release -p heddle-consensus --test kv_simulation chosen_seeds`
+#[test]
+fn chosen_seeds() {
+    let Ok(seeds) = std::env::var("KV_SEEDS") else { return };
+    let bounds = seeds.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    let (from, to) = bounds.expect("KV_SEEDS is a range, such as 0..5000");
+    campaign(from..to);
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 0..4 {
+        simulation(seed).check(scenario).expect("both runs succeed and are the same");
+    }
+}
+
+/// How the messages of the checks begin that may catch a mistake.
+const MISTAKES: &[(Mutant, &[&str])] = &[
+    (Mutant::AnswerUncommitted, &["linearizable:", "changed:"]),
+    (Mutant::ServeUnwritten, &["linearizable:", "changed:", "report:"]),
+    (Mutant::ForgetLog, &["linearizable:", "changed:", "report:"]),
+    (Mutant::EvictPending, &["linearizable:"]),
+    (Mutant::WalkUnguarded, &["linearizable:", "torn:"]),
+    (Mutant::CursorFirst, &["linearizable:", "changed:", "blocks:"]),
+    (Mutant::NoSeal, &["linearizable:", "changed:", "report:"]),
+];
+
+#[test]
+fn every_planted_mistake_is_caught() {
+    for (mutant, caught_by) in MISTAKES {
+        let caught = (0..200).find_map(|seed| run(seed, *mutant).err().map(|failure| (seed, failure)));
+        let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {mutant:?}"));
+        let reason = failure.reason.to_string();
+        println!("{mutant:?}: seed {seed}: {reason}");
+        let as_meant = caught_by.iter().any(|check| reason.contains(&format!("panicked: {check}")));
+        assert!(as_meant, "{mutant:?} is caught, but by something else: {reason}");
+    }
+}
+
+/// `KV_SEED=17 cargo test --release -p heddle-consensus --test kv_simulation one_seed` repeats a seed.
+#[test]
+fn one_seed() {
+    let Some(seed) = std::env::var("KV_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    let [trouble, crashes] = plans(seed);
+    println!("fault plan: {trouble}\n{crashes}");
+    run(seed, Mutant::None).expect("the seed succeeds");
+}
