@@ -21,7 +21,8 @@ use rma::shm::Shm;
 use rma::{Capability, Credential, Endpoint, Fabric, HostOptions, NodeId, Rights, TOKEN_BYTES, Token};
 
 const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
-const LAYOUT: Layout = Layout { log_bytes: 4 << 20, direct_bytes: 0, memory_bytes: 16 << 20, block_bytes: 64 };
+const LAYOUT: Layout =
+    Layout { log_bytes: 4 << 20, direct_bytes: 0, memory_bytes: 16 << 20, block_bytes: 64, data_shares: 1 };
 const BATCHES: usize = 60;
 const CALLS: usize = 2000;
 const NODES: usize = 3;

@@ -39,13 +39,14 @@ pub enum Error {
         /// All.
         nodes: usize,
     },
-    /// So many memory nodes have lost their memory that what was committed may be gone. Nobody guesses what it was.
+    /// So many memory nodes have lost their memory, or in a coded group hold only old shares, that what was committed may be
+    /// gone. Nobody guesses what it was.
     #[error(
         "{lost} of {nodes} memory nodes have lost their memory: what was committed cannot be told any more; restore the \
          group from a backup, or format it anew"
     )]
     MemoryLost {
-        /// Those that answer and hold nothing.
+        /// Those that answer and hold nothing of use.
         lost: usize,
         /// All.
         nodes: usize,

@@ -109,6 +109,13 @@ impl Group {
                 "{count} memory nodes: a group that survives F losses has 2F+1, at most {NODES_MAX}"
             ));
         }
+        if self.layout.is_coded() && self.layout.data_shares as usize != self.majority() {
+            return invalid(format!(
+                "{} data shares: a coded group of {count} memory nodes has {}",
+                self.layout.data_shares,
+                self.majority()
+            ));
+        }
         let addresses: BTreeSet<&str> = self.nodes.iter().map(|place| place.address.as_str()).collect();
         if addresses.len() < count {
             return invalid("a memory node is named twice in a group".to_owned());

@@ -9,10 +9,14 @@
 //! replicated one. A [`Header`] says how far a node's copy is: it is written to its two places in turn, so that one whose
 //! write was torn leaves the one before.
 //!
+//! The logged memory of a coded group is not there as it is, but as this node's share of each of its blocks
+//! ([`crate::shares`]); log and direct area are plain.
+//!
 //! Invariant: the memory behind the log has one address space, the direct area first, both made of whole blocks.
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::code::DATA_MAX;
 use crate::{Error, Term};
 
 /// Bytes of the administrative region.
@@ -30,12 +34,16 @@ pub(crate) const HEADER_BYTES: usize = 64;
 pub const FORMAT_VERSION: u32 = 1;
 /// Entries of the log begin at multiples of this.
 pub const LOG_UNIT_BYTES: u64 = 64;
+/// Bytes of a layout in a message.
+pub(crate) const LAYOUT_BYTES: usize = 40;
 /// The smallest log.
 pub const LOG_BYTES_MIN: u64 = 4096;
 /// The largest log, direct area or logged memory.
 pub const AREA_BYTES_MAX: u64 = 1 << 40;
 /// The smallest and the largest block.
 pub const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 64..=1 << 20;
+/// Shares have whole words.
+const SHARE_UNIT_BYTES: u64 = 8;
 
 /// The sizes of a group, the same at all of its memory nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,8 +54,11 @@ pub struct Layout {
     pub direct_bytes: u64,
     /// Bytes that are written through the log: a multiple of the block.
     pub memory_bytes: u64,
-    /// Bytes of a block, the unit of locks: a power of two.
+    /// Bytes of a block, the unit of locks and of shares: a power of two.
     pub block_bytes: u64,
+    /// 1: every memory node holds all of the logged memory. F+1: it is coded, and each of the 2F+1 nodes holds one share of
+    /// each block, of which any F+1 make the block.
+    pub data_shares: u32,
 }
 
 impl Layout {
@@ -62,6 +73,12 @@ impl Layout {
         }
         if !self.log_bytes.is_multiple_of(4096) || !(LOG_BYTES_MIN..=AREA_BYTES_MAX).contains(&self.log_bytes) {
             return invalid(format!("a log of {} bytes: choose a multiple of 4096", self.log_bytes));
+        }
+        if self.data_shares == 0 || self.data_shares as usize > DATA_MAX {
+            return invalid(format!(
+                "{} data shares: choose 1, or one more than the losses to survive",
+                self.data_shares
+            ));
         }
         for (what, bytes) in [("direct area", self.direct_bytes), ("memory", self.memory_bytes)] {
             if !bytes.is_multiple_of(self.block_bytes) || bytes > AREA_BYTES_MAX {
@@ -78,7 +95,21 @@ impl Layout {
 
     /// Bytes of the replicated region.
     pub const fn region_bytes(&self) -> u64 {
-        (HEAD_BYTES + self.log_bytes + self.address_bytes()).next_multiple_of(4096)
+        let blocks = self.memory_bytes / self.block_bytes;
+        (HEAD_BYTES + self.log_bytes + self.direct_bytes + blocks * self.share_bytes()).next_multiple_of(4096)
+    }
+
+    /// Whether memory nodes hold shares.
+    pub const fn is_coded(&self) -> bool {
+        self.data_shares > 1
+    }
+
+    /// Bytes of a block that one node holds.
+    pub const fn share_bytes(&self) -> u64 {
+        match self.is_coded() {
+            true => self.block_bytes.div_ceil(self.data_shares as u64).next_multiple_of(SHARE_UNIT_BYTES),
+            false => self.block_bytes,
+        }
     }
 
     /// Blocks of the address space.
@@ -91,9 +122,17 @@ impl Layout {
         HEAD_BYTES + offset
     }
 
-    /// Where an address lies in the region.
+    /// Where an address lies in the region: one of the direct area, or of a group that is not coded.
     pub(crate) const fn memory_at(&self, address: u64) -> u64 {
+        assert!(!self.is_coded() || address <= self.direct_bytes, "blocks of a coded group have no one place");
         HEAD_BYTES + self.log_bytes + address
+    }
+
+    /// Where a node's share of the block lies that begins at an address of the logged memory.
+    pub(crate) const fn share_at(&self, address: u64) -> u64 {
+        assert!(address >= self.direct_bytes && address.is_multiple_of(self.block_bytes), "a block of the memory");
+        let block = (address - self.direct_bytes) / self.block_bytes;
+        HEAD_BYTES + self.log_bytes + self.direct_bytes + block * self.share_bytes()
     }
 
     /// Bytes of the longest entry: a quarter of the log, so that a full one is never waited for in vain.
@@ -102,22 +141,25 @@ impl Layout {
     }
 
     /// As stored and sent.
-    pub(crate) fn encode(&self) -> [u8; 32] {
-        let mut bytes = [0; 32];
+    pub(crate) fn encode(&self) -> [u8; LAYOUT_BYTES] {
+        let mut bytes = [0; LAYOUT_BYTES];
         for (word, value) in
-            [self.log_bytes, self.direct_bytes, self.memory_bytes, self.block_bytes].into_iter().enumerate()
+            [self.log_bytes, self.direct_bytes, self.memory_bytes, self.block_bytes, self.data_shares.into()]
+                .into_iter()
+                .enumerate()
         {
             bytes[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
         }
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8; 32]) -> Layout {
+    pub(crate) fn decode(bytes: &[u8; LAYOUT_BYTES]) -> Layout {
         Layout {
             log_bytes: word(bytes, 0),
             direct_bytes: word(bytes, 8),
             memory_bytes: word(bytes, 16),
             block_bytes: word(bytes, 24),
+            data_shares: half(bytes, 32),
         }
     }
 }
@@ -241,7 +283,8 @@ impl Header {
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout = Layout { log_bytes: 8192, direct_bytes: 128, memory_bytes: 1024, block_bytes: 64 };
+    const LAYOUT: Layout =
+        Layout { log_bytes: 8192, direct_bytes: 128, memory_bytes: 1024, block_bytes: 64, data_shares: 1 };
 
     fn header(sequence: u64) -> Header {
         let applied = Cursor { index: 9, position: 640, chain: 0x0102 };
@@ -280,6 +323,8 @@ mod tests {
             Layout { log_bytes: 4097, ..LAYOUT },
             Layout { log_bytes: 0, ..LAYOUT },
             Layout { direct_bytes: 65, ..LAYOUT },
+            Layout { data_shares: 0, ..LAYOUT },
+            Layout { data_shares: 17, ..LAYOUT },
             Layout { memory_bytes: u64::MAX - 63, ..LAYOUT },
         ] {
             assert!(matches!(bad.check(), Err(Error::Invalid(_))), "{bad:?}");
@@ -292,5 +337,11 @@ mod tests {
         assert_eq!(LAYOUT.memory_at(0), 4096 + 8192);
         assert_eq!(LAYOUT.region_bytes(), 4096 + 8192 + 4096);
         assert_eq!(Layout::decode(&LAYOUT.encode()), LAYOUT);
+        let coded = Layout { data_shares: 3, memory_bytes: 64 * 200, ..LAYOUT };
+        assert_eq!((coded.share_bytes(), coded.memory_at(0)), (24, 4096 + 8192));
+        assert_eq!(coded.share_at(128), 4096 + 8192 + 128, "the direct area is plain");
+        assert_eq!(coded.share_at(128 + 64 * 199), 4096 + 8192 + 128 + 24 * 199);
+        assert_eq!(coded.region_bytes(), (4096 + 8192 + 128 + 24 * 200_u64).next_multiple_of(4096));
+        assert_eq!(Layout::decode(&coded.encode()), coded);
     }
 }

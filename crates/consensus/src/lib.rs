@@ -23,11 +23,13 @@
 //! * What was committed is never lost or changed, whatever F memory nodes lose.
 //! * When a fence has been answered, no verb of an earlier coordinator takes effect in that node's replicated region.
 //! * A node's logged memory holds committed writes alone.
+//! * Of a coded group, what F+1 live nodes hold of a block is one version of it.
 //! * Where so many nodes are gone that a majority of whole copies cannot be had, nothing is served and nothing guessed.
 //!
 //! Why this is safe is written where it is done: at the heads of [`standby`], [`takeover`] and [`coordinator`]. What
 //! bytes mean is left to the layers above.
 
+mod code;
 pub mod coordinator;
 pub mod entry;
 mod error;
@@ -41,6 +43,7 @@ pub mod memory_node;
 mod message;
 mod quorum;
 mod scan;
+mod shares;
 pub mod standby;
 pub mod takeover;
 

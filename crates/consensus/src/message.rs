@@ -1,7 +1,7 @@
 //! Control messages between a processor and a memory node: `docs/formats/consensus.md`.
 //!
 //! ```text
-//!  hello    01 000000 | number u32 | version u32 | 0 u32 | group u64 | layout 32
+//!  hello    01 000000 | number u32 | version u32 | 0 u32 | group u64 | layout 40
 //!  fence    02 000000 | number u32 | term u64 | holder u64
 //!  welcome  81 000000 | number u32 | version u32 | 0 u32 | life u64 | capability 40
 //!  fenced   82 000000 | number u32 | capability 40
@@ -13,11 +13,11 @@
 use base::bytes::{BufMut as _, Bytes, BytesMut};
 use rma::{CAPABILITY_BYTES, Capability};
 
-use crate::layout::{Layout, half, word};
+use crate::layout::{LAYOUT_BYTES, Layout, half, word};
 use crate::{Error, GroupId, Term};
 
 /// Raised with every change of the messages or of what they mean.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Bytes before a message's own.
 const HEAD_BYTES: usize = 8;
 /// Bytes of a refusal's text; what is longer is cut.
@@ -122,7 +122,7 @@ impl Request {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<(u32, Request), Error> {
         let (kind, number, body) = open(bytes, |kind| match kind {
-            HELLO => Some(48),
+            HELLO => Some(16 + LAYOUT_BYTES),
             FENCE => Some(16),
             _ => None,
         })?;
@@ -131,7 +131,10 @@ impl Request {
                 if half(body, 4) != 0 {
                     return Err(Error::Corrupt("a hello with reserved bytes set"));
                 }
-                let layout = Layout::decode(body[16..48].try_into().expect("its length was checked"));
+                if half(body, 16 + LAYOUT_BYTES - 4) != 0 {
+                    return Err(Error::Corrupt("a hello of more shares than any group has"));
+                }
+                let layout = Layout::decode(body[16..].try_into().expect("its length was checked"));
                 Request::Hello { version: half(body, 0), group: GroupId(word(body, 8)), layout }
             }
             _ => Request::Fence { term: Term(word(body, 0)), holder: word(body, 8) },
@@ -209,10 +212,10 @@ mod tests {
 
     #[test]
     fn messages_have_the_documented_layout() {
-        let layout = Layout { log_bytes: 4096, direct_bytes: 64, memory_bytes: 128, block_bytes: 64 };
+        let layout = Layout { log_bytes: 4096, direct_bytes: 64, memory_bytes: 128, block_bytes: 64, data_shares: 2 };
         let hello = Request::Hello { version: 1, group: GroupId(9), layout };
         let mut golden = vec![1, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-        [9_u64, 4096, 64, 128, 64].iter().for_each(|word| golden.extend(word.to_le_bytes()));
+        [9_u64, 4096, 64, 128, 64, 2].iter().for_each(|word| golden.extend(word.to_le_bytes()));
         assert_eq!(hello.encode(5)[..], golden);
         assert_eq!(Request::decode(&golden), Ok((5, hello)));
         let fence = Request::Fence { term: Term(7), holder: 8 };

@@ -96,7 +96,8 @@ pub(crate) mod tests {
     use crate::Term;
     use crate::entry::{Kind, Write, encode_head};
 
-    pub(crate) const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64, block_bytes: 64 };
+    pub(crate) const LAYOUT: Layout =
+        Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64, block_bytes: 64, data_shares: 1 };
 
     /// A log that is written to.
     pub(crate) struct Tape {

@@ -33,6 +33,10 @@
 //! and after it, then that coordinator had reached F+1 others after the loss, while at *t* F of the others were fenced from
 //! it for good, and the lost node was alive: one of the two came first, and either excludes the other.
 //!
+//! A coded group ([`crate::coordinator`]) differs in two points. In step 4, nodes whose log does not lead to the end are left out:
+//! nobody has what they lack, and F+1 others are needed. To find out, what lies before the leading logs' beginning is also looked
+//! for in the other logs; it counts if it leads there. In step 5, each node gets its own share of each block.
+//!
 //! Crashes between any two steps leave old copies with old headers and new ones with new headers, which is where the next
 //! takeover begins.
 
@@ -46,13 +50,14 @@ use base::rt;
 use futures_util::FutureExt as _;
 use futures_util::future::Either;
 
-use crate::coordinator::{Coordinator, Inheritance, Inherited};
+use crate::coordinator::{Coordinator, Inheritance, Inherited, is_whole};
 use crate::entry::Kind;
 use crate::fault::crash_point;
 use crate::layout::{Cursor, HEADER_BYTES, Header, Layout};
 use crate::link::{Held, Link, NotFenced};
 use crate::quorum::gather;
 use crate::scan::{self, Log, Placed};
+use crate::shares::Shares;
 use crate::{Error, Group, Term, Timing};
 
 /// Writes in flight to one node during a takeover.
@@ -173,7 +178,7 @@ impl Elected {
             to = reconciled.end.index,
             "a coordinator takes over"
         );
-        let replicas = adopt(&group, term, replicas, &reconciled).await?;
+        let replicas = adopt(&group, term, replicas, blank, &reconciled).await?;
         crash_point("consensus.takeover.adopted").await;
         let inherited = replay(&group, term, replicas, &reconciled).await?;
         crash_point("consensus.takeover.replayed").await;
@@ -236,7 +241,7 @@ pub(crate) fn reconcile(logs: &[Log], layout: &Layout) -> Result<Reconciled, Err
         // It was committed, and should be in the logs that count.
         return Err(Error::Corrupt("a copy has applied what the newest logs do not hold"));
     }
-    let tail: Vec<Placed> = entries.into_iter().filter(|placed| placed.entry.index > base.index).collect();
+    let tail: Vec<Placed> = entries.iter().filter(|placed| placed.entry.index > base.index).cloned().collect();
     let fits = |after: Cursor, entries: &[Placed]| scan::bytes(after.position, entries, layout) <= layout.log_bytes;
     if !fits(base, &tail) {
         return Err(Error::Corrupt("entries that no log has room for"));
@@ -247,20 +252,39 @@ pub(crate) fn reconcile(logs: &[Log], layout: &Layout) -> Result<Reconciled, Err
         Some(at) => tail[at - 1].after,
         None => end,
     };
-    for write in tail.iter().filter(|placed| placed.entry.kind == Kind::Writes).flat_map(|placed| &placed.entry.writes)
-    {
-        let until = write.address.checked_add(write.bytes.len() as u64);
-        if write.address < layout.direct_bytes || until.is_none_or(|until| until > layout.address_bytes()) {
-            return Err(Error::Corrupt("an entry of the log that writes beyond the memory"));
-        }
+    if !are_sound(&tail, layout) {
+        return Err(Error::Corrupt("an entry of the log that writes beyond the memory, or a part of a coded block"));
     }
+    let every: Vec<&Log> = logs.iter().collect();
     let missing = logs.iter().map(|log| {
-        let entries = scan::all(log.header.applied, &leading, layout);
-        let reaches = entries.last().map_or(log.header.applied, |placed| placed.after);
-        (reaches == end && fits(log.header.applied, &entries)).then_some(entries)
+        let mut missing = scan::all(log.header.applied, &leading, layout);
+        if layout.is_coded() && log.header.applied.index < from.index {
+            // What the leading logs were behind already counts wherever it stands, if it leads to where they begin: each
+            // entry names the one before.
+            let mut before = scan::all(log.header.applied, &every, layout);
+            if let Some(at) = before.iter().position(|placed| placed.after == from) {
+                before.truncate(at + 1);
+                before.extend(entries.iter().cloned());
+                missing = before;
+            }
+        }
+        let reaches = missing.last().map_or(log.header.applied, |placed| placed.after);
+        let is_near = reaches == end && fits(log.header.applied, &missing) && are_sound(&missing, layout);
+        is_near.then_some(missing)
     });
     let missing = missing.collect();
     Ok(Reconciled { base, source, end, tail, kept, missing })
+}
+
+/// Whether the memory has what entries write; a coded one takes whole blocks.
+fn are_sound(entries: &[Placed], layout: &Layout) -> bool {
+    let writes = entries.iter().filter(|placed| placed.entry.kind == Kind::Writes);
+    writes.flat_map(|placed| &placed.entry.writes).all(|write| {
+        let until = write.address.checked_add(write.bytes.len() as u64);
+        let is_there =
+            write.address >= layout.direct_bytes && until.is_some_and(|until| until <= layout.address_bytes());
+        is_there && (!layout.is_coded() || is_whole(write, layout.block_bytes))
+    })
 }
 
 /// A node and the entries that are to be replayed on it.
@@ -271,16 +295,26 @@ async fn adopt(
     group: &Group,
     term: Term,
     replicas: Vec<Replica>,
+    blank: usize,
     reconciled: &Reconciled,
 ) -> Result<Vec<Adopted>, Error> {
     let timing = &group.timing;
     let majority = group.majority();
+    let nodes = group.nodes.len();
     let source = replicas[reconciled.source].held.clone();
     let (mut near, mut far) = (Vec::new(), Vec::new());
     for (replica, missing) in replicas.into_iter().zip(&reconciled.missing) {
         match missing {
             Some(missing) => near.push((replica, missing.clone())),
             None => far.push(replica),
+        }
+    }
+    if group.layout.is_coded() {
+        // The others are of no use: shares of blocks whose images the log has no more.
+        let lost = blank + far.len();
+        far.clear();
+        if nodes - lost < majority {
+            return Err(Error::MemoryLost { lost, nodes });
         }
     }
     let near = near.into_iter().map(|(replica, missing)| async move {
@@ -303,7 +337,6 @@ async fn adopt(
         adopted.extend(rt::timeout(timing.answer_max, repaired).await.ok().and_then(Result::ok));
     }
     if adopted.len() < majority {
-        let nodes = group.nodes.len();
         return Err(Error::NoMajority { answering: adopted.len(), needed: majority, nodes });
     }
     Ok(adopted)
@@ -335,11 +368,15 @@ async fn replay(
     adopted: Vec<Adopted>,
     reconciled: &Reconciled,
 ) -> Result<Vec<Inherited>, Error> {
-    let majority = group.majority();
+    let (majority, shares) = (group.majority(), Shares::of(&group.layout));
     let replays = adopted.into_iter().map(|(held, header, missing)| async move {
         let writes = missing.iter().filter(|placed| placed.entry.kind == Kind::Writes);
         let writes = writes.flat_map(|placed| &placed.entry.writes);
-        let writes = writes.map(|write| (group.layout.memory_at(write.address), write.bytes.clone())).collect();
+        let writes = writes.map(|write| match shares {
+            Some(shares) => (group.layout.share_at(write.address), shares.encode(held.link.slot, &write.bytes)),
+            None => (group.layout.memory_at(write.address), write.bytes.clone()),
+        });
+        let writes = writes.collect();
         let replayed = async {
             write_all(&held, writes).await?;
             crash_point("consensus.takeover.replaying").await;

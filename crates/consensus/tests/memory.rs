@@ -14,7 +14,8 @@ use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
 
 const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
 const GROUP: GroupId = GroupId(7);
-const LAYOUT: Layout = Layout { log_bytes: 8192, direct_bytes: 4096, memory_bytes: 512 << 10, block_bytes: 64 };
+const LAYOUT: Layout =
+    Layout { log_bytes: 8192, direct_bytes: 4096, memory_bytes: 512 << 10, block_bytes: 64, data_shares: 1 };
 
 async fn node(fabric: &Arc<dyn Fabric>, address: &str, layout: Layout) -> Arc<MemoryNode> {
     let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
@@ -215,6 +216,72 @@ fn records_stay_until_they_are_trimmed() {
 }
 
 #[test]
+fn a_coded_group_serves_from_any_shares_that_are_enough() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let mut group = group(&fabric, "coded");
+        let place = |slot| Place { address: format!("local:coded-{slot}"), ..group.nodes[0].clone() };
+        group.nodes = (0..5).map(place).collect();
+        group.layout = Layout { log_bytes: 64 << 10, block_bytes: 1024, data_shares: 3, ..LAYOUT };
+        let mut nodes = Vec::new();
+        for place in &group.nodes {
+            nodes.push(node(&fabric, &place.address, group.layout).await);
+        }
+        consensus::format(&group).await.expect("the nodes are blank");
+        let first = coordinator(&group).await;
+        let memory = group.layout.direct_bytes as usize;
+        let mut expected = vec![0_u8; group.layout.address_bytes() as usize];
+        // Of any size and place, of which most are parts of blocks.
+        for round in 0..300_usize {
+            let (at, bytes) = (memory + round * 7919 % (500 << 10), 1 + round * 37 % 5000);
+            first.write(at as u64, value(round as u8, bytes)).await.expect("it serves");
+            expected[at..at + bytes].fill(round as u8);
+        }
+        let pieces = [10_usize, 1010, 5000, 4096].map(|at| memory + at);
+        let writes = pieces.iter().map(|at| Write { address: *at as u64, bytes: value(201, 100) }).collect();
+        first.transact(writes).await.expect("it serves");
+        pieces.iter().for_each(|at| expected[*at..at + 100].fill(201));
+        first.write_direct(64, value(5, 128)).await.expect("it serves");
+        expected[64..192].fill(5);
+
+        let check = async |coordinator: &Coordinator| {
+            for (at, bytes) in (0..expected.len()).step_by(4099).zip((1..9000).step_by(61)) {
+                let bytes = bytes.min(expected.len() - at);
+                let read = coordinator.read(at as u64, bytes).await.expect("it serves");
+                assert!(read == expected[at..at + bytes], "{bytes} bytes at {at}");
+            }
+        };
+        check(&first).await;
+        // Data and parity shares, two at a time, each pair followed by another: no share is where it was at first.
+        for lost in [[0, 1], [2, 3], [4, 0]] {
+            for lost in lost {
+                nodes[lost].stop().await;
+            }
+            while first.status().live == 5 {
+                let _ = first.read(memory as u64, 4096).await.expect("F+1 nodes are there");
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+            check(&first).await;
+            for lost in lost {
+                nodes[lost] = node(&fabric, &group.nodes[lost].address, group.layout).await;
+            }
+            while first.status().live < 5 {
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        check(&first).await;
+        let refused = first.read_each(memory as u64, 64).await;
+        assert!(matches!(refused, Err(Error::Invalid(_))), "nobody has it as it is");
+        drop(first);
+        let second = coordinator(&group).await;
+        check(&second).await;
+        let too_long = second.write(memory as u64 + 1, value(1, 16 << 10)).await;
+        assert!(matches!(too_long, Err(Error::Invalid(_))), "with the rest of its blocks it is too long for the log");
+        second.write(memory as u64, value(1, 64)).await.expect("it serves");
+    });
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused_by_name() {
     run(async {
         let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
@@ -229,6 +296,10 @@ fn what_does_not_fit_together_is_refused_by_name() {
         group.id = GroupId(8);
         assert!(matches!(consensus::format(&group).await, Err(Error::Refused { .. })));
         group.id = GROUP;
+        group.layout.data_shares = 3;
+        assert!(matches!(consensus::format(&group).await, Err(Error::Invalid(_))));
+        group.layout.data_shares = 2;
+        assert!(matches!(consensus::format(&group).await, Err(Error::Refused { .. })));
         group.nodes.pop();
         assert!(matches!(consensus::format(&group).await, Err(Error::Invalid(_))));
         assert!(matches!(Standby::new(group, 1), Err(Error::Invalid(_))));

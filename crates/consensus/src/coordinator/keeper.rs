@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::Bytes;
 use base::rt::{self, Instant, Task};
 
-use super::state::{Phase, region_bytes};
+use super::state::{Copied, Copying, Phase, region_bytes};
 use super::{Shared, lock};
 use crate::fault::crash_point;
 use crate::layout::{ADMITTED_AT, HEADER_BYTES, Header};
@@ -187,23 +187,25 @@ async fn give_vote(shared: &Shared, held: &Held, newest: Term) -> Result<(), Err
     held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)
 }
 
-/// Copies one region; false when the node that it was read from failed.
+/// Copies one region; false when a node that it was read from failed.
 async fn copy(shared: &Shared, held: &Held, region: usize) -> Result<bool, Error> {
-    let (source, read) = shared.step(|state| state.begin_copy(held, region)).await?;
+    let Copying { plain, coded } = shared.step(|state| state.begin_copy(held, region)).await?;
     let patience = shared.group.timing.answer_max;
-    let outcome = rt::timeout(patience, read).await;
-    let mut state = lock(&shared.state);
-    match outcome {
-        Ok(Ok(bytes)) => state.end_copy(held, region, Some(bytes.freeze())).map(|()| true),
-        Ok(Err(error)) => {
-            state.lose(&source, &error);
-            state.end_copy(held, region, None).map(|()| false)
-        }
-        Err(rt::Elapsed) => {
-            state.note_slow(&source);
-            state.end_copy(held, region, None).map(|()| false)
+    let mut copied = Some(Copied { plain: None, coded: None });
+    if let Some((source, read)) = plain {
+        match shared.answer(&source, read, patience).await {
+            Some(bytes) => copied = copied.map(|copied| Copied { plain: Some(bytes.freeze()), ..copied }),
+            None => copied = None,
         }
     }
+    if let Some(fetch) = coded {
+        match shared.gathered(fetch, patience).await {
+            Some(bytes) => copied = copied.map(|copied| Copied { coded: Some(bytes.freeze()), ..copied }),
+            None => copied = None,
+        }
+    }
+    let is_copied = copied.is_some();
+    lock(&shared.state).end_copy(held, region, copied).map(|()| is_copied)
 }
 
 /// Waits until a vote that a node gave before it lost its memory is of no use to anybody; then probes F+1 nodes other than

@@ -32,6 +32,36 @@
 //! the fence of step 5, or that of the next coordinator, ends the doubt. A write whose coordinator ends before a majority
 //! has it is [`Error::Ambiguous`] to its caller: the next takeover finds it, or not.
 //!
+//! # Coded groups
+//!
+//! With [`crate::Layout::data_shares`] above one, each node holds one share of every block of the logged memory, of which any F+1
+//! make the block (Sift, section 5.1). Log and direct area are plain, so elections, fences, commits and records are as above.
+//! What differs:
+//! 1. Append: an entry has whole blocks. Writes of parts are made into whole blocks first ([`images`]).
+//! 2. Apply: each live node is posted its own share of the block, in one verb.
+//! 3. Read: the data shares that the range lies in, where their nodes are live and quick; otherwise the shares of the F+1
+//!    nodes that are least behind, and what is missing is computed.
+//! 4. Room: a place of the log is used again when the headers of *all* live nodes cover it, and all of them have answered a
+//!    heartbeat that was posted after the last loss of a node.
+//! 5. A node that comes back gets its own share of every block, made anew from F+1 others, region by region. It is admitted
+//!    when every live node's header covers what was appended before it came.
+//!
+//! Why F+1 shares are always of one version. *While a coordinator serves*: a block that is not locked has had the same writes
+//! posted to every live node, in the same order, and the reads of its shares are posted in one go behind them; verbs of one
+//! endpoint take effect in order. A node of which one verb fails is not read any more. *When a coordinator has died*, shares
+//! may be of any version since the one that a node's header covers. So shares are not compared at all: the next one brings
+//! every node that it adopts up to the end of the log from *that node's* header, and the log has every version in between as
+//! a whole block, from which any share can be made (steps 4 and 5 at the head of [`crate::takeover`]). Blocks that no such
+//! entry writes are of the version that the header covers. Numbers or checksums beside the shares would tell versions apart, but
+//! could not bring one back of which too few shares are left; with the images they are not needed.
+//!
+//! Why there are F+1 such nodes. Of the nodes that are live, all but F at most are left, so it is enough that each can be brought
+//! up: every entry behind its header is in the log of each live node, by rule 4 and the second half of rule 5. A node that
+//! was dropped does not count, as if it had lost its memory, until it is admitted again: what it needs may be overwritten. That
+//! is the price of coding. A group that is not coded survives the loss of any F memories, whoever was cut off; of a coded one,
+//! the nodes that were cut off for so long that they were dropped are among the F. The heartbeats of rule 4 keep the two from
+//! falling together: nothing is overwritten on the word of nodes that were gone already when the other was dropped.
+//!
 //! Invariants:
 //! * Nothing is applied that is not committed.
 //! * Live nodes are posted the same verbs in the same order.
@@ -39,6 +69,7 @@
 //! * Bounded: verbs to one node that have not completed ([`LAG_MAX`], beyond which it is lost), waiting callers
 //!   ([`WAITING_MAX`]), and, by the log, entries.
 
+mod images;
 mod keeper;
 mod state;
 
@@ -52,6 +83,7 @@ use std::time::Duration;
 use base::rt::sync::Notify;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut};
+use rma::Completion;
 
 use crate::entry::{self, Entry, Kind, Write};
 use crate::layout::{Cursor, Layout};
@@ -59,7 +91,8 @@ use crate::link::Held;
 use crate::quorum::gather;
 use crate::scan::Placed;
 use crate::{Error, Group, Term};
-use state::{Posting, State, Step, Writes};
+pub(crate) use state::is_whole;
+use state::{Fetch, Holding, Posting, State, Step, Writes};
 
 /// Verbs to one node that have not completed.
 pub const LAG_MAX: usize = 2048;
@@ -233,29 +266,9 @@ impl Coordinator {
     /// [`Error::Invalid`] for a range that is not there; [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`] when it
     /// does not serve any more.
     pub async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
-        let shared = &*self.shared;
-        loop {
-            let (held, read) = self.shared.step(|state| state.read(address, length)).await?;
-            let outcome = match read.now() {
-                Ok(outcome) => outcome,
-                Err(read) => match rt::timeout(shared.group.timing.heartbeat * READ_PATIENCE, read).await {
-                    Ok(outcome) => outcome,
-                    Err(rt::Elapsed) => {
-                        lock(&shared.state).note_slow(&held);
-                        continue;
-                    }
-                },
-            };
-            let mut state = lock(&shared.state);
-            match outcome {
-                Ok(bytes) => {
-                    state.check_lease()?;
-                    return Ok(bytes);
-                }
-                Err(error) => state.lose(&held, &error),
-            }
-            drop(state);
-            shared.tell_changed();
+        match self.shared.group.layout.is_coded() {
+            true => self.shared.read_coded(address, length).await,
+            false => self.shared.read(address, length).await,
         }
     }
 
@@ -358,7 +371,17 @@ impl Coordinator {
     async fn append(&self, writes: Writes, kind: Kind) -> Result<u64, Error> {
         let layout = &self.shared.group.layout;
         entry::check(writes.as_slice(), layout.entry_bytes_max())?;
-        let Posting { ticket, index, committed } = self.shared.step(|state| state.append(&writes, kind)).await?;
+        let mut held = None;
+        let mut writes = writes;
+        if kind == Kind::Writes && layout.is_coded() {
+            held = images::of(&self.shared, writes.as_slice()).await?;
+        }
+        if let Some(held) = &mut held {
+            writes = Writes::Many(std::mem::take(&mut held.images));
+        }
+        let mut unheld = Holding(false);
+        let holds = held.as_mut().map_or(&mut unheld, |held| &mut held.holding);
+        let Posting { ticket, index, committed } = self.shared.step(|state| state.append(&writes, kind, holds)).await?;
         if !committed {
             self.shared.tell_changed();
             self.committed(ticket).await?;
@@ -401,6 +424,80 @@ impl Coordinator {
 }
 
 impl Shared {
+    async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
+        loop {
+            let (held, read) = self.step(|state| state.read(address, length)).await?;
+            let outcome = match read.now() {
+                Ok(outcome) => outcome,
+                Err(read) => match rt::timeout(self.read_patience(), read).await {
+                    Ok(outcome) => outcome,
+                    Err(rt::Elapsed) => {
+                        lock(&self.state).note_slow(&held);
+                        continue;
+                    }
+                },
+            };
+            let mut state = lock(&self.state);
+            match outcome {
+                Ok(bytes) => {
+                    state.check_lease()?;
+                    return Ok(bytes);
+                }
+                Err(error) => state.lose(&held, &error),
+            }
+            drop(state);
+            self.tell_changed();
+        }
+    }
+
+    /// Reads the direct area as it is, and blocks from their shares.
+    async fn read_coded(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
+        let direct = self.group.layout.direct_bytes.saturating_sub(address).min(length as u64) as usize;
+        if length == 0 {
+            return lock(&self.state).check_lease().map(|()| BytesMut::new());
+        }
+        let mut bytes = if direct > 0 { self.read(address, direct).await? } else { BytesMut::new() };
+        if direct < length {
+            bytes.extend_from_slice(&self.fetch(address + direct as u64, length - direct, false).await?);
+        }
+        Ok(bytes)
+    }
+
+    /// Reads bytes of a coded group's memory, whose blocks the caller may hold.
+    async fn fetch(&self, address: u64, length: usize, is_held: bool) -> Result<BytesMut, Error> {
+        loop {
+            let fetch = self.step(|state| state.fetch(address, length, is_held)).await?;
+            if let Some(bytes) = self.gathered(fetch, self.read_patience()).await {
+                lock(&self.state).check_lease()?;
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// What shares come to; `None` when a node that was read from failed.
+    async fn gathered(&self, mut fetch: Fetch, patience: Duration) -> Option<BytesMut> {
+        let mut given = Vec::with_capacity(fetch.reads.len());
+        for (held, read) in std::mem::take(&mut fetch.reads) {
+            given.push((held.link.slot, self.answer(&held, read, patience).await?));
+        }
+        Some(fetch.decode(&given))
+    }
+
+    /// A node's answer; `None` when it failed, and is lost, or took too long.
+    async fn answer(&self, held: &Held, read: Completion<BytesMut>, patience: Duration) -> Option<BytesMut> {
+        match rt::timeout(patience, read).await {
+            Ok(Ok(bytes)) => return Some(bytes),
+            Ok(Err(error)) => lock(&self.state).lose(held, &error),
+            Err(rt::Elapsed) => lock(&self.state).note_slow(held),
+        }
+        self.tell_changed();
+        None
+    }
+
+    fn read_patience(&self) -> Duration {
+        self.group.timing.heartbeat * READ_PATIENCE
+    }
+
     /// Does something with the state as soon as it can be done.
     async fn step<T>(&self, mut step: impl FnMut(&mut State) -> Result<Step<T>, Error>) -> Result<T, Error> {
         poll_fn(|cx| {

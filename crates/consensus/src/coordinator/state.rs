@@ -29,9 +29,13 @@ use super::{Inheritance, LAG_MAX, Status, WAITING_MAX};
 use crate::entry::{Kind, Write};
 use crate::layout::{Cursor, Layout};
 use crate::scan::placed_bytes;
+use crate::shares::Shares;
 use crate::{Error, Group, Term};
-pub(super) use joining::region_bytes;
+pub(super) use joining::{Copied, Copying, region_bytes};
 pub(super) use member::{Member, Phase};
+pub(super) use reading::Fetch;
+pub(super) use writing::Holding;
+pub(crate) use writing::is_whole;
 
 /// Committed entries that wait to be applied before somebody who appends does it.
 const APPLY_BATCH: usize = 32;
@@ -107,6 +111,8 @@ impl Woken {
 /// See the module's description.
 pub(super) struct State {
     layout: Layout,
+    /// How blocks are divided, in a coded group.
+    shares: Option<Shares>,
     majority: usize,
     term: Term,
     lease: std::time::Duration,
@@ -136,6 +142,8 @@ pub(super) struct State {
     heads: BytesMut,
     blocked: Vec<Waker>,
     waiting: Vec<(u64, Waker)>,
+    /// When a node was lost, or this coordinator began without it.
+    lost_at: Instant,
     ended: Option<Error>,
     changed: bool,
     next_read: usize,
@@ -166,6 +174,7 @@ impl State {
         }
         let mut state = State {
             layout,
+            shares: Shares::of(&layout),
             majority: group.majority(),
             term,
             lease: group.timing.lease,
@@ -188,6 +197,7 @@ impl State {
             heads: BytesMut::new(),
             blocked: Vec::new(),
             waiting: Vec::new(),
+            lost_at: posted_at,
             ended: None,
             changed: false,
             next_read: 0,

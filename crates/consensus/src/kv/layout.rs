@@ -95,7 +95,13 @@ impl Sizes {
     pub fn group_layout(&self, log_bytes: u64) -> Result<crate::Layout, Error> {
         self.check_sizes()?;
         let memory_bytes = self.block_at(0) - self.log_bytes + self.blocks * self.block_bytes;
-        let layout = crate::Layout { log_bytes, direct_bytes: self.log_bytes, memory_bytes, block_bytes: LINE_BYTES };
+        let layout = crate::Layout {
+            log_bytes,
+            direct_bytes: self.log_bytes,
+            memory_bytes,
+            block_bytes: LINE_BYTES,
+            data_shares: 1,
+        };
         layout.check()?;
         let least = 4 * self.transaction_bytes_max();
         if log_bytes < least {

@@ -14,7 +14,7 @@ async fn take_over(world: &World, processor: u64) -> Coordinator {
 }
 
 async fn scenario(sim: Sim) {
-    let layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64 * 31, block_bytes: 64 };
+    let layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 64 * 31, block_bytes: 64, data_shares: 1 };
     let (truth, fabric) = (Arc::new(Truth::new(&sim)), SimFabric::new(&sim));
     let world = World { sim: sim.clone(), fabric, truth, memory_nodes: 3, layout, lie: None };
     (0..3).for_each(|which| world.start_memory_node(which));

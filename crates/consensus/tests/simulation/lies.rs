@@ -2,6 +2,7 @@
 //! have made it do.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
@@ -15,6 +16,9 @@ use rma::{
 
 /// Bytes of a read that is one of administrative words.
 const ADMIN_READ: usize = 32;
+/// Where headers are, and bytes of one.
+const HEADERS_BYTES: u64 = 128;
+const HEADER: usize = 64;
 
 /// A planted mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,11 +33,22 @@ pub enum Lie {
     TermReused,
     /// A coordinator believes in its lease for much too long.
     LongLease,
+    /// In a coded group, some shares do not reach a node when their block is applied: they are of the version before.
+    StaleShare,
+    /// In a coded group, a node that comes back is admitted with shares that were not made for it.
+    NotEncodedAnew,
 }
 
 impl Lie {
-    pub const ALL: [Lie; 5] =
-        [Lie::AmbiguousIsWon, Lie::NoRevocation, Lie::MinorityCommits, Lie::TermReused, Lie::LongLease];
+    pub const ALL: [Lie; 7] = [
+        Lie::AmbiguousIsWon,
+        Lie::NoRevocation,
+        Lie::MinorityCommits,
+        Lie::TermReused,
+        Lie::LongLease,
+        Lie::StaleShare,
+        Lie::NotEncodedAnew,
+    ];
 
     /// How the messages of the checks begin that may catch it.
     pub fn caught_by(self) -> &'static [&'static str] {
@@ -43,6 +58,7 @@ impl Lie {
             Lie::MinorityCommits => &["lost:", "changed:", "linearizable:", "direct:"],
             Lie::TermReused => &["term:"],
             Lie::LongLease => &["serving:", "linearizable:"],
+            Lie::StaleShare | Lie::NotEncodedAnew => &["linearizable:", "torn:"],
         }
     }
 }
@@ -91,11 +107,14 @@ impl Host for LyingHost {
     }
 }
 
-/// The fabric of processors, which may lie to them.
-pub fn fabric(inner: SimFabric, lie: Option<Lie>) -> Arc<dyn Fabric> {
-    match lie {
-        Some(lie @ (Lie::AmbiguousIsWon | Lie::MinorityCommits | Lie::TermReused)) => {
-            Arc::new(LyingFabric { inner, lie })
+/// The fabric of processors, which may lie to them. Of a coded group it is told where shares begin.
+pub fn fabric(inner: SimFabric, lie: Option<Lie>, shares_at: Option<u64>) -> Arc<dyn Fabric> {
+    match (lie, shares_at) {
+        (Some(lie @ (Lie::AmbiguousIsWon | Lie::MinorityCommits | Lie::TermReused)), _) => {
+            Arc::new(LyingFabric { inner, lie, shares_at: u64::MAX })
+        }
+        (Some(lie @ (Lie::StaleShare | Lie::NotEncodedAnew)), Some(shares_at)) => {
+            Arc::new(LyingFabric { inner, lie, shares_at })
         }
         _ => Arc::new(inner),
     }
@@ -104,13 +123,15 @@ pub fn fabric(inner: SimFabric, lie: Option<Lie>) -> Arc<dyn Fabric> {
 struct LyingFabric {
     inner: SimFabric,
     lie: Lie,
+    shares_at: u64,
 }
 
 #[async_trait]
 impl Fabric for LyingFabric {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         let inner = self.inner.connect(address, credential).await?;
-        Ok(Endpoint::new(Arc::new(LyingConnection { inner, lie: self.lie })))
+        let (lie, shares_at, headed) = (self.lie, self.shares_at, AtomicBool::new(false));
+        Ok(Endpoint::new(Arc::new(LyingConnection { inner, lie, shares_at, headed })))
     }
 
     async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
@@ -125,6 +146,9 @@ impl Fabric for LyingFabric {
 struct LyingConnection {
     inner: Endpoint,
     lie: Lie,
+    shares_at: u64,
+    /// A header was written: what was written to shares before that was a node's that comes back.
+    headed: AtomicBool,
 }
 
 /// A completion whose outcome is changed.
@@ -165,6 +189,19 @@ impl Connection for LyingConnection {
 
     fn write(&self, capability: &Capability, offset: u64, parts: &[Bytes], immediate: Option<u32>) -> Completion<()> {
         assert!(immediate.is_none(), "no protocol here uses them");
+        let is_share = offset >= self.shares_at;
+        match self.lie {
+            Lie::StaleShare if is_share && self.inner.node().0 == 1 && rt::random_below(16) == 0 => {
+                return Completion::ready(Ok(()));
+            }
+            Lie::NotEncodedAnew if is_share && !self.headed.load(Ordering::Relaxed) => {
+                return Completion::ready(Ok(()));
+            }
+            Lie::NotEncodedAnew if offset < HEADERS_BYTES && parts.iter().map(Bytes::len).sum::<usize>() == HEADER => {
+                self.headed.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
         let written = self.inner.write(capability, offset, parts);
         match self.lie {
             Lie::MinorityCommits if self.inner.node().0 != 0 => Completion::ready(Ok(())),

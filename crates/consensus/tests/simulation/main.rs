@@ -8,14 +8,17 @@
 //! 3. All is healed. Every client's operation then succeeds soon, and every memory node is taken back. The history of every
 //!    key must be that of one register.
 //!
-//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`] is a course of
-//! events that seeds seldom take.
+//! Every other eight seeds have a coded group, whose blocks hold two keys each.
+//!
+//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`] and [`dropped`] are
+//! courses of events that seeds seldom take.
 
 mod behind;
+mod dropped;
 mod lies;
 mod truth;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,11 +28,11 @@ use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simula
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, ErrorKind};
 use consensus::{
-    Coordinator, Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
-    Write,
+    Coordinator, Error, Group, GroupId, GroupMemory, Kind, Layout, MemoryNode, MemoryNodeOptions, Place, Standby,
+    Timing, Write,
 };
 use futures_util::StreamExt as _;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 use rma::sim::SimFabric;
 use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
@@ -45,7 +48,9 @@ const BLOCK: usize = 64;
 /// The first keys are written in pairs.
 const PAIRS: usize = 3;
 const KEYS: usize = 14;
-const CLIENTS: usize = 4;
+const CLIENTS: usize = 5;
+/// Records that are kept before the oldest is trimmed.
+const RECORDS: usize = 4;
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(2500);
 /// Within this everything works again.
@@ -148,7 +153,9 @@ impl World {
     /// A processor: stands by, coordinates, stands by again.
     async fn process(self, which: usize) {
         let name = PROCESSORS[which];
-        let fabric = lies::fabric(self.fabric.clone(), self.lie);
+        // Behind the head, the log and the direct area.
+        let shares_at = 4096 + self.layout.log_bytes + self.layout.direct_bytes;
+        let fabric = lies::fabric(self.fabric.clone(), self.lie, self.layout.is_coded().then_some(shares_at));
         let mut group = self.group(fabric);
         if self.lie == Some(Lie::LongLease) && which == 0 {
             group.timing.lease *= 20;
@@ -184,6 +191,7 @@ impl World {
                 // What ends a client ends the coordinator too.
                 let _ended = match client {
                     0 => world.use_direct(&coordinator).await,
+                    1 => world.record(&coordinator).await,
                     _ => world.client(&coordinator).await,
                 };
             });
@@ -283,6 +291,35 @@ impl World {
         }
     }
 
+    /// Appends records, and trims all but the last.
+    async fn record(&self, coordinator: &Coordinator) -> Result<(), Error> {
+        let found = coordinator.recovered().iter().filter(|entry| entry.kind == Kind::Record);
+        let mut records: VecDeque<u64> = found.map(|entry| entry.index).collect();
+        loop {
+            rt::sleep(Duration::from_micros(rt::random_below(30_000))).await;
+            if records.len() >= RECORDS {
+                let index = records.pop_front().expect("there are several");
+                self.truth.trims(index);
+                coordinator.trim(index);
+            }
+            let value = self.truth.next_record();
+            let mut appending = pin!(coordinator.append_record(Bytes::from(value.to_le_bytes().repeat(BLOCK / 8))));
+            let patience = pin!(rt::sleep(Duration::from_millis(10)));
+            let index = match select(&mut appending, patience).await {
+                Either::Left((outcome, _)) => outcome?,
+                Either::Right(_) => {
+                    // The log may be full of what is between the records.
+                    let index = records.drain(..).next_back().unwrap_or_default();
+                    self.truth.trims(index);
+                    coordinator.trim(index);
+                    appending.await?
+                }
+            };
+            self.truth.recorded(value, index);
+            records.push_back(index);
+        }
+    }
+
     /// Loses the memory of nodes, never of more at a time than the group survives.
     async fn lose_memory(self, until: Stop) {
         let mut chance = self.sim.chance();
@@ -295,6 +332,11 @@ impl World {
             let count = 1 + chance.index(self.memory_nodes / 2);
             let first = chance.index(self.memory_nodes);
             for step in 0..count {
+                // Of a coded group, a node that is lost to the coordinator alone has only old shares.
+                let spare = self.truth.current().map_or(0, |coordinator| coordinator.status().spare);
+                if step > 0 && self.layout.is_coded() && spare == 0 {
+                    break;
+                }
                 let node = self.sim.node(MEMORY_NODES[(first + step) % self.memory_nodes]);
                 node.crash();
                 rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
@@ -318,6 +360,11 @@ impl World {
 
 fn nodes(seed: u64) -> usize {
     if seed % 4 == 3 { 5 } else { 3 }
+}
+
+/// Every second eight seeds have a coded group.
+fn is_coded(seed: u64) -> bool {
+    seed / 8 % 2 == 1
 }
 
 /// Faults of everybody, and crashes of processors.
@@ -348,7 +395,17 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     let seed = sim.seed();
     let truth = Arc::new(Truth::new(&sim));
     let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
-    let layout = Layout { log_bytes, direct_bytes: 64, memory_bytes: 64 * 31, block_bytes: 64 };
+    // Coded blocks hold two keys each, so that a write has to see to the other.
+    let layout = match is_coded(seed) {
+        true => Layout {
+            log_bytes,
+            direct_bytes: 128,
+            memory_bytes: 64 * 32,
+            block_bytes: 128,
+            data_shares: nodes(seed) as u32 / 2 + 1,
+        },
+        false => Layout { log_bytes, direct_bytes: 64, memory_bytes: 64 * 31, block_bytes: 64, data_shares: 1 },
+    };
     let fabric = SimFabric::new(&sim);
     let world = World { sim: sim.clone(), fabric, truth: Arc::clone(&truth), memory_nodes: nodes(seed), layout, lie };
     for which in 0..world.memory_nodes {

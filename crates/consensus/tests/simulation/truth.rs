@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use base::rt::simulation::Sim;
 use consensus::{Coordinator, Entry, Kind, Term, Write};
 
+/// Bytes of a key, and of a record.
+const KEY_BYTES: u64 = super::BLOCK as u64;
 /// Stands for "no answer yet".
 const NEVER: u64 = u64::MAX;
 
@@ -29,6 +31,9 @@ struct Inner {
     values: u64,
     operations: u64,
     direct: u64,
+    /// Records that were acknowledged, and up to where they were given up.
+    records: BTreeMap<u64, u64>,
+    trimmed: u64,
     current: Option<(Term, Coordinator)>,
     /// When a coordinator last said that it serves.
     seen: u64,
@@ -105,13 +110,19 @@ impl Truth {
         }
         for entry in coordinator.recovered() {
             if let Some(committed) = inner.committed.get(&entry.index) {
-                let found = content(entry);
+                let found: Vec<(u64, u64)> =
+                    committed.iter().filter_map(|(address, _)| Some((*address, value_at(entry, *address)?))).collect();
                 assert!(
                     found == *committed,
                     "changed: entry {}: {committed:?} was committed, {found:?} found",
                     entry.index
                 );
             }
+        }
+        for (index, value) in inner.records.range(inner.trimmed + 1..) {
+            let found = coordinator.recovered().iter().find(|entry| entry.index == *index);
+            let found = found.filter(|entry| entry.kind == Kind::Record).and_then(|entry| value_at(entry, 0));
+            assert!(found == Some(*value), "record: {value} was appended as entry {index}, {found:?} found");
         }
         inner.current = Some((term, coordinator.clone()));
         self.sim.mark("serves", [term.0, end, 0]);
@@ -162,6 +173,25 @@ impl Truth {
         inner.operations += 1;
         inner.reads.push((key, value, Operation { keys: vec![key], from, until, refused: false }));
         self.sim.mark("read", [key as u64, value, 0]);
+    }
+
+    /// A value for a record.
+    pub fn next_record(&self) -> u64 {
+        self.next_direct()
+    }
+
+    /// A record was acknowledged as an entry.
+    pub fn recorded(&self, value: u64, index: u64) {
+        let mut inner = self.lock();
+        let before = inner.records.insert(index, value);
+        assert!(before.is_none() && !inner.committed.contains_key(&index), "changed: entry {index} was there before");
+        self.sim.mark("recorded", [value, index, 0]);
+    }
+
+    /// Records up to an index are about to be given up.
+    pub fn trims(&self, index: u64) {
+        let mut inner = self.lock();
+        inner.trimmed = inner.trimmed.max(index);
     }
 
     /// A value for the direct area; those of later coordinators are greater.
@@ -279,11 +309,13 @@ pub fn value_of(bytes: &[u8]) -> u64 {
     first
 }
 
-fn content(entry: &Entry) -> Vec<(u64, u64)> {
-    match entry.kind {
-        Kind::Writes => entry.writes.iter().map(|write| (write.address, value_of(&write.bytes))).collect(),
-        Kind::Record => vec![(0, value_of(&entry.writes[0].bytes))],
-    }
+/// What an entry leaves in the key at an address; a coded group logs whole blocks, of several keys.
+fn value_at(entry: &Entry, address: u64) -> Option<u64> {
+    let write =
+        entry.writes.iter().rev().find(|write| {
+            write.address <= address && address + KEY_BYTES <= write.address + write.bytes.len() as u64
+        })?;
+    Some(value_of(&write.bytes[(address - write.address) as usize..][..KEY_BYTES as usize]))
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! A memory node that comes back (step 5 at the head of [`crate::coordinator`]).
 
+use std::ops::Range;
+
 use base::{Bytes, BytesMut};
 use rma::Completion;
 
-use super::{LAG_MAX, Member, Phase, State, Step};
+use super::{Fetch, LAG_MAX, Member, Phase, State, Step};
 use crate::Error;
 use crate::layout::Layout;
 use crate::link::Held;
@@ -12,6 +14,18 @@ use crate::link::Held;
 const REGION_BYTES_MAX: u64 = 64 << 10;
 /// Regions that a small memory is divided into.
 const REGIONS: u64 = 64;
+
+/// Reads of a region, from those who have it.
+pub(in crate::coordinator) struct Copying {
+    pub plain: Option<(Held, Completion<BytesMut>)>,
+    pub coded: Option<Fetch>,
+}
+
+/// A region as it was read: the part that every node holds as it is, and whole blocks of the rest.
+pub(in crate::coordinator) struct Copied {
+    pub plain: Option<Bytes>,
+    pub coded: Option<Bytes>,
+}
 
 /// Bytes of a region of a layout.
 pub(in crate::coordinator) fn region_bytes(layout: &Layout) -> u64 {
@@ -58,46 +72,65 @@ impl State {
         }
     }
 
-    /// Begins to copy a region: posts the read of it, and keeps writers away from it.
-    pub(in crate::coordinator) fn begin_copy(
-        &mut self,
-        held: &Held,
-        region: usize,
-    ) -> Result<Step<(Held, Completion<BytesMut>)>, Error> {
-        self.joining(held)?;
+    /// The part of a region that every node holds as it is, and the part of which it holds shares.
+    fn parts(&self, region: usize) -> (Range<u64>, Range<u64>) {
         let bytes = region_bytes(&self.layout);
         let from = region as u64 * bytes;
-        let length = bytes.min(self.layout.address_bytes() - from);
-        let blocks = self.blocks(from, length);
+        let until = (from + bytes).min(self.layout.address_bytes());
+        let plain = if self.layout.is_coded() { self.layout.direct_bytes } else { until };
+        (from..until.min(plain.max(from)), from.max(plain.min(until))..until)
+    }
+
+    /// Begins to copy a region: posts the reads of it, and keeps writers away from it.
+    pub(in crate::coordinator) fn begin_copy(&mut self, held: &Held, region: usize) -> Result<Step<Copying>, Error> {
+        self.joining(held)?;
+        let (plain, coded) = self.parts(region);
+        let blocks = self.blocks(plain.start, coded.end - plain.start);
         if self.is_locked(blocks.clone()) || self.members[held.link.slot].posted.len() >= LAG_MAX / 4 {
             return Ok(Step::Blocked);
         }
         let source = self.live().filter(|member| member.held.is_some());
-        let Some(source) = source.min_by_key(|member| member.posted.len() + member.slow as usize) else {
-            return Ok(Step::Blocked);
-        };
-        let source = source.held.clone().expect("it was filtered for one");
-        let read = source.read(self.layout.memory_at(from), length as usize);
-        source.link.endpoint.flush();
+        let source = source.min_by_key(|member| member.posted.len() + member.slow as usize);
+        let Some(source) = source.and_then(|member| member.held.clone()) else { return Ok(Step::Blocked) };
+        let mut copying = Copying { plain: None, coded: None };
+        if !coded.is_empty() {
+            copying.coded = self.post_fetch(coded.start, (coded.end - coded.start) as usize);
+            if copying.coded.is_none() {
+                return Ok(Step::Blocked);
+            }
+        }
+        if !plain.is_empty() {
+            let read = source.read(self.layout.memory_at(plain.start), (plain.end - plain.start) as usize);
+            source.link.endpoint.flush();
+            copying.plain = Some((source, read));
+        }
         self.joining(held)?.copying = blocks;
-        Ok(Step::Done((source, read)))
+        Ok(Step::Done(copying))
     }
 
-    /// Posts a region that was read; from here on the node gets what is written to it.
+    /// Posts a region that was read, in a coded group the node's shares of it; from here on the node gets what is written to
+    /// it. With `None` it could not be read.
     pub(in crate::coordinator) fn end_copy(
         &mut self,
         held: &Held,
         region: usize,
-        bytes: Option<Bytes>,
+        copied: Option<Copied>,
     ) -> Result<(), Error> {
-        let ticket = self.ticket;
-        let at = self.layout.memory_at(region as u64 * region_bytes(&self.layout));
+        let (ticket, slot, layout) = (self.ticket, held.link.slot, self.layout);
+        let (shares, (plain, coded)) = (self.shares, self.parts(region));
         let member = self.joining(held)?;
         member.copying = 0..0;
-        if let Some(bytes) = bytes {
+        if let Some(copied) = copied {
             member.copied[region] = true;
-            if let Err(error) = member.post(at, &[bytes], ticket, None) {
-                self.lose_slot(held.link.slot, &error);
+            let mut posted = Ok(());
+            if let Some(bytes) = copied.plain {
+                posted = member.post(layout.memory_at(plain.start), &[bytes], ticket, None);
+            }
+            if let (Ok(()), Some(shares), Some(run)) = (&posted, shares, &copied.coded) {
+                posted = member.post(layout.share_at(coded.start), &[shares.encode(slot, run)], ticket, None);
+            }
+            if let Err(error) = posted {
+                self.lose_slot(slot, &error);
             }
         }
         self.flush();
@@ -109,6 +142,13 @@ impl State {
     pub(in crate::coordinator) fn complete_join(&mut self, held: &Held, from: u64) -> Result<Step<u64>, Error> {
         self.joining(held)?;
         if self.applied.index < from {
+            return Ok(Step::Blocked);
+        }
+        // In a coded group a live node may need any entry behind its header, from whichever node leads the next takeover:
+        // this one lacks those from before it came.
+        let needed = from.min(self.watermark().index);
+        if self.shares.is_some() && self.live().any(|member| member.applied < needed) {
+            self.post_headers();
             return Ok(Step::Blocked);
         }
         assert!(self.members[held.link.slot].copied.iter().all(|copied| *copied), "all regions are copied");

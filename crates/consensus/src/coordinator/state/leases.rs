@@ -70,6 +70,7 @@ impl State {
         }
         tracing::debug!(slot, %error, "a memory node is lost");
         self.members[slot] = Member::lost();
+        self.lost_at = rt::now();
         self.changed = true;
         self.wake_blocked();
     }

@@ -168,9 +168,16 @@ impl State {
         }
     }
 
-    /// Makes room of what a majority's headers cover.
+    /// Makes room of what the headers of a majority cover; in a coded group of what those of every live node do, all of
+    /// which have answered since one was lost.
     pub(super) fn reclaim(&mut self) {
-        let covered = self.common(|member| member.applied);
+        let mut covered = self.common(|member| member.applied);
+        if self.shares.is_some() {
+            if self.live().any(|member| member.lease_at.is_none_or(|at| at <= self.lost_at)) {
+                return;
+            }
+            covered = self.live().map(|member| member.applied).fold(covered, u64::min);
+        }
         let mut freed = false;
         while let Some(kept) = self.kept.front().filter(|kept| kept.after.index <= covered) {
             self.used_bytes -= kept.bytes;

@@ -11,6 +11,14 @@ use crate::Error;
 use crate::entry::{Kind, Write, encode_head, entry_bytes, padded};
 use crate::layout::Cursor;
 
+/// Whether the blocks of what is appended are locked for the caller already; not any more once it is appended.
+pub(in crate::coordinator) struct Holding(pub bool);
+
+/// Whether a write covers whole blocks.
+pub(crate) fn is_whole(write: &Write, block_bytes: u64) -> bool {
+    write.address.is_multiple_of(block_bytes) && (write.bytes.len() as u64).is_multiple_of(block_bytes)
+}
+
 impl State {
     pub(super) fn blocks(&self, address: u64, bytes: u64) -> Range<usize> {
         let block = self.layout.block_bytes;
@@ -46,7 +54,12 @@ impl State {
     }
 
     /// Appends an entry.
-    pub(in crate::coordinator) fn append(&mut self, writes: &Writes, kind: Kind) -> Result<Step<Posting>, Error> {
+    pub(in crate::coordinator) fn append(
+        &mut self,
+        writes: &Writes,
+        kind: Kind,
+        holds: &mut Holding,
+    ) -> Result<Step<Posting>, Error> {
         self.check_open()?;
         let slice = writes.as_slice();
         if kind == Kind::Writes {
@@ -58,9 +71,11 @@ impl State {
                 let blocks = self.blocks(write.address, write.bytes.len() as u64);
                 self.is_copying(&blocks) || self.is_locked(blocks)
             };
-            if slice.iter().any(conflicts) {
+            if !holds.0 && slice.iter().any(conflicts) {
                 return Ok(Step::Blocked);
             }
+            let is_whole = |write: &Write| is_whole(write, self.layout.block_bytes);
+            assert!(self.shares.is_none() || slice.iter().all(is_whole), "a coded group logs whole blocks");
         }
         let length = padded(entry_bytes(slice));
         let (log, position) = (self.layout.log_bytes, self.last.position);
@@ -74,6 +89,8 @@ impl State {
                 self.locked[block / 64] |= 1 << (block % 64);
             }
         }
+        // From here on applying the entry unlocks them.
+        holds.0 = false;
         if self.heads.capacity() < 512 {
             self.heads = BytesMut::with_capacity(HEADS_BYTES);
         }
@@ -124,15 +141,54 @@ impl State {
         Ok(Step::Done(self.ticket))
     }
 
-    /// Posts bytes to live nodes, and to those that have a copy of the region already.
+    /// Locks blocks for a caller who reads them before it appends.
+    pub(in crate::coordinator) fn hold(&mut self, runs: &[Range<u64>]) -> Result<Step<()>, Error> {
+        self.check_open()?;
+        let blocks = |run: &Range<u64>| self.blocks(run.start, run.end - run.start);
+        if runs.iter().map(blocks).any(|blocks| self.is_copying(&blocks) || self.is_locked(blocks)) {
+            return Ok(Step::Blocked);
+        }
+        for run in runs {
+            for block in self.blocks(run.start, run.end - run.start) {
+                self.locked[block / 64] |= 1 << (block % 64);
+            }
+        }
+        Ok(Step::Done(()))
+    }
+
+    /// Unlocks them where nothing was appended.
+    pub(in crate::coordinator) fn let_go(&mut self, runs: &[Range<u64>]) {
+        for run in runs {
+            for block in self.blocks(run.start, run.end - run.start) {
+                self.locked[block / 64] &= !(1 << (block % 64));
+            }
+        }
+        self.wake_blocked();
+    }
+
+    /// Posts bytes, or of a coded group's blocks each node's shares, to live nodes, and to those that have a copy of the
+    /// region already.
     pub(super) fn post_memory(&mut self, address: u64, bytes: &Bytes, ticket: u64) {
         let region = region_bytes(&self.layout);
         let regions = (address / region) as usize..(address + bytes.len() as u64).div_ceil(region) as usize;
         regions.clone().for_each(|region| self.heat[region] = self.heat[region].saturating_add(1));
-        let at = self.layout.memory_at(address);
-        self.post_all(at, std::slice::from_ref(bytes), ticket, |member| {
-            member.phase == Phase::Live || regions.clone().any(|region| member.copied[region])
-        });
+        let takes = |member: &Member| {
+            member.phase == Phase::Live
+                || member.phase == Phase::Joining && regions.clone().any(|region| member.copied[region])
+        };
+        let Some(shares) = self.shares.filter(|_| address >= self.layout.direct_bytes) else {
+            let at = self.layout.memory_at(address);
+            return self.post_all(at, std::slice::from_ref(bytes), ticket, takes);
+        };
+        let at = self.layout.share_at(address);
+        for slot in 0..self.members.len() {
+            let member = &mut self.members[slot];
+            if takes(member)
+                && let Err(error) = member.post(at, &[shares.encode(slot, bytes)], ticket, None)
+            {
+                self.lose_slot(slot, &error);
+            }
+        }
     }
 
     pub(in crate::coordinator) fn trim(&mut self, index: u64) {
