@@ -14,9 +14,10 @@ use base::rt::{self, Instant, Task};
 use super::state::{Copied, Copying, Phase, region_bytes};
 use super::{Shared, lock};
 use crate::fault::crash_point;
-use crate::layout::{ADMITTED_AT, HEADER_BYTES, Header};
+use crate::layout::{ADMITTED_AT, Cursor, HEADER_BYTES, Header, LOG_UNIT_BYTES};
 use crate::link::{Held, Link, NotFenced};
 use crate::quorum::gather;
+use crate::scan::{self, Log};
 use crate::{Error, Term, Timing};
 
 /// Takes in completions that nobody else awaits, applies, and sees to the lease, until the coordinator ends.
@@ -119,10 +120,37 @@ async fn readmit(shared: &Arc<Shared>, slot: usize) -> Result<(), Error> {
     let headers = held.read_all(0, 2 * HEADER_BYTES as u64).await.map_err(Error::rma("reading a node's headers"))?;
     let before = Header::newest(&headers, &group.layout)?;
     let sequence = before.map_or(0, |header| header.sequence);
-    let from = lock(&shared.state).join(&held, sequence)?;
+    let (from, joined_at) = lock(&shared.state).join(&held, sequence)?;
     let leave = Leave { shared, held: &held };
+    if let Some(before) = before {
+        leave_unchanged(shared, &held, before.applied, joined_at).await?;
+    }
     fill(shared, &held, connected_at, from).await?;
     std::mem::forget(leave);
+    Ok(())
+}
+
+/// Leaves a node that still has its memory what was not written since: from what its header covers on, a live node's log tells
+/// what was.
+async fn leave_unchanged(shared: &Shared, held: &Held, before: Cursor, joined_at: Cursor) -> Result<(), Error> {
+    let layout = &shared.group.layout;
+    let behind = joined_at.index.saturating_sub(before.index).saturating_mul(LOG_UNIT_BYTES);
+    let source = lock(&shared.state).log_source().filter(|_| behind <= layout.log_bytes);
+    let Some((source, header)) = source else { return Ok(()) };
+    let read = source.read_all(layout.log_at(0), layout.log_bytes);
+    let bytes = match rt::timeout(shared.group.timing.answer_max, read).await {
+        Ok(Ok(bytes)) => bytes,
+        Ok(Err(error)) => {
+            lock(&shared.state).lose(&source, &error);
+            return Ok(());
+        }
+        Err(rt::Elapsed) => return Ok(()),
+    };
+    let entries = scan::all(before, &[&Log { header, bytes }], layout);
+    if lock(&shared.state).keep_unchanged(held, before, joined_at, &entries)? {
+        tracing::debug!(slot = held.link.slot, entries = entries.len(), "a memory node lacks no more than the log has");
+        crash_point("consensus.admit.kept").await;
+    }
     Ok(())
 }
 
@@ -143,6 +171,9 @@ async fn fill(shared: &Shared, held: &Held, connected_at: Instant, from: u64) ->
     let timing = &group.timing;
     let regions = lock(&shared.state).regions();
     for region in regions {
+        if lock(&shared.state).has_region(held, region)? {
+            continue;
+        }
         while !copy(shared, held, region).await? {}
         crash_point("consensus.admit.copying").await;
         let bytes = region_bytes(&group.layout);

@@ -12,7 +12,9 @@
 //!    read under our capability of its replicated region (the probe). The lease stands for [`crate::Timing::lease`] from
 //!    the moment at which the probes of a majority were posted. Without it the coordinator ends.
 //! 5. A node whose verb fails is lost: it has no part in commits any more. In the background it is connected to again, and
-//!    fenced under our own term, which ends what was still under way to it. Then everything is copied to it: region by
+//!    fenced under our own term, which ends what was still under way to it. If it still has
+//!    its memory, and the log of a live node still leads on from what its header covers, then only the regions that those entries
+//!    write are copied to it, those that were written since, and the direct area; otherwise everything. It goes region by
 //!    region, those first that are written least. While a region is copied its blocks are not written; they are read all the
 //!    time. From the beginning the node gets every new entry, and from its copying on the applied writes of a region.
 //!    When all is copied, and at least [`crate::Timing::attempt_max`] has passed, F+1 *other* nodes are probed and asked for
@@ -27,6 +29,11 @@
 //! Why a node that was admitted counts. It holds what any live node holds: applied writes by the copy, or by themselves after
 //! it; the others as entries. Writes that were appended before it came lock their blocks, so that no region is copied
 //! before they are applied. Records have no blocks; those that the log still needs are appended to the node first.
+//!
+//! Why a node may keep what it has: its memory holds what its header covers, and of later writes only committed ones. The
+//! entries behind it, linked by their checksums, are in the log of a live node up to the one that was applied when the node
+//! joined; writes that are applied from that moment on are noted until its regions are chosen. Blocks that none of them writes
+//! are as they were.
 //!
 //! Ambiguous completions: a node whose verb is ambiguous is lost, as with any other failure, and its verb is never counted;
 //! the fence of step 5, or that of the next coordinator, ends the doubt. A write whose coordinator ends before a majority
@@ -172,6 +179,8 @@ pub struct Status {
     pub applied: u64,
     /// Bytes of the log that are in use.
     pub log_used_bytes: u64,
+    /// Bytes of memory that this coordinator has copied to memory nodes that came back.
+    pub copied_bytes: u64,
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {

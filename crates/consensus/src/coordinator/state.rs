@@ -142,6 +142,8 @@ pub(super) struct State {
     heads: BytesMut,
     blocked: Vec<Waker>,
     waiting: Vec<(u64, Waker)>,
+    /// Bytes of memory that were copied to nodes that came back.
+    copied_bytes: u64,
     /// When a node was lost, or this coordinator began without it.
     lost_at: Instant,
     ended: Option<Error>,
@@ -197,6 +199,7 @@ impl State {
             heads: BytesMut::new(),
             blocked: Vec::new(),
             waiting: Vec::new(),
+            copied_bytes: 0,
             lost_at: posted_at,
             ended: None,
             changed: false,
@@ -232,6 +235,7 @@ impl State {
             committed: self.committed_index,
             applied: self.applied.index,
             log_used_bytes: self.used_bytes,
+            copied_bytes: self.copied_bytes,
         }
     }
 

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use async_trait::async_trait;
 use base::rt;
 use base::{Bytes, BytesMut};
+use consensus::Layout;
 use rma::sim::SimFabric;
 use rma::{
     Capability, Completion, Connection, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId,
@@ -33,6 +34,8 @@ pub enum Lie {
     TermReused,
     /// A coordinator believes in its lease for much too long.
     LongLease,
+    /// A node that comes back with its memory is admitted without what it lacks. (In a group that is not coded.)
+    NotCopied,
     /// In a coded group, some shares do not reach a node when their block is applied: they are of the version before.
     StaleShare,
     /// In a coded group, a node that comes back is admitted with shares that were not made for it.
@@ -40,12 +43,13 @@ pub enum Lie {
 }
 
 impl Lie {
-    pub const ALL: [Lie; 7] = [
+    pub const ALL: [Lie; 8] = [
         Lie::AmbiguousIsWon,
         Lie::NoRevocation,
         Lie::MinorityCommits,
         Lie::TermReused,
         Lie::LongLease,
+        Lie::NotCopied,
         Lie::StaleShare,
         Lie::NotEncodedAnew,
     ];
@@ -58,7 +62,7 @@ impl Lie {
             Lie::MinorityCommits => &["lost:", "changed:", "linearizable:", "direct:"],
             Lie::TermReused => &["term:"],
             Lie::LongLease => &["serving:", "linearizable:"],
-            Lie::StaleShare | Lie::NotEncodedAnew => &["linearizable:", "torn:"],
+            Lie::NotCopied | Lie::StaleShare | Lie::NotEncodedAnew => &["linearizable:", "torn:"],
         }
     }
 }
@@ -107,31 +111,35 @@ impl Host for LyingHost {
     }
 }
 
-/// The fabric of processors, which may lie to them. Of a coded group it is told where shares begin.
-pub fn fabric(inner: SimFabric, lie: Option<Lie>, shares_at: Option<u64>) -> Arc<dyn Fabric> {
-    match (lie, shares_at) {
-        (Some(lie @ (Lie::AmbiguousIsWon | Lie::MinorityCommits | Lie::TermReused)), _) => {
-            Arc::new(LyingFabric { inner, lie, shares_at: u64::MAX })
-        }
-        (Some(lie @ (Lie::StaleShare | Lie::NotEncodedAnew)), Some(shares_at)) => {
-            Arc::new(LyingFabric { inner, lie, shares_at })
-        }
-        _ => Arc::new(inner),
+/// The fabric of processors, which may lie to them.
+pub fn fabric(inner: SimFabric, lie: Option<Lie>, layout: &Layout) -> Arc<dyn Fabric> {
+    // Behind the head, the log and the direct area.
+    let memory_at = 4096 + layout.log_bytes + layout.direct_bytes;
+    let lie = lie.filter(|lie| match lie {
+        Lie::AmbiguousIsWon | Lie::MinorityCommits | Lie::TermReused => true,
+        Lie::StaleShare | Lie::NotEncodedAnew => layout.is_coded(),
+        Lie::NotCopied => !layout.is_coded(),
+        Lie::NoRevocation | Lie::LongLease => false,
+    });
+    match lie {
+        Some(lie) => Arc::new(LyingFabric { inner, lie, memory_at }),
+        None => Arc::new(inner),
     }
 }
 
 struct LyingFabric {
     inner: SimFabric,
     lie: Lie,
-    shares_at: u64,
+    memory_at: u64,
 }
 
 #[async_trait]
 impl Fabric for LyingFabric {
     async fn connect(&self, address: &str, credential: &Credential) -> Result<Endpoint, Error> {
         let inner = self.inner.connect(address, credential).await?;
-        let (lie, shares_at, headed) = (self.lie, self.shares_at, AtomicBool::new(false));
-        Ok(Endpoint::new(Arc::new(LyingConnection { inner, lie, shares_at, headed })))
+        let (lie, memory_at) = (self.lie, self.memory_at);
+        let (headed, kept) = (AtomicBool::new(false), Arc::default());
+        Ok(Endpoint::new(Arc::new(LyingConnection { inner, lie, memory_at, headed, kept })))
     }
 
     async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
@@ -146,9 +154,11 @@ impl Fabric for LyingFabric {
 struct LyingConnection {
     inner: Endpoint,
     lie: Lie,
-    shares_at: u64,
-    /// A header was written: what was written to shares before that was a node's that comes back.
+    memory_at: u64,
+    /// A header was written: what was written to memory before that was a node's that comes back.
     headed: AtomicBool,
+    /// The node was found with a header.
+    kept: Arc<AtomicBool>,
 }
 
 /// A completion whose outcome is changed.
@@ -176,6 +186,14 @@ impl Connection for LyingConnection {
 
     fn read(&self, capability: &Capability, offset: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
         let read = self.inner.read(capability, offset, length, into);
+        if self.lie == Lie::NotCopied && (offset, length) == (0, HEADERS_BYTES as usize) {
+            let kept = Arc::clone(&self.kept);
+            return changed(read, move |outcome| {
+                let headers = outcome?;
+                kept.store(headers.iter().any(|byte| *byte != 0), Ordering::Relaxed);
+                Ok(headers)
+            });
+        }
         if self.lie != Lie::TermReused || length != ADMIN_READ {
             return read;
         }
@@ -189,15 +207,17 @@ impl Connection for LyingConnection {
 
     fn write(&self, capability: &Capability, offset: u64, parts: &[Bytes], immediate: Option<u32>) -> Completion<()> {
         assert!(immediate.is_none(), "no protocol here uses them");
-        let is_share = offset >= self.shares_at;
+        let is_memory = offset >= self.memory_at;
+        let is_copy = is_memory && !self.headed.load(Ordering::Relaxed);
         match self.lie {
-            Lie::StaleShare if is_share && self.inner.node().0 == 1 && rt::random_below(16) == 0 => {
+            Lie::StaleShare if is_memory && self.inner.node().0 == 1 && rt::random_below(16) == 0 => {
                 return Completion::ready(Ok(()));
             }
-            Lie::NotEncodedAnew if is_share && !self.headed.load(Ordering::Relaxed) => {
-                return Completion::ready(Ok(()));
-            }
-            Lie::NotEncodedAnew if offset < HEADERS_BYTES && parts.iter().map(Bytes::len).sum::<usize>() == HEADER => {
+            Lie::NotEncodedAnew if is_copy => return Completion::ready(Ok(())),
+            Lie::NotCopied if is_copy && self.kept.load(Ordering::Relaxed) => return Completion::ready(Ok(())),
+            Lie::NotEncodedAnew | Lie::NotCopied
+                if offset < HEADERS_BYTES && parts.iter().map(Bytes::len).sum::<usize>() == HEADER =>
+            {
                 self.headed.store(true, Ordering::Relaxed);
             }
             _ => {}

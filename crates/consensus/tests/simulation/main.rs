@@ -10,12 +10,13 @@
 //!
 //! Every other eight seeds have a coded group, whose blocks hold two keys each.
 //!
-//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`] and [`dropped`] are
-//! courses of events that seeds seldom take.
+//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`], [`dropped`] and
+//! [`returned`] are courses of events that seeds seldom take.
 
 mod behind;
 mod dropped;
 mod lies;
+mod returned;
 mod truth;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -61,6 +62,7 @@ const OPERATIONS_MIN: u64 = 250;
 const CRASH_POINTS: &[&str] = &[
     "consensus.admit.copied",
     "consensus.admit.copying",
+    "consensus.admit.kept",
     "consensus.admit.marked",
     "consensus.elect.standing",
     "consensus.elect.won",
@@ -153,9 +155,7 @@ impl World {
     /// A processor: stands by, coordinates, stands by again.
     async fn process(self, which: usize) {
         let name = PROCESSORS[which];
-        // Behind the head, the log and the direct area.
-        let shares_at = 4096 + self.layout.log_bytes + self.layout.direct_bytes;
-        let fabric = lies::fabric(self.fabric.clone(), self.lie, self.layout.is_coded().then_some(shares_at));
+        let fabric = lies::fabric(self.fabric.clone(), self.lie, &self.layout);
         let mut group = self.group(fabric);
         if self.lie == Some(Lie::LongLease) && which == 0 {
             group.timing.lease *= 20;

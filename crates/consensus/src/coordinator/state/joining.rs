@@ -7,8 +7,10 @@ use rma::Completion;
 
 use super::{Fetch, LAG_MAX, Member, Phase, State, Step};
 use crate::Error;
-use crate::layout::Layout;
+use crate::entry::Kind;
+use crate::layout::{Cursor, Header, Layout};
 use crate::link::Held;
+use crate::scan::Placed;
 
 /// Bytes of the largest region, the unit of copying to a node that comes back.
 const REGION_BYTES_MAX: u64 = 64 << 10;
@@ -42,14 +44,14 @@ impl State {
         regions
     }
 
-    /// From here on a node gets new entries.
-    pub(in crate::coordinator) fn join(&mut self, held: &Held, sequence: u64) -> Result<u64, Error> {
+    /// From here on a node gets new entries. Gives the last entry, and the last that is applied.
+    pub(in crate::coordinator) fn join(&mut self, held: &Held, sequence: u64) -> Result<(u64, Cursor), Error> {
         self.check_open()?;
         let slot = held.link.slot;
         assert!(self.members[slot].phase == Phase::Lost, "a node has one keeper");
-        let copied = vec![false; self.heat.len()];
-        self.members[slot] =
-            Member { phase: Phase::Joining, held: Some(held.clone()), sequence, copied, ..Member::lost() };
+        let (copied, touched) = (vec![false; self.heat.len()], vec![false; self.heat.len()]);
+        let held = Some(held.clone());
+        self.members[slot] = Member { phase: Phase::Joining, held, sequence, copied, touched, ..Member::lost() };
         let watermark = self.watermark().index;
         let records = self.kept.iter().filter(|kept| kept.after.index > watermark);
         let records: Vec<(u64, Vec<Bytes>)> = records.filter_map(|kept| kept.raw.clone()).collect();
@@ -60,7 +62,45 @@ impl State {
                 break;
             }
         }
-        Ok(self.last.index)
+        Ok((self.last.index, self.applied))
+    }
+
+    /// A live node whose log can be read, and the header under which its entries count.
+    pub(in crate::coordinator) fn log_source(&self) -> Option<(Held, Header)> {
+        let source = self.live().min_by_key(|member| member.posted.len() + member.slow as usize)?;
+        Some((source.held.clone()?, self.header(0, Cursor::default())))
+    }
+
+    /// Leaves a node what it has kept: `entries` are those behind what its header covers, `before`. If they lead to what was
+    /// applied when it joined, they and what was applied since tell every region of the logged memory that was written; the
+    /// others are as they are to be. False if they do not.
+    pub(in crate::coordinator) fn keep_unchanged(
+        &mut self,
+        held: &Held,
+        before: Cursor,
+        joined_at: Cursor,
+        entries: &[Placed],
+    ) -> Result<bool, Error> {
+        let region = region_bytes(&self.layout);
+        let mut changed = self.joining(held)?.touched.clone();
+        if before != joined_at && entries.iter().all(|placed| placed.after != joined_at) {
+            return Ok(false);
+        }
+        // What was written without the log is not known.
+        changed[..self.layout.direct_bytes.div_ceil(region) as usize].fill(true);
+        let writes = entries.iter().filter(|placed| placed.entry.kind == Kind::Writes);
+        for write in writes.flat_map(|placed| &placed.entry.writes) {
+            let until = write.address.saturating_add(write.bytes.len() as u64).div_ceil(region) as usize;
+            let Some(written) = changed.get_mut((write.address / region) as usize..until) else { return Ok(false) };
+            written.fill(true);
+        }
+        self.joining(held)?.copied = changed.into_iter().map(|changed| !changed).collect();
+        Ok(true)
+    }
+
+    /// Whether a node has a region already.
+    pub(in crate::coordinator) fn has_region(&mut self, held: &Held, region: usize) -> Result<bool, Error> {
+        Ok(self.joining(held)?.copied[region])
     }
 
     fn joining(&mut self, held: &Held) -> Result<&mut Member, Error> {
@@ -123,6 +163,7 @@ impl State {
         if let Some(copied) = copied {
             member.copied[region] = true;
             let mut posted = Ok(());
+            let bytes = [&copied.plain, &copied.coded].into_iter().flatten().map(Bytes::len).sum::<usize>();
             if let Some(bytes) = copied.plain {
                 posted = member.post(layout.memory_at(plain.start), &[bytes], ticket, None);
             }
@@ -132,6 +173,7 @@ impl State {
             if let Err(error) = posted {
                 self.lose_slot(slot, &error);
             }
+            self.copied_bytes += bytes as u64;
         }
         self.flush();
         self.wake_blocked();
@@ -171,7 +213,7 @@ impl State {
         let member = self.joining(held)?;
         member.phase = Phase::Live;
         member.votes = true;
-        member.copied = Vec::new();
+        (member.copied, member.touched) = (Vec::new(), Vec::new());
         self.changed = true;
         Ok(())
     }

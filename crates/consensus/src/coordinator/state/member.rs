@@ -36,6 +36,8 @@ pub(in crate::coordinator) struct Member {
     pub(super) votes: bool,
     /// The regions that are copied, of a joining node.
     pub(super) copied: Vec<bool>,
+    /// The regions that were written since it came, of a joining node.
+    pub(super) touched: Vec<bool>,
     /// Blocks that are being copied to it.
     pub(super) copying: Range<usize>,
     /// Reads that were given up on it.
@@ -62,6 +64,7 @@ impl Member {
             lease_at: None,
             votes: false,
             copied: Vec::new(),
+            touched: Vec::new(),
             copying: 0..0,
             slow: 0,
         }

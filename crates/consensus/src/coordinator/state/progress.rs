@@ -137,7 +137,7 @@ impl State {
         }
     }
 
-    fn header(&self, sequence: u64, applied: Cursor) -> Header {
+    pub(super) fn header(&self, sequence: u64, applied: Cursor) -> Header {
         Header { sequence, term: self.term, adopted: self.adopted, applied, nodes: self.nodes }
     }
 

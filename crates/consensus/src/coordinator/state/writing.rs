@@ -172,6 +172,9 @@ impl State {
         let region = region_bytes(&self.layout);
         let regions = (address / region) as usize..(address + bytes.len() as u64).div_ceil(region) as usize;
         regions.clone().for_each(|region| self.heat[region] = self.heat[region].saturating_add(1));
+        for member in self.members.iter_mut().filter(|member| member.phase == Phase::Joining) {
+            regions.clone().for_each(|region| member.touched[region] = true);
+        }
         let takes = |member: &Member| {
             member.phase == Phase::Live
                 || member.phase == Phase::Joining && regions.clone().any(|region| member.copied[region])

@@ -1,0 +1,163 @@
+//! A memory node that was cut off comes back with its memory, and gets what it lacks.
+
+use super::*;
+
+/// Blocks that are written while it is away.
+const AWAY: u64 = 3;
+
+/// A group in every second seed coded.
+async fn formatted(sim: &Sim, memory_nodes: usize) -> World {
+    let seed = sim.seed();
+    let (memory_bytes, data_shares) = (256 << 10, 1 + (seed % 2) as u32 * (memory_nodes as u32 / 2));
+    let layout = Layout { log_bytes: 8192, direct_bytes: 64, memory_bytes, block_bytes: 64, data_shares };
+    let (truth, fabric) = (Arc::new(Truth::new(sim)), SimFabric::new(sim));
+    let world = World { sim: sim.clone(), fabric, truth, memory_nodes, layout, lie: None };
+    (0..memory_nodes).for_each(|which| world.start_memory_node(which));
+    rt::sleep(Duration::from_millis(20)).await;
+    let formatting = world.clone();
+    let formatted = sim.node("operator").spawn(async move {
+        let group = formatting.group(Arc::new(formatting.fabric.clone()));
+        consensus::format(&group).await
+    });
+    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    world
+}
+
+/// Where a block lies.
+fn at(block: u64) -> u64 {
+    64 + block % 4096 * 64
+}
+
+async fn write(coordinator: &Coordinator, block: u64, value: u64) {
+    let bytes = Bytes::from(value.to_le_bytes().repeat(BLOCK / 8));
+    coordinator.write(at(block), bytes).await.expect("a majority is there");
+}
+
+async fn until_live(coordinator: &Coordinator, is_whole: bool) {
+    while (coordinator.status().live == 3) != is_whole {
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn scenario(sim: Sim) -> [u64; 2] {
+    let world = formatted(&sim, 3).await;
+    let cutting = sim.clone();
+    let copied = sim.node("p0").spawn(async move {
+        let group = world.group(Arc::new(world.fabric.clone()));
+        let mut standby = Standby::new(group, 0).expect("the group is good");
+        let coordinator = standby.take_over().await.expect("a majority is whole");
+        coordinator.direct_is_whole();
+        for block in 0..200 {
+            write(&coordinator, block * 20, block).await;
+        }
+        coordinator.settle().await.expect("it serves");
+        cutting.break_links("p0", "m1");
+        cutting.cut("p0", "m1");
+        for block in 0..AWAY {
+            write(&coordinator, block * 1000 + 7, 1000 + block).await;
+        }
+        until_live(&coordinator, false).await;
+        cutting.heal_all();
+        until_live(&coordinator, true).await;
+        let partly = coordinator.status().copied_bytes;
+        // From now on without one of the others: what is read lies at the one that came back.
+        cutting.break_links("p0", "m0");
+        cutting.cut("p0", "m0");
+        for block in 0..AWAY {
+            let bytes = coordinator.read(at(block * 1000 + 7), BLOCK).await.expect("it serves");
+            assert_eq!(value_of(&bytes), 1000 + block);
+        }
+        for block in 0..200 {
+            let bytes = coordinator.read(at(block * 20), BLOCK).await.expect("it serves");
+            assert_eq!(value_of(&bytes), block);
+        }
+        // Much longer than the log.
+        for block in 0..400 {
+            write(&coordinator, block * 10, 2000 + block).await;
+        }
+        cutting.heal_all();
+        until_live(&coordinator, true).await;
+        [partly, coordinator.status().copied_bytes - partly]
+    });
+    copied.await.expect("nothing crashes it")
+}
+
+#[test]
+fn a_node_that_kept_its_memory_gets_what_was_written_while_it_was_away() {
+    for seed in 0..6 {
+        let report = Simulation::new(seed).run(scenario);
+        let [partly, wholly] = report.unwrap_or_else(|failure| panic!("seed {seed}: {failure}")).value;
+        // The regions of the blocks that were written, and that of the direct area.
+        assert!(partly <= 8192 * (AWAY + 1), "seed {seed}: {partly} bytes were copied");
+        assert!(
+            wholly >= 256 << 10,
+            "seed {seed}: {wholly} bytes were copied, of a node that lacks more than the log has"
+        );
+    }
+}
+
+/// Writes go on while the node comes back. The log is read from one that is cut off for a while, so that the others commit and
+/// apply what comes after. Gives how often the node came back.
+async fn busy(sim: Sim) -> u64 {
+    let world = formatted(&sim, 5).await;
+    let cutting = sim.clone();
+    let checked = sim.node("p0").spawn(async move {
+        let group = world.group(Arc::new(world.fabric.clone()));
+        let mut standby = Standby::new(group, 0).expect("the group is good");
+        let coordinator = standby.take_over().await.expect("a majority is whole");
+        coordinator.direct_is_whole();
+        let (mut value, mut returned) = (0_u64, 0);
+        for _ in 0..2 {
+            while coordinator.status().live < 5 && coordinator.is_serving() {
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+            cutting.break_links("p0", "m1");
+            cutting.cut("p0", "m1");
+            while coordinator.status().live == 5 {
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+            cutting.heal_all();
+            let (slowing, joining) = (cutting.clone(), coordinator.clone());
+            let slow = rt::spawn(async move {
+                // The log is being read from the first.
+                while joining.status().joining == 0 && joining.is_serving() {
+                    rt::sleep(Duration::from_micros(20)).await;
+                }
+                slowing.cut("p0", "m0");
+                rt::sleep(Duration::from_millis(8)).await;
+                slowing.heal_all();
+            });
+            while coordinator.status().lost > 0 || coordinator.status().joining > 0 {
+                value += 1;
+                let bytes = Bytes::from(value.to_le_bytes().repeat(BLOCK / 8));
+                if coordinator.write(at(value * 61), bytes).await.is_err() {
+                    return returned;
+                }
+            }
+            slow.await.expect("nothing panics");
+            let copies = coordinator.status().live == 5;
+            returned += u64::from(copies);
+            // Of a group that is not coded, each node is asked; of a coded one, shares of this one are needed without others.
+            for value in (value.saturating_sub(400).max(1)..=value).filter(|_| copies) {
+                let copies = match world.layout.is_coded() {
+                    false => coordinator.read_each(at(value * 61), BLOCK).await,
+                    true => coordinator.read(at(value * 61), BLOCK).await.map(|copy| vec![copy]),
+                };
+                let Ok(copies) = copies else { return returned };
+                copies.iter().for_each(|copy| assert_eq!(value_of(copy), value, "of {} copies", copies.len()));
+            }
+        }
+        returned
+    });
+    checked.await.expect("nothing crashes it")
+}
+
+#[test]
+fn what_is_written_while_a_node_comes_back_reaches_it() {
+    let mut returned = 0;
+    for seed in 0..12 {
+        let report = Simulation::new(seed).run(busy);
+        returned += report.unwrap_or_else(|failure| panic!("seed {seed}: {failure}")).value;
+    }
+    assert!(returned >= 12, "the node came back {returned} times");
+}
