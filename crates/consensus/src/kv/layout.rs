@@ -88,7 +88,8 @@ impl Sizes {
         Ok(())
     }
 
-    /// The layout of a group that holds such a store, whose own log has some size.
+    /// The layout of a group that holds such a store, whose own log has some size. Whoever makes it a coded one
+    /// ([`crate::Layout::data_shares`]) gives the log 8 KiB more: it then has whole blocks where the store writes parts of them.
     ///
     /// # Errors
     /// [`Error::Invalid`], also where the group's log is too short for the store's transactions.

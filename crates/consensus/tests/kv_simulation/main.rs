@@ -23,7 +23,7 @@ use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind};
 use consensus::kv::fault::{Mutant, plant};
 use consensus::kv::{Expected, Options, Sizes, Store, Swap};
-use consensus::{Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
+use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
 use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -119,11 +119,20 @@ impl World {
         let place = |address: &&str| Place { address: (*address).to_owned(), name: "kv".into(), token: TOKEN };
         Group {
             id: GROUP,
-            layout: self.sizes.group_layout(GROUP_LOG_BYTES).expect("good sizes"),
+            layout: self.layout(),
             nodes: nodes.map(place).collect(),
             fabric: Arc::new(self.fabric.clone()) as Arc<dyn Fabric>,
             timing: timing(),
         }
+    }
+
+    /// Every second eight seeds have a coded group.
+    fn layout(&self) -> Layout {
+        let is_coded = self.sim.seed() / 8 % 2 == 1;
+        // The log of a coded group has whole blocks, where the store writes parts.
+        let log_bytes = if is_coded { 2 * GROUP_LOG_BYTES } else { GROUP_LOG_BYTES };
+        let data_shares = if is_coded { self.memory_nodes as u32 / 2 + 1 } else { 1 };
+        Layout { data_shares, ..self.sizes.group_layout(log_bytes).expect("good sizes") }
     }
 
     /// A memory node's boot: it knows nothing of its past.
@@ -140,7 +149,7 @@ impl World {
                         Err(_) => rt::sleep(Duration::from_millis(5)).await,
                     }
                 };
-                let groups = vec![GroupMemory { id: GROUP, layout: world.group().layout }];
+                let groups = vec![GroupMemory { id: GROUP, layout: world.layout() }];
                 let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
                 let _node = MemoryNode::start(options).await.expect("there is memory");
                 std::future::pending::<()>().await;
@@ -267,6 +276,11 @@ impl World {
             let count = 1 + chance.index(self.memory_nodes / 2);
             let first = chance.index(self.memory_nodes);
             for step in 0..count {
+                // Of a coded group, a node that is lost to the coordinator alone has only old shares.
+                let spare = self.current().map_or(0, |store| store.coordinator().status().spare);
+                if step > 0 && self.layout().is_coded() && spare == 0 {
+                    break;
+                }
                 let node = self.sim.node(MEMORY_NODES[(first + step) % self.memory_nodes]);
                 node.crash();
                 rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
