@@ -184,8 +184,11 @@ impl Materializer for BlockRows {
             return Ok(());
         }
         let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
+        let value_bytes = writes.iter().filter_map(|write| write.value).map(<[u8]>::len).sum();
+        let shares = batch.shares(block, value_bytes);
         writes.into_iter().try_for_each(|StoredWrite { namespace, key, value, version }| {
-            batch.put(namespace, key.as_bytes(), version, value.map(Bytes::copy_from_slice))
+            let own = |value| if shares { block.slice_ref(value) } else { Bytes::copy_from_slice(value) };
+            batch.put(namespace, key.as_bytes(), version, value.map(own))
         })
     }
 }

@@ -40,7 +40,7 @@ pub use sync::{GroupSync, SyncHandle};
 /// because the engine behind the tables already brings it; both run at memory speed. It finds accidents, not
 /// forgeries: those are found by the hash chain and the signatures of the blocks.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(bytes)
+    twox_hash::XxHash3_64::oneshot(bytes)
 }
 
 /// Takes a standard lock whose contents are whole between any two statements, so that a poisoned one is as good as

@@ -99,6 +99,19 @@ pub async fn state_only(
         }
         figure.ratio(ratio, least, bound);
     }
+    Ok(())
+}
+
+/// Adds those of the write-heavy loads with a large memtable.
+///
+/// # Errors
+/// As [`state_only`].
+pub async fn large_memtable(
+    options: &Options,
+    figure: &mut Figure,
+    stop: &Stop,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
     let mut least = f64::INFINITY;
     for (name, load) in options.loads().into_iter().filter(|(_, load)| is_write_heavy(load)) {
         check(stop)?;

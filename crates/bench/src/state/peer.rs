@@ -74,6 +74,8 @@ struct Rows;
 
 impl Materializer for Rows {
     fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), storage::Error> {
+        // Hardly anything but values is in it.
+        let shares = batch.shares(block, block.len());
         let (mut at, mut transaction) = (0, 0);
         while at < block.len() {
             let key_bytes = usize::from(u16::from_le_bytes([block[at], block[at + 1]]));
@@ -82,7 +84,8 @@ impl Materializer for Rows {
             let value = key + key_bytes;
             let end = value + value_bytes;
             let version = Version::new(number.get(), transaction);
-            batch.put(NAMESPACE, &block[key..value], version, Some(Bytes::copy_from_slice(&block[value..end])))?;
+            let own = if shares { block.slice(value..end) } else { Bytes::copy_from_slice(&block[value..end]) };
+            batch.put(NAMESPACE, &block[key..value], version, Some(own))?;
             (at, transaction) = (end, transaction + 1);
         }
         Ok(())

@@ -59,7 +59,7 @@ pub struct Fig7 {
     /// Clients of the networks, each with one transaction in flight
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub clients: u64,
-    /// Measure one of the two parts alone
+    /// Measure one of the parts alone
     #[arg(long, value_enum, value_name = "PART")]
     pub only: Option<Part>,
     #[command(flatten)]
@@ -73,6 +73,8 @@ pub enum Part {
     Network,
     /// The state alone
     State,
+    /// The state alone under loads that write heavily, the monolithic form with a memtable as large as the data
+    Memtable,
 }
 
 /// `heddle bench flexchain-fig8a`.

@@ -122,10 +122,11 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
     figure.setting("organizations", arguments.orgs);
     figure.setting("clients", arguments.clients);
     figure.setting("seed", arguments.common.seed);
-    if arguments.only != Some(Part::State) {
+    let wanted = |part| arguments.only.is_none_or(|only| only == part);
+    if wanted(Part::Network) {
         networks(&arguments, &mut figure, stop).await?;
     }
-    if arguments.only != Some(Part::Network) {
+    if wanted(Part::State) || wanted(Part::Memtable) {
         let options = fig7::Options {
             records: count(arguments.records),
             customers: count(arguments.customers),
@@ -135,9 +136,14 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
             seed: arguments.common.seed,
         };
         let progress = Progress::new();
-        let measured = fig7::state_only(&options, &mut figure, stop, &mut |part| progress.tell(part)).await;
+        let tell = &mut |part: &str| progress.tell(part);
+        if wanted(Part::State) {
+            fig7::state_only(&options, &mut figure, stop, tell).await?;
+        }
+        if wanted(Part::Memtable) {
+            fig7::large_memtable(&options, &mut figure, stop, tell).await?;
+        }
         drop(progress);
-        measured?;
     }
     figure.note("Ratios are medians over the pairs of runs, each of one load on one form and then on the other.");
     show(&figure, &arguments.common.output)

@@ -39,7 +39,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Bytes, BytesMut, Map, rt};
 
-use super::cache::{Kept, Kind, Known};
+use super::cache::{Kept, Kind, Known, spare};
 use super::delta::{Place as Where, Written};
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::IN_FLIGHT_MAX;
@@ -497,8 +497,7 @@ impl Shared {
                     let prev = item.old.unwrap_or(Pointer::NULL);
                     // A copy: what the block gave may be a part of something longer.
                     let value = item.update.value.as_ref().filter(|_| item.is_read).map(|value| &value[..]);
-                    let keep =
-                        |value| Kept { version, value: Some(Bytes::copy_from_slice(value)), prev, bytes: value.len() };
+                    let keep = |value| Kept { version, value: Some(spare::copy(value)), prev, bytes: value.len() };
                     (known, value.map(keep))
                 }
                 None => {

@@ -23,7 +23,7 @@
 //! Invariant: only the primary changes buckets, and a slot leads to the newest applied version of its key.
 
 use base::BytesMut;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use super::pointer::{Incarnation, POINTER_BITS, Pointer};
 use super::record::Name;
@@ -63,13 +63,13 @@ impl KeyHash {
     /// The first half of [`KeyHash::new`], for those who look up many keys of one namespace.
     #[inline]
     pub fn namespace(namespace: &str, seed: u64) -> u64 {
-        xxh3_64_with_seed(namespace.as_bytes(), seed)
+        XxHash3_64::oneshot_with_seed(seed, namespace.as_bytes())
     }
 
     /// The second half of [`KeyHash::new`].
     #[inline]
     pub fn with_namespace(namespace: u64, key: &str) -> KeyHash {
-        KeyHash(xxh3_64_with_seed(key.as_bytes(), namespace))
+        KeyHash(XxHash3_64::oneshot_with_seed(namespace, key.as_bytes()))
     }
 
     /// The lowest `depth` bits.

@@ -18,7 +18,7 @@
 
 use base::bytes::Buf as _;
 use base::{Bytes, BytesMut, Version};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::pointer::{Class, Incarnation, POINTER_BITS, Pointer};
 
@@ -90,7 +90,7 @@ pub const fn head_bytes_of(name: Name<'_>) -> usize {
 
 /// Of two parts, so that a value need not be copied behind its header to be summed.
 fn checksum(checked_head: &[u8], value: &[u8]) -> u64 {
-    xxh3_64(checked_head) ^ xxh3_64(value).rotate_left(32)
+    XxHash3_64::oneshot(checked_head) ^ XxHash3_64::oneshot(value).rotate_left(32)
 }
 
 /// Appends to `into` what stands before the value of a new record, the newest of its key.

@@ -1,6 +1,7 @@
 //! Formats: golden bytes, and bytes that are hostile.
 
 use base::{Bytes, Version};
+use twox_hash::XxHash3_64;
 
 use super::index::{Directory, GROUP_BYTES, GROUPS, Group, KeyHash, PROBE_BYTES, Probe, SUBTABLE_BYTES, Subtable};
 use super::pointer::{Incarnation, Pointer};
@@ -37,7 +38,7 @@ fn a_record_has_the_documented_bytes() {
     );
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let (head, value) = bytes[16..].split_at(37);
-    let checksum = xxhash_rust::xxh3::xxh3_64(head) ^ xxhash_rust::xxh3::xxh3_64(value).rotate_left(32);
+    let checksum = XxHash3_64::oneshot(head) ^ XxHash3_64::oneshot(value).rotate_left(32);
     let checksum = checksum.to_le_bytes();
     let checksum: String = checksum.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, golden.replace("CHECKSUM00000000", &checksum));

@@ -15,7 +15,7 @@
 
 /// Hash of an id, whose bits the table consumes.
 pub fn fingerprint(id: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(id)
+    twox_hash::XxHash3_64::oneshot(id)
 }
 
 /// Shards of a table.

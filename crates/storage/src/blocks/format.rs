@@ -3,8 +3,10 @@
 //! All integers are little-endian and of fixed width; `docs/formats/blocks.md` has the diagrams. Decoders take bytes from
 //! disk, so they return what is wrong and never panic. What a segment is for is said in [`super`].
 
+use std::hash::Hasher as _;
+
 use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use crate::checksum;
 
@@ -263,11 +265,11 @@ pub fn checksum_parts(parts: &[Bytes]) -> u64 {
         [] => checksum(&[]),
         [part] => checksum(part),
         parts => {
-            let mut hasher = Xxh3::new();
+            let mut hasher = XxHash3_64::new();
             for part in parts {
-                hasher.update(part);
+                hasher.write(part);
             }
-            hasher.digest()
+            hasher.finish()
         }
     }
 }

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
+use twox_hash::XxHash3_128;
 
 use crate::Error;
 use crate::blocks::{Blocks, StoredBlock};
@@ -146,7 +147,7 @@ fn entries(materializer: &dyn Materializer, page: &[StoredBlock]) -> Result<RowB
 fn entry(prefix: &[u8], block: u64) -> [u8; ENTRY_BYTES] {
     let mut entry = [0; ENTRY_BYTES];
     let (hash, number) = entry.split_at_mut(HASH_BYTES);
-    hash.copy_from_slice(&xxhash_rust::xxh3::xxh3_128(prefix).to_be_bytes());
+    hash.copy_from_slice(&XxHash3_128::oneshot(prefix).to_be_bytes());
     number.copy_from_slice(&(!block).to_be_bytes());
     entry
 }

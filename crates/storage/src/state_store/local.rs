@@ -9,7 +9,8 @@ use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 
 use super::{
-    MATERIALIZE_BLOCKS_MAX, MATERIALIZE_BYTES_SOFT_MAX, Materializer, StateStore, check_keys, check_savepoint,
+    MATERIALIZE_BLOCKS_MAX, MATERIALIZE_BYTES_SOFT_MAX, Materializer, SHARED_BYTES_SOFT_MAX, StateStore, check_keys,
+    check_savepoint,
 };
 use crate::blocks::{Blocks, NO_PREVIOUS};
 use crate::tables::{RangePage, Row, RowBatch, Savepoint, Tables};
@@ -94,6 +95,9 @@ impl LocalStateStore {
     /// shown, or whose rows are too many to be held, the bytes are read then.
     pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &Bytes) {
         let mut ahead = lock(&self.ahead);
+        if ahead.batch.shared_bytes() >= SHARED_BYTES_SOFT_MAX {
+            return;
+        }
         if ahead.batch.bytes() >= MATERIALIZE_BYTES_SOFT_MAX {
             ahead.batch.thin(self.oldest.load(Ordering::Relaxed));
             if ahead.batch.bytes() >= MATERIALIZE_BYTES_SOFT_MAX {

@@ -39,6 +39,8 @@ pub const KEYS_MAX: usize = 65_536;
 pub const MATERIALIZE_BLOCKS_MAX: usize = 16;
 /// A batch takes no further block once its rows have so many bytes.
 pub const MATERIALIZE_BYTES_SOFT_MAX: usize = 64 << 20;
+/// No further block is prepared once those that prepared values are parts of have so many bytes.
+const SHARED_BYTES_SOFT_MAX: usize = 2 * MATERIALIZE_BYTES_SOFT_MAX;
 
 /// Rows of one channel's world state, made from its blocks; see [the module](self).
 #[async_trait::async_trait]
@@ -122,8 +124,8 @@ pub trait StateStore: Send + Sync + 'static {
 pub trait Materializer: Send + Sync + 'static {
     /// Adds the rows that the valid transactions of a block write to `batch`, in the order of the transactions.
     ///
-    /// `block` is what was appended, its validity filter included. The same bytes give the same rows, always. Values own
-    /// their memory: they may be held for longer than the block.
+    /// `block` is what was appended, its validity filter included. The same bytes give the same rows, always. Rows are held
+    /// for a while: [`RowBatch::shares`] says whether their values are to be parts of the block or copies.
     ///
     /// # Errors
     /// [`Error::Unreadable`] where the block is not one; the batch's own.

@@ -8,6 +8,8 @@ use crate::Error;
 
 /// Bytes of keys and values that a batch takes at most.
 pub const BATCH_BYTES_MAX: usize = 1 << 30;
+/// Values are parts of their block where they are more than one such part of it.
+const SHARED_PART: usize = 4;
 
 /// Rows to be written as one, with the savepoint they lead to.
 #[derive(Clone, Debug)]
@@ -17,6 +19,8 @@ pub struct RowBatch {
     keys: Vec<u8>,
     rows: Vec<BatchRow>,
     value_bytes: usize,
+    /// Bytes of the blocks that values are parts of.
+    shared_bytes: usize,
     /// All rows are of blocks from the first of these numbers on, and below the second.
     blocks_begin: u64,
     blocks_end: u64,
@@ -36,6 +40,7 @@ impl RowBatch {
             keys: Vec::new(),
             rows: Vec::new(),
             value_bytes: 0,
+            shared_bytes: 0,
             blocks_begin: u64::MAX,
             blocks_end: 0,
         }
@@ -68,6 +73,21 @@ impl RowBatch {
         self.blocks_end = self.blocks_end.max(version.block + 1);
         self.rows.push(BatchRow { key_end: self.keys.len(), value });
         Ok(())
+    }
+
+    /// Whether the values of a block, `value_bytes` in all, are to be parts of the block: where they are a good part of it. The
+    /// whole block then stays in memory for as long as one of them does. Values of other blocks are to be copies.
+    pub fn shares(&mut self, block: &Bytes, value_bytes: usize) -> bool {
+        let shares = value_bytes > block.len() / SHARED_PART;
+        if shares {
+            self.shared_bytes += block.len();
+        }
+        shares
+    }
+
+    /// Bytes of the blocks that it holds on to for the sake of values in them.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.shared_bytes
     }
 
     /// Lets it lead to an earlier savepoint that covers all its rows.
@@ -187,5 +207,26 @@ impl Savepoint {
             block_hash,
         };
         Some((version, Some(savepoint)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_parts_of_a_block_only_where_they_are_a_good_part_of_it_and_it_is_counted() {
+        let block = Bytes::from(vec![7; 4000]);
+        let mut batch = RowBatch::new(Savepoint { height: 9, ..Savepoint::default() });
+        assert!(!batch.shares(&block, 1000));
+        assert_eq!(batch.shared_bytes(), 0);
+        assert!(batch.shares(&block, 1001));
+        assert!(batch.shares(&block, 4000));
+        assert_eq!(batch.shared_bytes(), 8000);
+        // What was thinned out may have been all that came of a block: it counts as long as the batch is.
+        batch.put("cc", b"a", Version::new(1, 0), Some(block.slice(..3000))).expect("it is below the savepoint");
+        batch.put("cc", b"a", Version::new(2, 0), None).expect("it is below the savepoint");
+        batch.thin(8);
+        assert_eq!((batch.len(), batch.shared_bytes()), (1, 8000));
     }
 }

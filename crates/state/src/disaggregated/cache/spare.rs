@@ -1,15 +1,19 @@
-//! One buffer a thread, between the eviction of a version and the read of another: such buffers are too long for what the
-//! allocator keeps at hand, and a cold read does both.
+//! A few buffers a thread, between the eviction of a version and the read or write of another: such buffers are too long for
+//! what the allocator keeps at hand, and a cold read needs and frees one, as does a write of what the cache has.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use base::{Bytes, BytesMut};
 
 /// Buffers above this are not worth holding on to.
 const BYTES_MAX: usize = 64 << 10;
+/// Buffers of a thread: reads and writes of values of one length want two lengths of buffers.
+const SPARES: usize = 4;
 
 thread_local! {
-    static SPARE: Cell<BytesMut> = Cell::default();
+    static KEPT: RefCell<[BytesMut; SPARES]> = RefCell::default();
+    /// Which of them leaves when there are too many.
+    static NEXT: Cell<usize> = const { Cell::new(0) };
     static LAST_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -20,25 +24,72 @@ pub fn put(value: Bytes) {
     }
     if let Ok(mut buffer) = value.try_into_mut() {
         buffer.clear();
-        SPARE.set(buffer);
+        // What lay before the value, names and header, is room again.
+        let _ = buffer.try_reclaim(buffer.capacity() + 1);
+        keep(buffer);
     }
+}
+
+fn keep(buffer: BytesMut) {
+    KEPT.with_borrow_mut(|kept| {
+        let place = kept.iter().position(|one| one.capacity() == 0).unwrap_or_else(|| {
+            NEXT.set((NEXT.get() + 1) % SPARES);
+            NEXT.get()
+        });
+        kept[place] = buffer;
+    });
 }
 
 /// A buffer with room for exactly so many bytes: what it costs follows from what is read, not from what the thread did before.
 pub fn take(bytes: usize) -> BytesMut {
-    let mut buffer = SPARE.take();
-    // What lay before the value, names and header, is room again.
-    if !buffer.try_reclaim(bytes) || buffer.capacity() != bytes {
-        buffer = BytesMut::with_capacity(bytes);
-    }
     LAST_BYTES.set(bytes);
-    buffer
+    exactly(bytes)
 }
 
-/// Sees to it that there is a buffer as the one taken last: whoever waits for a verb has time for that.
+/// A copy of a value, in no more bytes than it has.
+pub fn copy(value: &[u8]) -> Bytes {
+    let mut buffer = exactly(value.len());
+    buffer.extend_from_slice(value);
+    buffer.freeze()
+}
+
+fn exactly(bytes: usize) -> BytesMut {
+    let kept = KEPT.with_borrow_mut(|kept| kept.iter_mut().find(|one| one.capacity() == bytes).map(std::mem::take));
+    kept.unwrap_or_else(|| BytesMut::with_capacity(bytes))
+}
+
+/// Sees to it that there is a buffer as the one read into last: whoever waits for a verb has time for that.
 pub fn prepare() {
     let bytes = LAST_BYTES.get();
     if bytes <= BYTES_MAX {
-        SPARE.set(take(bytes));
+        keep(exactly(bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::bytes::Buf as _;
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again_for_the_same_length_only_and_only_once_nobody_holds_it() {
+        let mut read = take(200);
+        read.extend_from_slice(&[1; 200]);
+        let mut read = read.freeze();
+        let place = read.as_ptr();
+        // A head was before the value.
+        read.advance(40);
+        let held = read.clone();
+        put(read);
+        assert_ne!(take(200).as_ptr(), place);
+        put(held);
+        let copied = copy(&[2; 160]);
+        assert_eq!(copied, [2; 160][..]);
+        assert!(!(place..place.wrapping_add(200)).contains(&copied.as_ptr()));
+        let again = take(200);
+        assert_eq!((again.as_ptr(), again.len(), again.capacity()), (place, 0, 200));
+        put(copied);
+        assert_eq!(copy(&[3; 160]), [3; 160][..]);
     }
 }

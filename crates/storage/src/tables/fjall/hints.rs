@@ -16,6 +16,7 @@
 use std::sync::Mutex;
 
 use base::{Version, rt};
+use twox_hash::XxHash3_128;
 
 use crate::lock;
 
@@ -79,7 +80,7 @@ impl Hints {
     }
 
     fn hash(&self, prefix: &[u8]) -> Hash {
-        let hash = xxhash_rust::xxh3::xxh3_128_with_seed(prefix, self.seed);
+        let hash = XxHash3_128::oneshot_with_seed(self.seed, prefix);
         [hash as u64, (hash >> 64) as u64]
     }
 
