@@ -7,6 +7,7 @@
 //! * [`transport`]: links that leave the process, over TCP and mutual TLS.
 //! * [`Overview`]: metrics and health of all processes of a network on one page.
 //! * [`control`]: how an operator asks a running peer about its memory, and changes it.
+//! * [`kv`]: a replicated key-value store as a program, and a client of it.
 //! * [`logging`]: log lines. Metrics are served by the running network.
 #![warn(missing_docs)]
 
@@ -15,6 +16,7 @@ mod contracts;
 pub mod control;
 mod disk;
 mod endpoints;
+pub mod kv;
 pub mod logging;
 mod metrics;
 pub mod network;

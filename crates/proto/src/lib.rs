@@ -11,7 +11,7 @@
 //! 1. There is no logic here, and there are no services: code for those is generated where they are served, from the
 //!    same files, with each package mapped to its module (`extern_path(".common", "::proto::common")`).
 //! 2. Names, numbers and types of packages, messages, fields and enumerations are Fabric's and never change. Only
-//!    [`commit_hash`] is not a package of Fabric's API; its numbers are Fabric's all the same.
+//!    [`commit_hash`] is not a package of Fabric's API; its numbers are Fabric's all the same. [`heddle`] is ours.
 //! 3. Encoding is deterministic: fields by number, map entries by key.
 //! 4. A message that is decoded and encoded again need not have the same bytes: decoding drops fields it does not know,
 //!    Fabric writes map entries in any order, and it writes an entry's default value where we leave it out. **Hash and
@@ -98,6 +98,15 @@ pub mod queryresult {
 #[allow(clippy::all)]
 pub mod commit_hash {
     generated!("commit_hash.rs");
+}
+
+/// Heddle's own services.
+pub mod heddle {
+    /// The replicated key-value store.
+    #[allow(clippy::all)]
+    pub mod kv {
+        generated!("heddle.kv.rs");
+    }
 }
 
 /// Google's common types, as far as gRPC errors need them.

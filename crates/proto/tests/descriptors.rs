@@ -53,7 +53,7 @@ fn validation_codes_fit_the_transactions_filter() {
 }
 
 #[test]
-fn services_and_methods_are_fabrics() {
+fn services_and_methods_are_fabrics_and_our_own() {
     let mut found = Vec::new();
     for file in descriptors().file {
         for service in &file.service {
@@ -66,6 +66,7 @@ fn services_and_methods_are_fabrics() {
         found,
         [
             "gateway.Gateway: Endorse Submit CommitStatus Evaluate ChaincodeEvents",
+            "heddle.kv.KeyValues: Get Put Delete CompareAndSet Watch Status Exchange",
             "orderer.AtomicBroadcast: Broadcast Deliver",
             "protos.Chaincode: Connect",
             "protos.ChaincodeSupport: Register",

@@ -308,17 +308,15 @@ impl Store {
         self.shared.change(key, Some(expected), new).await
     }
 
-    /// Every change of the keys that begin with a prefix, from a version on; without one, from now on. A change whose
-    /// caller was answered before is not told then.
+    /// Every change of the keys that begin with a prefix, from a version on; without one, from now on: then one
+    /// whose caller was answered just before may be told too.
     ///
     /// # Errors
     /// [`Error::Forgotten`] when changes from that version on are not all remembered; [`Error::Busy`]; as
     /// [`Coordinator::read`].
     pub fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<Watch, Error> {
         self.shared.coordinator.check_serving()?;
-        let mut state = lock(&self.shared.state);
-        let next = state.last.index + 1;
-        state.feed.watch(prefix, from.unwrap_or(next))
+        lock(&self.shared.state).feed.watch(prefix, from)
     }
 
     /// How it is.

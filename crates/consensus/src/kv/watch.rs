@@ -78,16 +78,19 @@ pub(super) struct Feed {
     bytes: usize,
     /// Versions up to this are not remembered.
     forgotten: u64,
+    /// Of the newest change that was told.
+    told: u64,
     watchers: Vec<Watcher>,
 }
 
 impl Feed {
     pub(super) fn new(forgotten: u64) -> Feed {
-        Feed { remembered: VecDeque::new(), bytes: 0, forgotten, watchers: Vec::new() }
+        Feed { remembered: VecDeque::new(), bytes: 0, forgotten, told: forgotten, watchers: Vec::new() }
     }
 
     /// A change that a majority has; versions grow.
     pub(super) fn tell(&mut self, event: Event) {
+        self.told = event.version;
         self.watchers.retain(|watcher| {
             let concerns = event.version >= watcher.from && event.key.starts_with(&watcher.prefix);
             !concerns || watcher.sender.try_send(event.clone()).is_ok()
@@ -101,7 +104,9 @@ impl Feed {
         }
     }
 
-    pub(super) fn watch(&mut self, prefix: Bytes, from: u64) -> Result<Watch, Error> {
+    /// From a version on, or from the first that was told to nobody yet.
+    pub(super) fn watch(&mut self, prefix: Bytes, from: Option<u64>) -> Result<Watch, Error> {
+        let from = from.unwrap_or(self.told + 1);
         if from <= self.forgotten {
             return Err(Error::Forgotten { asked: from, oldest: self.forgotten + 1 });
         }
@@ -136,10 +141,10 @@ mod tests {
         base::rt::production::run(async {
             let mut feed = Feed::new(4);
             (5..9).for_each(|version| feed.tell(event(version)));
-            let asked = feed.watch(Bytes::new(), 4).map(|_| ());
+            let asked = feed.watch(Bytes::new(), Some(4)).map(|_| ());
             assert_eq!(asked, Err(Error::Forgotten { asked: 4, oldest: 5 }));
-            let mut odd = feed.watch(Bytes::from_static(b"od"), 6).expect("it is remembered");
-            let mut later = feed.watch(Bytes::new(), 11).expect("it is to come");
+            let mut odd = feed.watch(Bytes::from_static(b"od"), Some(6)).expect("it is remembered");
+            let mut later = feed.watch(Bytes::new(), Some(11)).expect("it is to come");
             (9..13).for_each(|version| feed.tell(event(version)));
             for version in [7, 9, 11] {
                 assert_eq!(odd.next().await, Some(event(version)));
@@ -156,7 +161,7 @@ mod tests {
     fn a_slow_watcher_ends_and_the_others_do_not() {
         base::rt::production::run(async {
             let mut feed = Feed::new(0);
-            let mut slow = feed.watch(Bytes::new(), 1).expect("there is room");
+            let mut slow = feed.watch(Bytes::new(), Some(1)).expect("there is room");
             for version in 1..=2 * REMEMBERED_MAX as u64 {
                 feed.tell(event(version));
             }
@@ -166,7 +171,7 @@ mod tests {
                 told += 1;
             }
             assert_eq!(told, BEHIND_MAX as u64);
-            let again = feed.watch(Bytes::new(), slow.next_version()).map(|_| ());
+            let again = feed.watch(Bytes::new(), Some(slow.next_version())).map(|_| ());
             let oldest = REMEMBERED_MAX as u64 + 1;
             assert_eq!(again, Err(Error::Forgotten { asked: told + 1, oldest }));
         });

@@ -57,6 +57,16 @@ the monolithic state, and a baseline that asks the memory node's processor for a
 buffers, all in the same run. The ratios at the end are held against their bounds.
 docs/formats/bench.md explains the JSON.")]
     State(State),
+    /// The replicated key-value store: puts and gets a second over gRPC with TLS
+    #[command(after_help = "\
+Examples:
+  heddle bench kv
+  heddle bench kv --keys 1000000 --seconds 10
+  heddle bench kv --connect ./heddle-kv      the store that runs there; it is written to
+
+Unless --connect names one, the store is a process of its own on this machine, so that clients and
+store share its processors. Keys are chosen uniformly.")]
+    Kv(Kv),
     /// Remote memory alone: what each verb costs, for each provider beside its floor
     #[command(after_help = "\
 Examples:
@@ -395,6 +405,31 @@ pub enum WaitFor {
     Status,
     /// They follow the block events of their gateway's peer
     Events,
+}
+
+#[derive(Args, Debug, Clone)]
+pub struct Kv {
+    /// Seconds that each of three loads is measured
+    #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
+    pub seconds: f64,
+    /// Clients, each with one operation at a time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub clients: u64,
+    /// Connections that they share
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=512))]
+    pub connections: u64,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(0..=1 << 20))]
+    pub value_bytes: u64,
+    /// A call for each operation, instead of a stream a connection that takes many
+    #[arg(long)]
+    pub unary: bool,
+    /// Measure the store of this directory
+    #[arg(long, value_name = "DIR")]
+    pub connect: Option<PathBuf>,
 }
 
 const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;

@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod flexchain;
+pub mod kv;
 pub mod ledger;
 pub mod network;
 pub mod node;
@@ -21,6 +22,8 @@ pub mod exit {
     pub const DAMAGED: u8 = 3;
     /// The network that the command needs is not running.
     pub const NOT_RUNNING: u8 = 4;
+    /// A key of a key-value store has no value, or not the one that was expected.
+    pub const ABSENT: u8 = 5;
     /// Interrupted by Ctrl-C, as shells expect it.
     pub const INTERRUPTED: u8 = 130;
 }
@@ -36,6 +39,7 @@ Examples:
   heddle status                      what runs, how high the ledgers are, how busy they are
   heddle peer memory org1            how much remote memory a peer uses; --set gives it another budget
   heddle bench smallbank             measure this machine with a network of its own
+  heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle ledger verify               check every hash and signature of a stopped network
 
 Exit codes:
@@ -43,7 +47,8 @@ Exit codes:
   1    failed; what and why stands on standard error
   2    the command line is wrong
   3    `ledger verify` found damage
-  4    the network that the command needs is not running
+  4    the network or store that the command needs is not running
+  5    `kv`: the key has no value, or not the one that was expected
   130  interrupted by Ctrl-C or SIGTERM";
 
 /// A permissioned ledger for Hyperledger Fabric's clients: one program, one command for a network.
@@ -72,6 +77,9 @@ Example:
     /// Operate one peer of a running network
     #[command(subcommand)]
     Peer(peer::Peer),
+    /// Run a replicated key-value store, and use one
+    #[command(subcommand)]
+    Kv(kv::Kv),
     /// Look into the ledgers and check them
     #[command(subcommand)]
     Ledger(ledger::Ledger),

@@ -51,7 +51,7 @@ pub struct Memory {
 const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
 
 /// Reads a number of bytes.
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let wrong = || "write bytes, or a whole number with KiB, MiB, GiB or TiB, such as 512MiB".to_owned();
     let (number, shift) = UNITS
         .iter()

@@ -62,6 +62,7 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
             measure_network(run, workload, &stop).await
         }
         Bench::State(arguments) => super::figure::state(arguments, &stop).await,
+        Bench::Kv(arguments) => super::kv_bench::run(arguments, &stop).await,
         Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         Bench::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,

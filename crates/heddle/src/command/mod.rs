@@ -6,6 +6,8 @@ pub mod down;
 pub mod figure;
 pub mod flexchain;
 pub mod isolate;
+pub mod kv;
+pub mod kv_bench;
 pub mod measure;
 pub mod peer;
 pub mod process;

@@ -5,6 +5,7 @@ mod disk;
 mod hosts;
 mod isolate;
 mod kill;
+mod kv;
 mod memory;
 mod network;
 mod soak;

@@ -131,6 +131,17 @@ pub enum NodeError {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A consensus group, or what stands on it.
+    #[error(transparent)]
+    Consensus(#[from] consensus::Error),
+    /// A port that the command line names.
+    #[error("cannot listen on {address}: {source}; stop what listens there, or name another address with --listen")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why it failed.
+        source: std::io::Error,
+    },
     /// A port.
     #[error("cannot listen on {address}: {source}; stop what listens there, or change {key} in the configuration")]
     Port {
@@ -161,7 +172,8 @@ impl NodeError {
             NodeError::Fabric { source, .. } => source.kind(),
             NodeError::Pool { source, .. } => source.kind(),
             NodeError::File { source, .. } => ErrorKind::of_io(source),
-            NodeError::Port { .. } => ErrorKind::Retry,
+            NodeError::Consensus(error) => error.kind(),
+            NodeError::Listen { .. } | NodeError::Port { .. } => ErrorKind::Retry,
         }
     }
 

@@ -1,0 +1,201 @@
+//! `heddle kv`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::peer::size;
+
+/// Where a store lives unless `--dir` says otherwise.
+pub const DIRECTORY: &str = "./heddle-kv";
+
+#[derive(Subcommand, Debug)]
+pub enum Kv {
+    Up(Up),
+    Get(Get),
+    Put(Put),
+    Delete(Delete),
+    Cas(Cas),
+    Watch(Watch),
+    Status(Status),
+}
+
+/// Which store a command is about.
+#[derive(Args, Debug, Clone)]
+pub struct StoreDirectory {
+    /// The directory that `heddle kv up` was given: kv.json there says where the store is, and whom to trust
+    #[arg(long = "dir", value_name = "DIR", default_value = DIRECTORY)]
+    pub dir: PathBuf,
+}
+
+/// Run a replicated key-value store, until Ctrl-C
+///
+/// Memory nodes hold the data, each all of it; one processor coordinates them, another stands by. All are in
+/// this process, and so is the data: it is in memory alone, and gone when the process ends.
+///
+/// Clients speak gRPC over TLS, `heddle.kv.KeyValues` of crates/proto/proto/heddle/kv/kv.proto. They trust
+/// DIR/ca.pem, which is made anew at each start. Clients do not prove who they are: whoever reaches the port
+/// reads and writes.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle kv up
+  heddle kv up --keys 10000 --block-bytes 8192       fewer keys, values of up to 56 KB
+  heddle kv up --listen 127.0.0.1:0 --dir /tmp/kv    any free port, which kv.json tells
+
+A record, which is a key with its value and 48 bytes, takes one to seven blocks. One block is the
+fastest, so let most records fit into one. Each memory node needs --keys times --block-bytes of
+memory as it fills up."
+)]
+pub struct Up {
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+    /// Where clients are answered
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
+    pub listen: SocketAddr,
+    /// Memory nodes: 3 survive the loss of one, 5 of two
+    #[arg(long, value_name = "N", default_value = "3", value_parser = odd)]
+    pub memory_nodes: u32,
+    /// How many keys there will be: the buckets of the index, and the blocks for records
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub keys: u64,
+    /// Bytes of a block, a multiple of 64
+    #[arg(long, value_name = "SIZE", default_value = "1152", value_parser = size)]
+    pub block_bytes: u64,
+    /// Bytes of the log of changes that are not in their records yet
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
+    pub log_bytes: u64,
+    /// Bytes of the coordinator's cache, beside what is in the log
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    pub cache_bytes: u64,
+    /// End when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub bound: bool,
+}
+
+/// Print the value of a key
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Examples:
+  heddle kv get name
+  heddle kv get name --json          with its version
+
+A key that has no value ends the command with exit code 5.")]
+pub struct Get {
+    /// The key
+    #[arg(value_name = "KEY")]
+    pub key: String,
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+    /// Print JSON: value, or valueHex where it is no text, and version
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Give a key a value; prints its version
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Examples:
+  heddle kv put name Ada
+  heddle kv put page - < page.html")]
+pub struct Put {
+    /// The key
+    #[arg(value_name = "KEY")]
+    pub key: String,
+    /// The value; - takes it from standard input
+    #[arg(value_name = "VALUE", allow_hyphen_values = true)]
+    pub value: String,
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+}
+
+/// Take a key's value away; prints the version of that
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "A key that has no value ends the command with exit code 5.")]
+pub struct Delete {
+    /// The key
+    #[arg(value_name = "KEY")]
+    pub key: String,
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+}
+
+/// Compare and set: give a key a value if it has what is expected; prints the version
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Examples:
+  heddle kv cas lock me --if-absent          takes a lock that nobody holds
+  heddle kv cas lock --if-value me           gives it back: without a new value the key is deleted
+  heddle kv cas counter 8 --if-version 41    the version that `kv get --json` has told
+
+Where the key has something else nothing is changed, what it has is printed as JSON, and the
+exit code is 5.")]
+#[command(group = clap::ArgGroup::new("expected").required(true))]
+pub struct Cas {
+    /// The key
+    #[arg(value_name = "KEY")]
+    pub key: String,
+    /// The new value; - takes it from standard input. Without one the key is deleted
+    #[arg(value_name = "VALUE", allow_hyphen_values = true)]
+    pub value: Option<String>,
+    /// If the key has no value
+    #[arg(long, group = "expected")]
+    pub if_absent: bool,
+    /// If it has some value
+    #[arg(long, group = "expected")]
+    pub if_present: bool,
+    /// If it has this version
+    #[arg(long, value_name = "N", group = "expected")]
+    pub if_version: Option<u64>,
+    /// If it has this value
+    #[arg(long, value_name = "VALUE", group = "expected", allow_hyphen_values = true)]
+    pub if_value: Option<String>,
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+}
+
+/// Print every change of the keys that begin with a prefix, until Ctrl-C
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Examples:
+  heddle kv watch                    every change from now on
+  heddle kv watch user/ --from 120   from a version on, as long as it is remembered
+
+A line for each change: its version, put or delete, the key, and the value. When the coordinator
+changes the watch goes on where it was.")]
+pub struct Watch {
+    /// The prefix; all keys without one
+    #[arg(value_name = "PREFIX", default_value = "")]
+    pub prefix: String,
+    /// The first version to be told [default: what changes from now on]
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u64).range(1..))]
+    pub from: Option<u64>,
+    /// End after so many changes
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Print each change as a line of JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+}
+
+/// Print how a store is: its coordinator's term, versions, and how full it is
+#[derive(Args, Debug, Clone)]
+pub struct Status {
+    #[command(flatten)]
+    pub directory: StoreDirectory,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn odd(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ (1 | 3 | 5 | 7 | 9)) => Ok(count),
+        _ => Err("2F+1 nodes survive the loss of F: write 1, 3, 5, 7 or 9".to_owned()),
+    }
+}

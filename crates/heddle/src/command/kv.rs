@@ -1,0 +1,265 @@
+//! `heddle kv`: a store in this process, and clients of one.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use base::Bytes;
+use gateway::client::{Code, Connection, Status as Answer};
+use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, Sizes};
+use proto::heddle::kv as wire;
+use proto::heddle::kv::compare_and_set_request::Expected;
+use serde_json::{Value, json};
+
+use crate::cli::exit;
+use crate::cli::kv::{Cas, Delete, Get, Kv, Put, Status, Up, Watch};
+use crate::failure::Failure;
+use crate::output;
+use crate::signals::StopSignals;
+
+/// Blocks and buckets come in multiples of this, or are at least so many.
+const BLOCKS_UNIT: u64 = 512;
+const BUCKETS_MIN: u64 = 8;
+
+pub async fn run(command: &Kv) -> Result<(), Failure> {
+    match command {
+        Kv::Up(arguments) => up(arguments).await,
+        Kv::Get(arguments) => get(arguments).await,
+        Kv::Put(arguments) => put(arguments).await,
+        Kv::Delete(arguments) => delete(arguments).await,
+        Kv::Cas(arguments) => cas(arguments).await,
+        Kv::Watch(arguments) => watch(arguments).await,
+        Kv::Status(arguments) => status(arguments).await,
+    }
+}
+
+async fn up(arguments: &Up) -> Result<(), Failure> {
+    if arguments.bound {
+        super::end_with_parent()?;
+    }
+    let mut signals = StopSignals::listen()?;
+    let sizes = Sizes {
+        log_bytes: arguments.log_bytes,
+        buckets: arguments.keys.next_power_of_two().max(BUCKETS_MIN),
+        blocks: arguments.keys.next_multiple_of(BLOCKS_UNIT),
+        block_bytes: arguments.block_bytes,
+    };
+    let directory = arguments.directory.dir.clone();
+    let options = KvOptions {
+        directory: directory.clone(),
+        listen: arguments.listen,
+        memory_nodes: arguments.memory_nodes,
+        sizes,
+        cache_bytes: usize::try_from(arguments.cache_bytes).unwrap_or(usize::MAX),
+    };
+    let store = tokio::select! {
+        store = KeyValues::start(options) => store?,
+        () = signals.received() => return Err(Failure::interrupted()),
+    };
+    let address = store.endpoint().address;
+    output::print(&format!(
+        "A key-value store on {} memory nodes serves gRPC over TLS at {address}; clients trust {}.\n\
+         Keys of up to {} bytes, values of up to {}. Ctrl-C ends it, and all it holds.\n",
+        arguments.memory_nodes,
+        directory.join(&store.endpoint().authority).display(),
+        sizes.key_bytes_max(),
+        sizes.value_bytes_max()
+    ))?;
+    let failed = tokio::select! {
+        () = signals.received() => None,
+        error = store.failed() => Some(error),
+    };
+    store.stop().await;
+    match failed {
+        None => Ok(()),
+        Some(error) => Err(Failure::new(format!("the key-value store has ended: {error}"))),
+    }
+}
+
+/// A client of the store of a directory.
+///
+/// # Errors
+/// None runs there.
+pub async fn connect(directory: &Path) -> Result<KvClient, Failure> {
+    let absent = || {
+        let dir = directory.display();
+        let message = format!("no key-value store runs in {dir}; start one with `heddle kv up --dir {dir}`");
+        Failure::with_code(exit::NOT_RUNNING, message)
+    };
+    let endpoint = KvEndpoint::load(directory)?.ok_or_else(absent)?;
+    match Connection::connect(&endpoint.target(directory)?).await {
+        Ok(connection) => Ok(KvClient::new(connection)),
+        // It was killed, and has left its file behind.
+        Err(error) if error.kind() == base::ErrorKind::Retry => Err(absent()),
+        Err(error) => Err(Failure::new(error)),
+    }
+}
+
+fn failed(status: Answer) -> Failure {
+    let advice = match status.code {
+        Code::Unknown => "; it may have been done: `heddle kv get` tells",
+        Code::Unavailable => "; try again",
+        _ => "",
+    };
+    Failure::new(format!("{}{advice}", status.message))
+}
+
+fn absent(key: &str) -> Failure {
+    Failure::with_code(exit::ABSENT, format!("{key} has no value"))
+}
+
+/// A value from the command line, or from standard input.
+fn value(text: &str) -> Result<Bytes, Failure> {
+    if text != "-" {
+        return Ok(Bytes::copy_from_slice(text.as_bytes()));
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::new(format!("standard input: {error}")))?;
+    Ok(bytes.into())
+}
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// Bytes as JSON: text under one name, or hexadecimal under another.
+fn put_value(into: &mut Value, name: &str, bytes: &[u8]) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => into[name] = text.into(),
+        Err(_) => into[format!("{name}Hex")] = identity::hex::encode(bytes).into(),
+    }
+}
+
+fn found_json(found: Option<&wire::Versioned>) -> Value {
+    let Some(found) = found else { return Value::Null };
+    let mut json = json!({ "version": found.version });
+    put_value(&mut json, "value", &found.value);
+    json
+}
+
+async fn get(arguments: &Get) -> Result<(), Failure> {
+    let client = connect(&arguments.directory.dir).await?;
+    let found = client.get(bytes(&arguments.key)).await.map_err(failed)?;
+    let found = found.ok_or_else(|| absent(&arguments.key))?;
+    match arguments.json {
+        true => output::print_json(&found_json(Some(&found))),
+        false => output::print_bytes(&[&found.value[..], b"\n"].concat()),
+    }
+}
+
+async fn put(arguments: &Put) -> Result<(), Failure> {
+    let client = connect(&arguments.directory.dir).await?;
+    let version = client.put(bytes(&arguments.key), value(&arguments.value)?).await.map_err(failed)?;
+    output::print(&format!("{version}\n"))
+}
+
+async fn delete(arguments: &Delete) -> Result<(), Failure> {
+    let client = connect(&arguments.directory.dir).await?;
+    let version = client.delete(bytes(&arguments.key)).await.map_err(failed)?;
+    output::print(&format!("{}\n", version.ok_or_else(|| absent(&arguments.key))?))
+}
+
+async fn cas(arguments: &Cas) -> Result<(), Failure> {
+    let client = connect(&arguments.directory.dir).await?;
+    let expected = match (arguments.if_version, &arguments.if_value) {
+        (Some(version), _) => Expected::Version(version),
+        (None, Some(value)) => Expected::Value(bytes(value)),
+        (None, None) if arguments.if_present => Expected::Present(true),
+        (None, None) => Expected::Absent(true),
+    };
+    let new = arguments.value.as_deref().map(value).transpose()?;
+    let answer = client.compare_and_set(bytes(&arguments.key), expected, new).await.map_err(failed)?;
+    if answer.version > 0 {
+        return output::print(&format!("{}\n", answer.version));
+    }
+    output::print_json(&found_json(answer.found.as_ref()))?;
+    Err(Failure::with_code(exit::ABSENT, format!("{} has something else; nothing was changed", arguments.key)))
+}
+
+async fn watch(arguments: &Watch) -> Result<(), Failure> {
+    let mut signals = StopSignals::listen()?;
+    tokio::select! {
+        outcome = print_changes(arguments) => outcome,
+        () = signals.received() => Err(Failure::interrupted()),
+    }
+}
+
+async fn print_changes(arguments: &Watch) -> Result<(), Failure> {
+    let (mut from, mut left) = (arguments.from, arguments.count.unwrap_or(u64::MAX));
+    let client = connect(&arguments.directory.dir).await?;
+    if from.is_none() {
+        // So that nothing is missed when the watch has to begin again.
+        from = Some(client.status().await.map_err(failed)?.version + 1);
+    }
+    while left > 0 {
+        let mut changes = client.watch(bytes(&arguments.prefix), from).await.map_err(failed)?;
+        while left > 0 {
+            match changes.next().await {
+                Ok(Some(change)) => {
+                    from = Some(change.version + 1);
+                    left -= 1;
+                    print_change(&change, arguments.json)?;
+                }
+                // The coordinator has changed, or we were slow.
+                Ok(None) => break,
+                Err(status) if status.code == Code::Unavailable => break,
+                Err(status) => return Err(failed(status)),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_change(change: &wire::Change, as_json: bool) -> Result<(), Failure> {
+    let what = if change.value.is_some() { "put" } else { "delete" };
+    if as_json {
+        let mut json = json!({ "version": change.version, "change": what });
+        put_value(&mut json, "key", &change.key);
+        if let Some(value) = &change.value {
+            put_value(&mut json, "value", value);
+        }
+        return output::print(&format!("{json}\n"));
+    }
+    let head = format!("{} {what} ", change.version);
+    let mut line = [head.as_bytes(), &change.key].concat();
+    if let Some(value) = &change.value {
+        line.push(b' ');
+        line.extend_from_slice(value);
+    }
+    line.push(b'\n');
+    output::print_bytes(&line)
+}
+
+async fn status(arguments: &Status) -> Result<(), Failure> {
+    let client = connect(&arguments.directory.dir).await?;
+    let status = client.status().await.map_err(failed)?;
+    let taken = status.blocks - status.blocks_free;
+    if arguments.json {
+        return output::print_json(&json!({
+            "term": status.term,
+            "version": status.version,
+            "applied": status.applied,
+            "logUsedBytes": status.log_used_bytes,
+            "blocks": status.blocks,
+            "blocksTaken": taken,
+            "cacheBytes": status.cache_bytes,
+            "memoryNodes": status.memory_nodes,
+            "memoryNodesLive": status.memory_nodes_live,
+        }));
+    }
+    output::print(&format!(
+        "{:<14} {} of {} live\n{:<14} {}\n{:<14} {} ({} to be applied, {} bytes of log)\n{:<14} {taken} of {} taken\n{:<14} {} bytes\n",
+        "memory nodes",
+        status.memory_nodes_live,
+        status.memory_nodes,
+        "term",
+        status.term,
+        "version",
+        status.version,
+        status.version - status.applied,
+        status.log_used_bytes,
+        "blocks",
+        status.blocks,
+        "cache",
+        status.cache_bytes,
+    ))
+}

@@ -1,0 +1,207 @@
+//! `heddle bench kv`: what a key-value store does in a second over gRPC with TLS.
+//!
+//! The store is this program again, as a child, or the one that `--connect` names. Clients are tasks of this process, each with
+//! one operation at a time, over a few connections. All keys are put once; then puts alone, gets alone, and both by halves are
+//! measured.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base::Bytes;
+use base::rt::Stop;
+use node::kv::{KvClient, KvEndpoint, KvExchange};
+
+use super::kv;
+use crate::cli::bench::Kv as Arguments;
+use crate::failure::Failure;
+use crate::output;
+
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The child, and its directory, which go when this does.
+struct Server {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    async fn start(keys: u64, value_bytes: u64) -> Result<Server, Failure> {
+        let failed = |error: std::io::Error| Failure::new(format!("the store cannot be started: {error}"));
+        let folder = tempfile::tempdir().map_err(failed)?;
+        // A record in one block: 48 bytes, the key and the value.
+        let block_bytes = (value_bytes + 80).next_multiple_of(64).max(1152);
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        command.args(["kv", "up", "--bound", "--listen", "127.0.0.1:0", "--dir"]).arg(folder.path());
+        command.args(["--keys", &keys.to_string(), "--block-bytes", &block_bytes.to_string()]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(failed)?;
+        let start = Instant::now();
+        loop {
+            if KvEndpoint::load(folder.path())?.is_some_and(|endpoint| endpoint.process == child.id()) {
+                return Ok(Server { child, folder });
+            }
+            if child.try_wait().map_err(failed)?.is_some() || start.elapsed() > READY_PATIENCE {
+                return Err(Failure::new("the store did not start; what is wrong stands above"));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Failing means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub async fn run(arguments: &Arguments, stop: &Stop) -> Result<(), Failure> {
+    let server = match &arguments.connect {
+        Some(_) => None,
+        None => Some(Server::start(arguments.keys, arguments.value_bytes).await?),
+    };
+    let directory = match (&server, &arguments.connect) {
+        (Some(server), _) => server.folder.path(),
+        (None, Some(directory)) => directory,
+        (None, None) => unreachable!("one of them was just made"),
+    };
+    let mut connections = Vec::new();
+    for _ in 0..arguments.connections.min(arguments.clients) {
+        let client = kv::connect(directory).await?;
+        connections.push(match arguments.unary {
+            true => Way::Unary(client),
+            false => Way::Exchange(client.exchange().await.map_err(|status| Failure::new(status.message))?),
+        });
+    }
+    output::print(&format!(
+        "{} clients over {} connections, {} keys, values of {} bytes, gRPC over TLS, {}\n{:<14} {:>10} {:>9} {:>9} {:>9}\n",
+        arguments.clients,
+        connections.len(),
+        arguments.keys,
+        arguments.value_bytes,
+        if arguments.unary { "a call an operation" } else { "a stream a connection" },
+        "",
+        "a second",
+        "p50 us",
+        "p99 us",
+        "p99.9 us"
+    ))?;
+    let keys = arguments.keys;
+    for (what, puts_of_100) in
+        [("first puts", None), ("puts", Some(100)), ("gets", Some(0)), ("half and half", Some(50))]
+    {
+        let limit = puts_of_100.map(|_| Duration::from_secs_f64(arguments.seconds));
+        let start = Instant::now();
+        let clients: Vec<_> = (0..arguments.clients)
+            .map(|number| {
+                let client = Client {
+                    way: connections[number as usize % connections.len()].clone(),
+                    number,
+                    clients: arguments.clients,
+                    keys,
+                    value: Bytes::from(vec![b'v'; usize::try_from(arguments.value_bytes).unwrap_or(usize::MAX)]),
+                    stop: stop.clone(),
+                };
+                tokio::spawn(async move {
+                    match (puts_of_100, limit) {
+                        (Some(puts), Some(limit)) => client.operate(puts, limit).await,
+                        _ => client.put_all().await,
+                    }
+                })
+            })
+            .collect();
+        let mut micros = Vec::new();
+        for client in clients {
+            micros.append(&mut client.await.map_err(Failure::new)??);
+        }
+        if stop.is_stopped() {
+            return Err(Failure::interrupted());
+        }
+        let rate = micros.len() as f64 / start.elapsed().as_secs_f64();
+        micros.sort_unstable();
+        let at = |thousandths: usize| micros.get(micros.len().saturating_sub(1) * thousandths / 1000).copied();
+        let [p50, p99, p999] = [500, 990, 999].map(|thousandths| at(thousandths).unwrap_or_default());
+        output::print(&format!("{what:<14} {rate:>10.0} {p50:>9} {p99:>9} {p999:>9}\n"))?;
+    }
+    Ok(())
+}
+
+/// How operations are asked for.
+#[derive(Clone)]
+enum Way {
+    Unary(KvClient),
+    Exchange(KvExchange),
+}
+
+impl Way {
+    async fn put(&self, key: Bytes, value: Bytes) -> Result<(), Failure> {
+        let version = match self {
+            Way::Unary(client) => client.put(key, value).await,
+            Way::Exchange(exchange) => exchange.put(key, value).await,
+        };
+        version.map(drop).map_err(|status| Failure::new(status.message))
+    }
+
+    async fn get(&self, key: Bytes) -> Result<(), Failure> {
+        let found = match self {
+            Way::Unary(client) => client.get(key).await,
+            Way::Exchange(exchange) => exchange.get(key).await,
+        };
+        found.map(drop).map_err(|status| Failure::new(status.message))
+    }
+}
+
+struct Client {
+    way: Way,
+    number: u64,
+    clients: u64,
+    keys: u64,
+    value: Bytes,
+    stop: Stop,
+}
+
+fn key(number: u64) -> Bytes {
+    Bytes::from(format!("key-{number:012}"))
+}
+
+/// What each operation took, in microseconds.
+type Outcome = Result<Vec<u32>, Failure>;
+
+impl Client {
+    async fn put(&self, number: u64, micros: &mut Vec<u32>) -> Result<(), Failure> {
+        let start = Instant::now();
+        self.way.put(key(number), self.value.clone()).await?;
+        micros.push(start.elapsed().as_micros() as u32);
+        Ok(())
+    }
+
+    async fn put_all(self) -> Outcome {
+        let mut micros = Vec::new();
+        for number in (self.number..self.keys).step_by(self.clients as usize) {
+            if self.stop.is_stopped() {
+                break;
+            }
+            self.put(number, &mut micros).await?;
+        }
+        Ok(micros)
+    }
+
+    async fn operate(self, puts_of_100: u64, limit: Duration) -> Outcome {
+        let (mut micros, start, mut chance) = (Vec::new(), Instant::now(), self.number);
+        let mut next = |bound: u64| {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (chance >> 33) % bound
+        };
+        while start.elapsed() < limit && !self.stop.is_stopped() {
+            let number = next(self.keys);
+            if next(100) < puts_of_100 {
+                self.put(number, &mut micros).await?;
+                continue;
+            }
+            let start = Instant::now();
+            self.way.get(key(number)).await?;
+            micros.push(start.elapsed().as_micros() as u32);
+        }
+        Ok(micros)
+    }
+}

@@ -1,0 +1,165 @@
+//! A key-value store from the command line and over gRPC: up, what can be asked, and what is refused.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use base::Bytes;
+use gateway::client::{Code, Connection};
+use node::kv::{KvClient, KvEndpoint};
+use proto::heddle::kv::compare_and_set_request::Expected;
+
+use crate::support::{heddle, run, text};
+
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A store in a process of its own, killed when dropped.
+struct Store {
+    child: Child,
+    dir: PathBuf,
+    endpoint: KvEndpoint,
+}
+
+impl Store {
+    fn start(dir: &Path) -> Store {
+        let mut command = heddle(&["kv", "up", "--bound", "--listen", "127.0.0.1:0", "--keys", "2000", "--dir"]);
+        let child = command.arg(dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let mut child = child.expect("the program can be started");
+        let start = Instant::now();
+        loop {
+            match KvEndpoint::load(dir) {
+                Ok(Some(endpoint)) if endpoint.process == child.id() => {
+                    return Store { child, dir: dir.to_path_buf(), endpoint };
+                }
+                _ => {}
+            }
+            let ended = child.try_wait().expect("it is a child");
+            if ended.is_some() || start.elapsed() > READY_PATIENCE {
+                let _ = child.kill();
+                panic!("the store did not start ({ended:?})");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    async fn client(&self) -> KvClient {
+        let target = self.endpoint.target(&self.dir).expect("its authority is there");
+        KvClient::new(Connection::connect(&target).await.expect("it listens"))
+    }
+
+    fn ask(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let dir = self.dir.display().to_string();
+        let output = run(&[&["kv"], arguments, &["--dir", &dir]].concat());
+        (output.status.code(), text(&output))
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_store_is_used_from_the_command_line() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::start(&folder.path().join("kv"));
+    let done = |arguments: &[&str]| {
+        let (code, said) = store.ask(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        said
+    };
+    let first: u64 = done(&["put", "name", "Ada"]).trim().parse().expect("a version");
+    assert_eq!(done(&["get", "name"]), "Ada\n");
+    let json: serde_json::Value = serde_json::from_str(&done(&["get", "name", "--json"])).expect("JSON");
+    assert_eq!((json["value"].as_str(), json["version"].as_u64()), (Some("Ada"), Some(first)));
+
+    let version = first.to_string();
+    let second: u64 = done(&["cas", "name", "Grace", "--if-version", &version]).trim().parse().expect("a version");
+    assert!(second > first);
+    let (code, said) = store.ask(&["cas", "name", "Mary", "--if-version", &version]);
+    assert_eq!(code, Some(5), "{said}");
+    assert!(said.contains("Grace") && said.contains("nothing was changed"), "{said}");
+    done(&["cas", "lock", "me", "--if-absent"]);
+    assert_eq!(store.ask(&["cas", "lock", "you", "--if-absent"]).0, Some(5));
+    done(&["cas", "lock", "--if-value", "me"]);
+    assert_eq!(store.ask(&["get", "lock"]).0, Some(5));
+    done(&["delete", "name"]);
+    let (code, said) = store.ask(&["delete", "name"]);
+    assert!(code == Some(5) && said.contains("name has no value"), "{said}");
+
+    let told = done(&["watch", "na", "--from", "1", "--count", "3"]);
+    let lines: Vec<&str> = told.lines().map(|line| line.split_once(' ').expect("a version first").1).collect();
+    assert_eq!(lines, ["put name Ada", "put name Grace", "delete name"]);
+    let status: serde_json::Value = serde_json::from_str(&done(&["status", "--json"])).expect("JSON");
+    assert_eq!((status["memoryNodesLive"].as_u64(), status["version"].as_u64()), (Some(3), Some(second + 3)));
+
+    let (code, said) = store.ask(&["put", &"k".repeat(2000), "value"]);
+    assert!(code == Some(1) && said.contains("at most 1024"), "{said}");
+    let dir = store.dir.clone();
+    drop(store);
+    let output = run(&["kv", "get", "name", "--dir", &dir.display().to_string()]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(text(&output).contains("heddle kv up"), "{}", text(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_over_grpc_see_one_store() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::start(&folder.path().join("kv"));
+    let client = store.client().await;
+    let mut watch = client.watch(Bytes::from_static(b"counter"), None).await.expect("it begins");
+    let counting = (0..8).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            for _ in 0..25 {
+                loop {
+                    let key = Bytes::from_static(b"counter");
+                    let found = client.get(key.clone()).await.expect("it serves");
+                    let (count, expected) = match found {
+                        None => (0, Expected::Absent(true)),
+                        Some(found) => (found.value.len(), Expected::Version(found.version)),
+                    };
+                    let next = Some(Bytes::from(vec![b'x'; count + 1]));
+                    let answer = client.compare_and_set(key, expected, next).await.expect("it serves");
+                    if answer.version > 0 {
+                        break;
+                    }
+                }
+            }
+        })
+    });
+    for count in counting.collect::<Vec<_>>() {
+        count.await.expect("no check fails");
+    }
+    let other = store.client().await;
+    let found = other.get(Bytes::from_static(b"counter")).await.expect("it serves").expect("it is there");
+    assert_eq!(found.value.len(), 200);
+    for count in 1..=200 {
+        let change = watch.next().await.expect("it goes on").expect("it goes on");
+        assert_eq!(change.value.map(|value| value.len()), Some(count));
+    }
+    let exchange = other.exchange().await.expect("it serves");
+    let putting = (0..500_u32).map(|number| {
+        let exchange = exchange.clone();
+        tokio::spawn(async move {
+            let key = Bytes::from(format!("number-{number}"));
+            let value = Bytes::from(number.to_string());
+            let version = exchange.put(key.clone(), value.clone()).await.expect("it serves");
+            let found = exchange.get(key).await.expect("it serves").expect("it is there");
+            assert_eq!((found.value, found.version), (value, version));
+        })
+    });
+    for put in putting.collect::<Vec<_>>() {
+        put.await.expect("no check fails");
+    }
+    let refused = exchange.put(Bytes::new(), Bytes::new()).await.expect_err("it has no key");
+    assert_eq!(refused.code, Code::InvalidArgument, "{}", refused.message);
+
+    let long = Bytes::from(vec![1; 20_000]);
+    let refused = other.put(Bytes::from_static(b"key"), long).await.expect_err("it is too long");
+    assert_eq!(refused.code, Code::InvalidArgument, "{}", refused.message);
+    let refused = other.watch(Bytes::new(), Some(u64::MAX)).await.map(drop);
+    assert!(refused.is_ok(), "a version that is to come: {refused:?}");
+}
