@@ -17,7 +17,7 @@
 //! Invariant: whatever bytes the log has, they decode into an entry that somebody wrote, or into none.
 
 use base::bytes::{BufMut as _, Bytes, BytesMut};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 use crate::layout::{FORMAT_VERSION, LOG_UNIT_BYTES, half, word};
 use crate::{Error, Term};
@@ -109,9 +109,9 @@ pub(crate) fn encode_head(
         into.put_u32_le(write.bytes.len() as u32);
         into.put_u32_le(0);
     }
-    let mut checksum = xxh3_64(&into[start + 8..]);
+    let mut checksum = XxHash3_64::oneshot(&into[start + 8..]);
     for write in writes {
-        checksum = xxh3_64_with_seed(&write.bytes, checksum);
+        checksum = XxHash3_64::oneshot_with_seed(checksum, &write.bytes);
     }
     into[start..start + 8].copy_from_slice(&checksum.to_le_bytes());
     checksum
@@ -129,7 +129,7 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
         return None;
     }
     let kind = [Kind::Writes, Kind::Record].into_iter().find(|kind| kind.code() == bytes[38])?;
-    let mut checksum = xxh3_64(&bytes[8..listed]);
+    let mut checksum = XxHash3_64::oneshot(&bytes[8..listed]);
     let mut writes = Vec::with_capacity(count);
     let mut at = listed;
     for place in (HEAD_BYTES..listed).step_by(WRITE_BYTES) {
@@ -138,7 +138,7 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
             return None;
         }
         let data = bytes.slice(at..at + length);
-        checksum = xxh3_64_with_seed(&data, checksum);
+        checksum = XxHash3_64::oneshot_with_seed(checksum, &data);
         writes.push(Write { address: word(bytes, place), bytes: data });
         at += length;
     }

@@ -14,7 +14,7 @@
 //!
 //! Invariant: the memory behind the log has one address space, the direct area first, both made of whole blocks.
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::code::DATA_MAX;
 use crate::{Error, Term};
@@ -231,7 +231,7 @@ impl Header {
         }
         bytes[56..60].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         bytes[60..64].copy_from_slice(&self.nodes.to_le_bytes());
-        let checksum = xxh3_64(&bytes[8..]);
+        let checksum = XxHash3_64::oneshot(&bytes[8..]);
         bytes[..8].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -244,7 +244,7 @@ impl Header {
         if bytes.len() != HEADER_BYTES {
             return Err(Error::Corrupt("a header of another length"));
         }
-        if word(bytes, 0) != xxh3_64(&bytes[8..]) {
+        if word(bytes, 0) != XxHash3_64::oneshot(&bytes[8..]) {
             return Ok(None);
         }
         if half(bytes, 56) != FORMAT_VERSION {

@@ -9,7 +9,7 @@
 //! transaction. Blocks are numbered from 0; what points to one holds its number plus one, and 0 points to none.
 
 use base::{Bytes, BytesMut};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::log;
 use crate::layout::{Cursor, half, word};
@@ -162,7 +162,7 @@ impl Sizes {
 
     /// The bucket of a key: a part of the format.
     pub(super) fn bucket(&self, key: &[u8]) -> u64 {
-        xxh3_64(key) & (self.buckets - 1)
+        XxHash3_64::oneshot(key) & (self.buckets - 1)
     }
 
     /// Addresses. The logged memory begins behind the direct area, which is the log.

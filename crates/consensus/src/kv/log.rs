@@ -18,7 +18,7 @@
 
 use base::bytes::BufMut as _;
 use base::{Bytes, BytesMut};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::layout::VERSION;
 use crate::Term;
@@ -70,7 +70,7 @@ pub(super) fn encode(index: u64, term: Term, previous: u64, key: &[u8], value: O
     bytes.put_u8(VERSION as u8);
     bytes.put_slice(key);
     bytes.put_slice(value.map_or(&[], |value| &value[..]));
-    let checksum = xxh3_64(&bytes[8..]);
+    let checksum = XxHash3_64::oneshot(&bytes[8..]);
     bytes[..8].copy_from_slice(&checksum.to_le_bytes());
     (bytes.freeze(), checksum)
 }
@@ -83,7 +83,7 @@ pub(super) fn decode(bytes: &Bytes) -> Option<Entry> {
     let value_bytes = usize::try_from(half(bytes, 32)).ok()?;
     let value_at = HEAD_BYTES + usize::from(u16::from_le_bytes([bytes[36], bytes[37]]));
     let total = value_at.checked_add(value_bytes)?;
-    if total > bytes.len() || xxh3_64(&bytes[8..total]) != word(bytes, 0) {
+    if total > bytes.len() || XxHash3_64::oneshot(&bytes[8..total]) != word(bytes, 0) {
         return None;
     }
     let value = match bytes[38] {
