@@ -36,7 +36,13 @@ async fn group(sizes: &Sizes) -> (Group, Vec<Arc<MemoryNode>>) {
         let groups = vec![GroupMemory { id, layout }];
         nodes.push(MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await.expect("memory"));
     }
-    let timing = Timing::default();
+    // A machine that others use too is not always there when a heartbeat is due.
+    let timing = Timing {
+        lease: Duration::from_millis(60),
+        election_timeout: Duration::from_millis(40),
+        attempt_max: Duration::from_millis(100),
+        ..Timing::default()
+    };
     let group = Group { id, layout, nodes: (0..NODES).map(place).collect(), fabric, timing };
     consensus::format(&group).await.expect("blank nodes");
     (group, nodes)
