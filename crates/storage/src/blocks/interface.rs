@@ -9,6 +9,8 @@
 //! 3. An error that is not a refusal of the one block (`Retry`, `Rejected`) ends the object: it is to be opened again,
 //!    and then says how far it got.
 
+use std::sync::Arc;
+
 use base::rt::channel::WatchReceiver;
 use base::{BlockNumber, Bytes, TxId};
 
@@ -103,6 +105,37 @@ pub trait Blocks: Send + Sync + 'static {
     /// # Errors
     /// As [`Blocks::sync`].
     async fn close(&self) -> Result<(), Error>;
+}
+
+/// What there is to read of a channel's durable blocks, for those who append none; see [`Blocks`] for each.
+#[async_trait::async_trait]
+pub trait StoredBlocks: Send + Sync + 'static {
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error>;
+
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error>;
+
+    /// # Errors
+    /// As [`Blocks::read`].
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error>;
+}
+
+#[async_trait::async_trait]
+impl StoredBlocks for Arc<dyn Blocks> {
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, Error> {
+        self.as_ref().read(number).await
+    }
+
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, Error> {
+        self.as_ref().number_by_hash(header_hash).await
+    }
+
+    async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+        self.as_ref().find_transaction(id).await
+    }
 }
 
 #[async_trait::async_trait]

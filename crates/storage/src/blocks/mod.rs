@@ -38,7 +38,7 @@ pub(crate) use fingerprints::{SHARDS, fingerprint, shard_and_tag};
 pub use format::{RECORD_BYTES_MAX, VERSION};
 pub(crate) use format::{Transactions, check_seal, encode_transactions, seal};
 pub use index::Tip;
-pub use interface::{Blocks, PAGE_BLOCKS_MAX, PAGE_BYTES_SOFT_MAX};
+pub use interface::{Blocks, PAGE_BLOCKS_MAX, PAGE_BYTES_SOFT_MAX, StoredBlocks};
 pub use recovery::{OpenReport, TornTail};
 pub use store::{BlockIterator, BlockOptions, BlockStore, NewBlock, StoredBlock, TransactionPlace};
 

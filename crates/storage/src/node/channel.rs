@@ -133,13 +133,18 @@ impl Channel {
         Ok(self.opened())
     }
 
-    /// Step 0 of the node: an epoch that nobody else has.
+    /// Step 0 of the node: an epoch that nobody else has; where `newest` is named, only if no later one has begun.
     ///
     /// # Errors
-    /// Errors of the operating system; the epoch may have begun all the same.
-    pub async fn begin(&self) -> Result<Epoch, Error> {
+    /// [`Error::Fenced`] when one has; errors of the operating system: the epoch may have begun all the same.
+    pub async fn begin(&self, newest: Option<Epoch>) -> Result<Epoch, Error> {
         self.check_whole()?;
         let _whole_gate = self.gate.acquire_many(GATE_PLACES).await;
+        if let Some(given) = newest
+            && given != self.epoch()
+        {
+            return Err(Error::Fenced { given, newest: self.epoch() });
+        }
         let next = self.epoch().get().checked_add(1).ok_or(Error::Invalid("there are no epochs left"))?;
         self.advance(Epoch(next)).await?;
         Ok(Epoch(next))

@@ -53,6 +53,14 @@ pub async fn begin_epoch(address: &str, token: &Bytes, channel: &str) -> Result<
     ask_epoch(address, token, Request::Begin(channel.to_owned())).await
 }
 
+/// As [`begin_epoch`], if `newest` is still the newest epoch: of several that would succeed the same primary, one does.
+///
+/// # Errors
+/// `Fenced` when another one has begun; as [`begin_epoch`].
+pub async fn begin_epoch_after(address: &str, token: &Bytes, channel: &str, newest: Epoch) -> Result<Epoch, Error> {
+    ask_epoch(address, token, Request::BeginAfter { newest, channel: channel.to_owned() }).await
+}
+
 async fn ask_epoch(address: &str, token: &Bytes, request: Request) -> Result<Epoch, Error> {
     let options =
         RemoteOptions { address: address.to_owned(), token: token.clone(), channel: String::new(), epoch: Epoch(0) };

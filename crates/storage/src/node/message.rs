@@ -120,6 +120,11 @@ pub enum Request {
     Epoch(String),
     /// A new epoch for a channel.
     Begin(String),
+    /// A new epoch for a channel, if no later one than this has begun.
+    BeginAfter {
+        newest: Epoch,
+        channel: String,
+    },
     /// Which blocks wrote a key.
     History {
         below: BlockNumber,
@@ -442,6 +447,7 @@ impl Request {
             Request::Channels => Writer::op(22).done(),
             Request::Epoch(channel) => named(23, channel),
             Request::Begin(channel) => named(24, channel),
+            Request::BeginAfter { newest, channel } => Writer::op(27).u64(newest.get()).text(channel).done(),
             Request::History { below, limit, namespace, key } => history(*below, *limit, namespace, key),
         };
         bytes.into()
@@ -491,6 +497,7 @@ impl Request {
             26 => Request::Confirm { epoch: fields.epoch()? },
             23 => Request::Epoch(fields.text(CHANNEL_BYTES_MAX)?),
             24 => Request::Begin(fields.text(CHANNEL_BYTES_MAX)?),
+            27 => Request::BeginAfter { newest: fields.epoch()?, channel: fields.text(CHANNEL_BYTES_MAX)? },
             25 => {
                 let (below, limit) = (fields.block()?, fields.u32()?);
                 let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?);

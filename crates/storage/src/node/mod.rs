@@ -5,7 +5,7 @@
 //! its **epoch**.
 //!
 //! 0. Who is to be primary asks for a new epoch: the newest plus one, which step 2 begins at once and which nobody else is
-//!    ever given.
+//!    ever given. Who would succeed a primary that it misses names that one's epoch, and is refused when another has begun.
 //! 1. A client opens a link, and says on it which version of the messages it speaks, its token, its channel, its
 //!    [`Role`] and, if it writes, its epoch. The node answers with the end of the chain and the savepoint, or refuses.
 //! 2. Before it answers an epoch newer than any before, the node lets writes that have begun end, makes the epoch durable in
@@ -40,6 +40,7 @@ mod client;
 pub mod epoch;
 mod message;
 mod remote_blocks;
+mod remote_reads;
 mod remote_state;
 mod server;
 
@@ -48,9 +49,10 @@ mod tests;
 
 use std::time::Duration;
 
-pub use client::{RemoteOptions, begin_epoch, channels, newest_epoch};
+pub use client::{RemoteOptions, begin_epoch, begin_epoch_after, channels, newest_epoch};
 pub use message::{Role, VERSION};
 pub use remote_blocks::RemoteBlocks;
+pub use remote_reads::RemoteReads;
 pub use remote_state::RemoteStateStore;
 pub use server::{NodeOptions, StorageNode};
 

@@ -220,8 +220,8 @@ impl Shared {
         Ok(kept)
     }
 
-    async fn begin(&self, name: &str) -> Result<Epoch, Error> {
-        self.channel(name, true).await?.begin().await
+    async fn begin(&self, name: &str, newest: Option<Epoch>) -> Result<Epoch, Error> {
+        self.channel(name, true).await?.begin(newest).await
     }
 
     /// The newest epoch of a channel; 0 where there is none.
@@ -293,8 +293,13 @@ impl Handler for Client {
                         shared.epoch(&name).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
                     }
                     Request::Begin(name) => {
-                        shared.begin(&name).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
+                        shared.begin(&name, None).await.map(|epoch| answer::number(epoch.get())).map_err(refusal)
                     }
+                    Request::BeginAfter { newest, channel } => shared
+                        .begin(&channel, Some(newest))
+                        .await
+                        .map(|epoch| answer::number(epoch.get()))
+                        .map_err(refusal),
                     _ => Err(Refusal::new(ErrorKind::Rejected, "this link names no channel")),
                 }
             });
@@ -405,7 +410,7 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
 async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body, Error> {
     let (blocks, state) = (channel.blocks(), channel.state());
     Ok(match request {
-        Request::Append(_) | Request::Channels | Request::Epoch(_) | Request::Begin(_) => {
+        Request::Append(_) | Request::Channels | Request::Epoch(_) | Request::Begin(_) | Request::BeginAfter { .. } => {
             return Err(Error::Invalid("a request that was answered elsewhere"));
         }
         Request::Close => {

@@ -196,6 +196,14 @@ fn an_epoch_is_given_once_and_fences_those_before() {
         assert_eq!(old.sync().await.expect_err("later ones have begun").kind(), ErrorKind::Fenced);
         let error = RemoteBlocks::open(options(2)).await.expect_err("a later one has begun");
         assert_eq!(error.kind(), ErrorKind::Fenced);
+        // Of two that would succeed the same one, one does.
+        let after = |newest| begin_epoch_after(ADDRESS, &token, CHANNEL, Epoch(newest));
+        let other =
+            rt::spawn(async { begin_epoch_after(ADDRESS, &Bytes::from_static(TOKEN), CHANNEL, Epoch(3)).await });
+        let outcomes = [after(3).await, other.await.expect("it ends")];
+        assert_eq!(outcomes.iter().filter(|outcome| matches!(outcome, Ok(Epoch(4)))).count(), 1, "{outcomes:?}");
+        let refused = outcomes.into_iter().find_map(Result::err).expect("one is refused");
+        assert_eq!(refused.kind(), ErrorKind::Fenced);
         // Across crashes too.
         node.crash();
         rt::sleep(Duration::from_millis(10)).await;
@@ -205,7 +213,8 @@ fn an_epoch_is_given_once_and_fences_those_before() {
             rt::sleep(Duration::from_millis(50)).await;
             begun = begin().await;
         }
-        assert_eq!(begun.expect("the node is back"), Epoch(4));
+        assert_eq!(begun.expect("the node is back"), Epoch(5));
+        assert_eq!(after(4).await.expect_err("a later one has begun").kind(), ErrorKind::Fenced);
         let error = begin_epoch(ADDRESS, &Bytes::from_static(b"a tokem"), CHANNEL).await.expect_err("a wrong token");
         assert_eq!(error.kind(), ErrorKind::Rejected);
     });

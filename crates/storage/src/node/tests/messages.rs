@@ -65,6 +65,7 @@ fn requests() -> Vec<Request> {
         Request::Epoch("alpha".to_owned()),
         Request::Begin("alpha".to_owned()),
         Request::History { below: through, limit: 2, namespace: "cc".to_owned(), key: Bytes::from_static(b"a") },
+        Request::BeginAfter { newest: Epoch(5), channel: "alpha".to_owned() },
     ]
 }
 
@@ -83,6 +84,8 @@ fn messages_have_the_documented_bytes() {
     assert_eq!(prune[..], *b"\x15\x05\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
     let history = flat(requests()[18].encode());
     assert_eq!(history[..], *b"\x19\x07\0\0\0\0\0\0\0\x02\0\0\0\x02\0cc\x01\0\0\0a");
+    let begin_after = flat(requests()[19].encode());
+    assert_eq!(begin_after[..], *b"\x1b\x05\0\0\0\0\0\0\0\x05\0alpha");
     assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
     let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
     let rows = flat(answer::rows(&[None, Some(row)]));
