@@ -33,7 +33,7 @@ use rma::links::RmaLinks;
 use rma::shm::Shm;
 use rma::{Credential, Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
 use state::disaggregated::memory::{LentMemory, MemoryError};
-use state::disaggregated::readers::Surroundings;
+use state::disaggregated::readers::{Patience, Surroundings};
 use state::{Disaggregated, DisaggregatedSettings, Reader, Snapshot, UpdateBatch, WorldState};
 use storage::blocks::{BlockOptions, Blocks, NO_PREVIOUS, NewBlock};
 use storage::node::{
@@ -191,7 +191,7 @@ async fn follow(around: &Arc<Around>, settings: &DisaggregatedSettings) {
         })
         .abort_on_drop()
     };
-    reader.orphaned(PATIENCE).await;
+    reader.orphaned(Patience { gone: PATIENCE, silent: PATIENCE }).await;
     drop(reading);
 }
 

@@ -64,7 +64,7 @@ use base::rt::{self, Instant};
 use super::fault::{Mutant, mutant};
 use super::lease::LEASE;
 pub use holders::Holders;
-pub use reader::{Reader, Surroundings};
+pub use reader::{Patience, Reader, Surroundings};
 
 /// Readers of one primary: memory nodes serve twice as many connections of one owner.
 pub const READERS_MAX: usize = 8;

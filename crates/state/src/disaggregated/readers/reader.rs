@@ -41,7 +41,7 @@ pub trait Surroundings: Send + Sync + 'static {
     /// A link to the peer's primary, whichever node that is by now.
     ///
     /// # Errors
-    /// If it cannot be reached.
+    /// If it cannot be reached: `TimedOut` where it may live all the same, anything else where there is none.
     async fn primary(&self) -> std::io::Result<Link>;
 
     /// Memory with no section yet.
@@ -63,7 +63,33 @@ pub struct Reader {
     _following: AbortOnDrop<()>,
 }
 
+/// How long a reader does without a lease before somebody is to take its primary's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// While every way to a primary is refused: its process has ended.
+    pub gone: Duration,
+    /// While it is silent: it may be paused or cut off, or busy, and lives.
+    pub silent: Duration,
+}
+
+/// How much slower patience runs out while a primary that has begun lets this reader wait: it has blocks to apply again.
+const OPENING_FACTOR: u32 = 20;
+
+/// What is known of the primary.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// Nothing for certain.
+    None,
+    /// There is none at any place where one could be.
+    Refused,
+    /// It has answered and has not let this reader in yet.
+    Opening,
+    /// It lets this reader follow.
+    Followed,
+}
+
 struct Inner {
+    word: Mutex<Word>,
     surroundings: Arc<dyn Surroundings>,
     settings: DisaggregatedSettings,
     /// What it serves from between one joining and the next.
@@ -93,7 +119,13 @@ enum Ended {
 impl Reader {
     /// Begins to join, and joins again whenever it has to.
     pub fn start(surroundings: Arc<dyn Surroundings>, settings: DisaggregatedSettings) -> Reader {
-        let inner = Arc::new(Inner { surroundings, settings, present: Mutex::default(), height: watch(0).0 });
+        let inner = Arc::new(Inner {
+            word: Mutex::new(Word::None),
+            surroundings,
+            settings,
+            present: Mutex::default(),
+            height: watch(0).0,
+        });
         let following = Arc::clone(&inner);
         let following = rt::spawn(async move { following.keep_following().await }).abort_on_drop();
         Reader { inner, _following: following }
@@ -140,19 +172,23 @@ impl Reader {
         self.present().is_some_and(|present| present.role.life().is_some_and(Life::is_live))
     }
 
-    /// Completes when it has held no lease for `patience` on end: its primary has gone, or cannot be reached, and somebody
-    /// may take its place. Whoever does so begins an epoch at storage first, after which nothing that the old one still does
-    /// takes effect: to be mistaken costs what is in memory, and nothing else.
-    pub async fn orphaned(&self, patience: Duration) {
-        let mut without = Duration::ZERO;
-        while without < patience {
+    /// Completes when it has held no lease for too long: its primary has gone, or cannot be reached, and somebody may take its
+    /// place. Whoever does so begins an epoch at storage first, after which nothing that the old one still does takes
+    /// effect: to be mistaken costs what is in memory, and nothing else.
+    pub async fn orphaned(&self, patience: Patience) {
+        let (mut refused, mut without) = (Duration::ZERO, Duration::ZERO);
+        while refused < patience.gone && without < patience.silent {
             let looked = rt::now();
             rt::sleep(LOOK_PERIOD).await;
             // Time in which this node itself stood still says nothing of the primary.
-            without += looked.elapsed().min(2 * LOOK_PERIOD);
+            let passed = looked.elapsed().min(2 * LOOK_PERIOD);
             if self.is_live() {
-                without = Duration::ZERO;
+                (refused, without) = (Duration::ZERO, Duration::ZERO);
+                continue;
             }
+            let word = *self.inner.word.lock().unwrap_or_else(PoisonError::into_inner);
+            without += if word == Word::Opening { passed / OPENING_FACTOR } else { passed };
+            refused = if word == Word::Refused { refused + passed } else { Duration::ZERO };
         }
     }
 
@@ -182,9 +218,17 @@ impl Inner {
         loop {
             let Err(ended) = self.live().await;
             self.end();
+            match &ended {
+                Ended::Link(error) if error.kind() != std::io::ErrorKind::TimedOut => self.heard(Word::Refused),
+                _ => self.heard(Word::None),
+            }
             tracing::debug!(%ended, "joining the primary anew");
             rt::sleep(PAUSE + PAUSE.mul_f64(rt::random_below(1000) as f64 / 1000.0)).await;
         }
+    }
+
+    fn heard(&self, word: Word) {
+        *self.word.lock().unwrap_or_else(PoisonError::into_inner) = word;
     }
 
     /// Nothing of the present life counts any more.
@@ -204,6 +248,7 @@ impl Inner {
         let surroundings = &self.surroundings;
         let late = |_| Ended::Silence;
         let link = rt::timeout(JOIN_MAX, surroundings.primary()).await.map_err(late)?.map_err(Ended::Link)?;
+        self.heard(Word::Opening);
         let memory = rt::timeout(JOIN_MAX, surroundings.memory()).await.map_err(late)??;
         let store = rt::timeout(JOIN_MAX, surroundings.store()).await.map_err(late)??;
         let (sender, mut receiver) = link.split();
@@ -217,6 +262,7 @@ impl Inner {
         if version != VERSION {
             return Err(Ended::Version(version));
         }
+        self.heard(Word::Followed);
         let sender = Arc::new(sender);
         let (requests, mut waiting) = bounded::<Bytes>(REQUESTS_MAX);
         let asking = Arc::clone(&sender);
@@ -294,6 +340,8 @@ impl Following<'_> {
                 if !self.is_present {
                     self.is_present = true;
                     *self.inner.present.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(shared));
+                    // There may have been no block since.
+                    self.inner.height.send(shared.height.load(Ordering::Acquire));
                 }
                 if !mutant(Mutant::AckEarly) {
                     hold_up("state.readers.ack").await;
