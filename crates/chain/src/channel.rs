@@ -6,7 +6,7 @@ use base::rt::channel::WatchReceiver;
 use base::rt::{self, Stop, Task};
 use base::{BlockNumber, Bytes, ChannelId, TxId};
 use ledger::{Block, ChannelConfig, Hash};
-use state::WorldState;
+use state::{Snapshot, WorldState};
 use storage::blocks::Blocks;
 
 use crate::Error;
@@ -17,6 +17,7 @@ use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
 use crate::history::KeyHistory;
+use crate::succession::Office;
 use crate::validate::Code;
 
 /// A channel that a peer has joined. Whatever it shows is committed: durable here and applied.
@@ -24,6 +25,7 @@ pub struct Channel {
     ledger: Arc<Ledger>,
     history: Arc<KeyHistory>,
     follower: Mutex<Option<Task<()>>>,
+    office: Option<Arc<Office>>,
 }
 
 impl Channel {
@@ -35,6 +37,7 @@ impl Channel {
         history: Arc<KeyHistory>,
         settings: Settings,
         orderers: Vec<String>,
+        office: Option<Arc<Office>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;
         let tip = tip(store.as_ref()).await?;
@@ -45,7 +48,7 @@ impl Channel {
             following.await;
             Ok(())
         }));
-        Ok(Arc::new(Channel { ledger, history, follower: Mutex::new(Some(follower)) }))
+        Ok(Arc::new(Channel { ledger, history, follower: Mutex::new(Some(follower)), office }))
     }
 
     /// The channel's name.
@@ -76,6 +79,17 @@ impl Channel {
     /// The world state.
     pub fn state(&self) -> &Arc<dyn WorldState> {
         &self.ledger.state
+    }
+
+    /// The newest state that may be shown.
+    ///
+    /// # Errors
+    /// Where this compute node may have been succeeded: another one of the peer may know of later blocks.
+    pub async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error> {
+        if let Some(office) = &self.office {
+            office.held().await?;
+        }
+        Ok(self.ledger.state.snapshot())
     }
 
     /// What its keys held.
@@ -160,14 +174,6 @@ impl Channel {
             Some(status) => Ok(status),
             None => waiter?.wait().await,
         }
-    }
-
-    /// Whether a transaction with this id is in a block here, committed or about to be.
-    ///
-    /// # Errors
-    /// The block store's.
-    pub async fn holds_transaction(&self, tx_id: &TxId) -> Result<bool, Error> {
-        Ok(self.ledger.store.find_transaction(tx_id).await?.is_some())
     }
 
     /// The error that ended the channel's pipeline, if one did. What is committed can still be read.

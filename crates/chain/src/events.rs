@@ -55,6 +55,17 @@ base::events! {
     histogram ApplyTime("heddle_chain_apply_seconds", seconds);
     /// Time from receiving a block to its commit.
     histogram CommitTime("heddle_chain_commit_seconds", seconds);
+    /// Times that a compute node of a peer became its primary, where there are several.
+    counter Promotions("heddle_chain_promotions_total");
+    /// Times that one ceased to be it, or could not begin.
+    counter Demotions("heddle_chain_demotions_total");
+    /// Compute nodes among several that are the primary of their peer now.
+    gauge PrimaryNodes("heddle_chain_primary_nodes");
+    /// Compute nodes that follow a primary now and may answer.
+    gauge ReaderNodes("heddle_chain_reader_nodes");
+    /// The height that the compute node of this process shows, where there are several; of all of a network in one process,
+    /// the one that moved last.
+    gauge ComputeHeight("heddle_chain_compute_height");
     /// Callers that wait for a transaction's commit.
     gauge CommitWaiters("heddle_chain_commit_waiters");
 }

@@ -18,7 +18,7 @@ use contract::{HistoryPage, Modification, PAGE_BYTES_SOFT_MAX, Timestamp};
 use ledger::Block;
 use ledger::transaction::{Transaction, results_of_valid};
 use storage::History;
-use storage::blocks::Blocks;
+use storage::blocks::StoredBlocks;
 
 use crate::Error;
 use crate::rwset::visit_writes;
@@ -34,12 +34,12 @@ const BLOCKS_AT_ONCE: usize = 64;
 /// The history of a channel's keys.
 pub struct KeyHistory {
     index: Arc<dyn History>,
-    blocks: Arc<dyn Blocks>,
+    blocks: Arc<dyn StoredBlocks>,
 }
 
 impl KeyHistory {
     /// A history over what storage keeps of a channel.
-    pub fn new(index: Arc<dyn History>, blocks: Arc<dyn Blocks>) -> KeyHistory {
+    pub fn new(index: Arc<dyn History>, blocks: Arc<dyn StoredBlocks>) -> KeyHistory {
         KeyHistory { index, blocks }
     }
 

@@ -8,7 +8,8 @@
 //! 4. [`commit`]: it stores the block with its verdict, applies what is valid to the world state, and tells who waits.
 //!
 //! [`rwset`] is what the phases pass on: a transaction's read-write set, in Fabric's bytes. [`history`] is what a key held
-//! before. [`peer`] and [`channel`] put the phases of an organisation's peer together; an [`order::Orderer`] stands alone.
+//! before. [`peer`] and [`channel`] put the phases of an organisation's peer together, [`succession`] several compute nodes of
+//! one; an [`order::Orderer`] stands alone.
 //!
 //! What is never here: remote memory, verbs and gRPC. State is behind [`state::WorldState`]; wire codes of services are
 //! the gateway's.
@@ -26,6 +27,7 @@ pub mod peer;
 pub mod remote;
 pub mod rwset;
 pub mod stores;
+pub mod succession;
 pub mod validate;
 pub mod view;
 

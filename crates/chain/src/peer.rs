@@ -14,7 +14,7 @@ use state::UpdateBatch;
 use crate::access::{Definition, Definitions, Rules};
 use crate::channel::Channel;
 use crate::commit::pipeline::append_block;
-use crate::endorse::{Channels, Endorse, EndorseError, Endorser};
+use crate::endorse::{Channels, Endorse, EndorseError, Endorser, EndorsingChannel};
 use crate::history::KeyHistory;
 use crate::stores::{ChannelStores, Stores};
 use crate::{Error, commit, endorse};
@@ -57,7 +57,7 @@ pub struct Peer {
 #[derive(Default)]
 struct Joined(RwLock<BTreeMap<String, Arc<Channel>>>);
 
-impl Channels for Joined {
+impl Joined {
     fn channel(&self, name: &str) -> Option<Arc<Channel>> {
         self.0.read().expect("no holder of this lock panics").get(name).cloned()
     }
@@ -67,17 +67,32 @@ impl Channels for Joined {
     }
 }
 
+impl Channels for Joined {
+    fn channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>> {
+        Joined::channel(self, name).map(|channel| channel as Arc<dyn EndorsingChannel>)
+    }
+
+    fn all(&self) -> Vec<Arc<dyn EndorsingChannel>> {
+        Joined::all(self).into_iter().map(|channel| channel as Arc<dyn EndorsingChannel>).collect()
+    }
+}
+
+/// Defines the contracts of a registry that are not defined otherwise.
+pub(crate) fn define(registry: &Registry, definitions: &mut Definitions) {
+    for name in registry.names().map(str::to_owned).collect::<Vec<_>>() {
+        let version = registry.get(&name).map(|contract| contract.version().to_owned());
+        let definition = Definition { version: version.unwrap_or_default(), ..Definition::default() };
+        definitions.entry(name).or_insert(definition);
+    }
+}
+
 impl Peer {
     /// Opens a peer with every channel that its stores hold; each goes on where it ended.
     ///
     /// # Errors
     /// If a channel cannot be opened.
     pub async fn open(mut options: PeerOptions) -> Result<Arc<Peer>, Error> {
-        for name in options.registry.names().map(str::to_owned).collect::<Vec<_>>() {
-            let version = options.registry.get(&name).map(|contract| contract.version().to_owned());
-            let definition = Definition { version: version.unwrap_or_default(), ..Definition::default() };
-            options.definitions.entry(name).or_insert(definition);
-        }
+        define(&options.registry, &mut options.definitions);
         let channels = Arc::new(Joined::default());
         let endorser = Endorser::new(
             options.signer.clone(),
@@ -161,9 +176,10 @@ impl Peer {
             state.apply(0, nothing).await?;
         }
         let settings = self.options.settings.commit.clone();
-        let history = Arc::new(KeyHistory::new(history, Arc::clone(&blocks)));
+        let history = Arc::new(KeyHistory::new(history, Arc::new(Arc::clone(&blocks))));
         let orderers = self.options.orderers.clone();
-        let channel = Channel::open(rules, blocks, state, history, settings, orderers).await?;
+        let office = self.options.stores.office();
+        let channel = Channel::open(rules, blocks, state, history, settings, orderers, office).await?;
         self.channels.0.write().expect("no holder of this lock panics").insert(name, channel.clone());
         Ok(channel)
     }

@@ -22,6 +22,7 @@ use storage::{GroupSync, History, LocalHistory, Materializer, StateStore};
 
 use crate::Error;
 use crate::commit::replay::{StoredWrite, stored_writes};
+use crate::succession::Office;
 
 /// The blocks and the state of one channel.
 #[derive(Clone)]
@@ -48,6 +49,11 @@ pub trait Stores: Send + Sync + 'static {
     /// # Errors
     /// If one of them cannot be opened, or they do not belong together.
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error>;
+
+    /// By what right the states are shown, where another compute node may take it over.
+    fn office(&self) -> Option<Arc<Office>> {
+        None
+    }
 }
 
 /// Blocks in a directory and states in the tables of an engine, both of this process.

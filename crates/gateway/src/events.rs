@@ -27,6 +27,10 @@ base::events! {
     counter StatusesAnswered("heddle_gateway_commit_statuses_total");
     /// Calls to the gateway that ended in an error.
     counter CallsFailed("heddle_gateway_calls_failed_total");
+    /// Proposals that another compute node of the same peer was asked to run, because one could not.
+    counter ProposalsMoved("heddle_gateway_proposals_moved_total");
+    /// Times that a compute node could not answer and was passed over for a while.
+    counter NodesPassedOver("heddle_gateway_nodes_passed_over_total");
     /// Blocks sent to clients, filtered ones included.
     counter BlocksDelivered("heddle_deliver_blocks_total");
     /// Time from a proposal's arrival to its endorsements.

@@ -53,6 +53,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Plan(plan) => command::process::plan(&plan).await,
             Command::Config => output::print(node::Config::default_text()),
             Command::Peer(cli::peer::Peer::Memory(memory)) => command::peer::memory(&memory).await,
+            Command::Peer(cli::peer::Peer::Nodes(nodes)) => command::peer::nodes(&nodes).await,
             Command::Kv(kv) => command::kv::run(&kv).await,
             Command::Ledger(cli::ledger::Ledger::Verify(verify)) => command::verify::run(&verify).await,
             Command::Ledger(cli::ledger::Ledger::Show(show)) => command::show::run(&show).await,

@@ -530,6 +530,11 @@ mod tests {
             ("[pool]\nsection_bytes = 3000000", "a power of two"),
             ("[pool]\nform = \"pooled\"", "line 2"),
             ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
+            ("[pool]\ncompute_nodes = 10", "pool.compute_nodes is 10; it must be from 1 to 9"),
+            (
+                "[pool]\ncompute_nodes = 2\nform = \"monolithic\"",
+                "pool.compute_nodes is 2, and a monolithic peer has one",
+            ),
             ("[pool]\nevict_above_percent = 99", "pool.evict_above_percent is 99; it must be from 2 to 98"),
             ("[pool]\nevict_to_percent = 90", "pool.evict_to_percent is 90; it must be from 1 to 89, below pool"),
             (

@@ -24,12 +24,12 @@ use identity::Role as CertificateRole;
 use identity::issue::{Organization as Issuer, TlsIdentity};
 
 use crate::config::{Form, Provider};
-use crate::network::layout::NODES;
+use crate::network::layout::{NODES, compute_name};
 use crate::network::{Endpoint, Network, NodeError, Role, material, write};
 use crate::process::Ready;
 use crate::process::file::{
-    ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, MemoryFile, NodeFile, OrdererFile, PooledFile,
-    ProcessRole, Secret, StorageFile, TRUST,
+    AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, MemoryFile, NodeFile, OrdererFile,
+    PooledFile, ProcessRole, Secret, StorageFile, TRUST,
 };
 use crate::{Endpoints, profile};
 
@@ -88,6 +88,10 @@ pub struct Planned {
     /// Where it answers, and whom: `tcp:host:port` and `shm:/path` for its own organisation, `tls:host:port` for others,
     /// `host:port` for clients.
     pub answers: Vec<(&'static str, String)>,
+    /// Which one of its role: the place of a memory node, or of an organisation.
+    place: usize,
+    /// Which compute node of its organisation.
+    node: usize,
 }
 
 impl Planned {
@@ -99,7 +103,8 @@ impl Planned {
 
 /// The tokens of one plan.
 struct Secrets {
-    compute: Vec<Secret>,
+    /// By organisation and compute node.
+    compute: Vec<Vec<Secret>>,
     gateways: Vec<Secret>,
     /// By organisation and memory node.
     owners: Vec<Vec<Secret>>,
@@ -109,8 +114,10 @@ struct Secrets {
 struct Addresses {
     memory: Vec<String>,
     storage: Vec<String>,
-    compute: Vec<String>,
-    others: Vec<String>,
+    /// By organisation and compute node: where gateways of the organisation, of others, and the peer's other nodes reach it.
+    compute: Vec<Vec<String>>,
+    others: Vec<Vec<String>>,
+    among: Vec<Vec<String>>,
     blocks: String,
     intake: String,
     gateways: Vec<SocketAddr>,
@@ -124,8 +131,14 @@ struct Planner<'a> {
     names: Vec<String>,
     memory_nodes: usize,
     storage_nodes: bool,
+    /// Of each organisation.
+    compute_nodes: usize,
     /// Ports that were found free stay bound until the plan is made.
     held: Vec<TcpListener>,
+}
+
+fn memory_name(place: usize) -> String {
+    format!("memory-{}", place + 1)
 }
 
 /// Binds one of [`FREE_PORTS`].
@@ -156,6 +169,7 @@ impl Network {
             names: config.network.organizations.iter().map(|name| name.to_ascii_lowercase()).collect(),
             memory_nodes: if is_pooled { config.pool.memory_nodes } else { 0 },
             storage_nodes: is_pooled,
+            compute_nodes: if is_pooled { config.pool.compute_nodes } else { 1 },
             held: Vec::new(),
         };
         planner.plan()
@@ -203,7 +217,7 @@ impl Planner<'_> {
         let secrets = |count: usize| (0..count).map(|_| Secret::random()).collect::<Vec<_>>();
         let organizations = self.names.len();
         let secrets = Secrets {
-            compute: secrets(organizations),
+            compute: (0..organizations).map(|_| secrets(self.compute_nodes)).collect(),
             gateways: secrets(organizations),
             owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
         };
@@ -219,17 +233,23 @@ impl Planner<'_> {
     }
 
     fn processes(&self) -> Vec<Planned> {
-        let of = |role: ProcessRole| self.names.iter().map(move |name| (format!("{}-{name}", role.name()), role));
-        let memory = (1..=self.memory_nodes).map(|number| (format!("memory-{number}"), ProcessRole::Memory));
+        let of = |role: ProcessRole| {
+            let names = self.names.iter().enumerate();
+            names.map(move |(place, name)| (format!("{}-{name}", role.name()), role, place, 0))
+        };
+        let memory = (0..self.memory_nodes).map(|place| (memory_name(place), ProcessRole::Memory, place, 0));
         let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
+        let compute = self.names.iter().enumerate().flat_map(|(place, name)| {
+            (0..self.compute_nodes).map(move |node| (compute_name(name, node), ProcessRole::Compute, place, node))
+        });
         memory
             .chain(storage)
-            .chain([(ORDERER.to_owned(), ProcessRole::Orderer)])
-            .chain(of(ProcessRole::Compute))
+            .chain([(ORDERER.to_owned(), ProcessRole::Orderer, 0, 0)])
+            .chain(compute)
             .chain(of(ProcessRole::Gateway))
-            .map(|(name, role)| {
+            .map(|(name, role, place, node)| {
                 let folder = self.network.path().join(NODES).join(&name);
-                Planned { host: self.host(&name), name, role, folder, answers: Vec::new() }
+                Planned { host: self.host(&name), name, role, folder, answers: Vec::new(), place, node }
             })
             .collect()
     }
@@ -269,9 +289,14 @@ impl Planner<'_> {
 
     /// Where a process is reached within its organisation.
     fn inner(&mut self, name: &str, offset: usize) -> Result<String, NodeError> {
+        self.inner_at(name, name, offset)
+    }
+
+    /// The same for one of several places at which it is reached.
+    fn inner_at(&mut self, name: &str, socket: &str, offset: usize) -> Result<String, NodeError> {
         match (self.placement, self.network.config().pool.provider) {
             (Placement::Here { sockets }, Provider::Shm) => {
-                let path = sockets.join(name).with_extension("socket");
+                let path = sockets.join(format!("{socket}.socket"));
                 if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
                     return Err(NodeError::SocketPath(path));
                 }
@@ -304,45 +329,55 @@ impl Planner<'_> {
         let intake = format!("tls:{}", self.link_port(ORDERER, 1)?);
         let mut inner = 0..;
         let mut next = || inner.next().expect("the range has no end");
-        let (mut memory, mut storage, mut compute, mut others) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for number in 1..=self.memory_nodes {
-            memory.push(self.inner(&format!("memory-{number}"), next())?);
+        let (mut memory, mut storage) = (Vec::new(), Vec::new());
+        let (mut compute, mut others, mut among) = (Vec::new(), Vec::new(), vec![Vec::new(); organizations]);
+        for place in 0..self.memory_nodes {
+            memory.push(self.inner(&memory_name(place), next())?);
         }
         for index in 0..organizations {
             let organization = self.names[index].clone();
             if self.storage_nodes {
                 storage.push(self.inner(&format!("storage-{organization}"), next())?);
             }
-            let name = format!("compute-{organization}");
-            compute.push(self.inner(&name, next())?);
-            others.push(format!("tls:{}", self.link_port(&name, 2 + index as u16)?));
+            let name = compute_name(&organization, 0);
+            compute.push(vec![self.inner(&name, next())?]);
+            others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index as u16)?)]);
         }
-        Ok(Addresses { memory, storage, compute, others, blocks, intake, gateways, orderer })
+        // Behind all others, so that these stay where they are.
+        let among_others = if self.compute_nodes > 1 { organizations } else { 0 };
+        for index in 0..among_others {
+            for node in 0..self.compute_nodes {
+                let name = compute_name(&self.names[index], node);
+                if node > 0 {
+                    compute[index].push(self.inner(&name, next())?);
+                    let offset = INNER_PORTS.saturating_add(u16::try_from(next()).unwrap_or(u16::MAX));
+                    others[index].push(format!("tls:{}", self.link_port(&name, offset)?));
+                }
+                among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
+            }
+        }
+        Ok(Addresses { memory, storage, compute, others, among, blocks, intake, gateways, orderer })
     }
 
     /// Where a process answers, and whom.
     fn answers(&self, process: &Planned, at: &Addresses) -> Vec<(&'static str, String)> {
-        let suffix = process.name.split_once('-').map_or("", |(_, suffix)| suffix);
-        let organization = || self.names.iter().position(|name| name == suffix).expect("its name ends with one");
+        let Planned { place, node, .. } = *process;
         let own = "its organisation";
         match process.role {
-            ProcessRole::Memory => {
-                let number: usize = suffix.parse().expect("memory nodes are numbered");
-                vec![("compute nodes", at.memory[number - 1].clone())]
-            }
-            ProcessRole::Storage => vec![(own, at.storage[organization()].clone())],
+            ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
+            ProcessRole::Storage => vec![(own, at.storage[place].clone())],
             ProcessRole::Compute => {
-                vec![
-                    (own, at.compute[organization()].clone()),
-                    ("other organisations", at.others[organization()].clone()),
-                ]
+                let among = at.among[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
+                let always =
+                    [(own, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
+                always.into_iter().chain(among).collect()
             }
             ProcessRole::Orderer => vec![
                 ("compute nodes", at.blocks.clone()),
                 ("gateways", at.intake.clone()),
                 ("clients", at.orderer.to_string()),
             ],
-            ProcessRole::Gateway => vec![("clients", at.gateways[organization()].to_string())],
+            ProcessRole::Gateway => vec![("clients", at.gateways[place].to_string())],
         }
     }
 
@@ -364,32 +399,29 @@ impl Planner<'_> {
             compute: None,
             gateway: None,
         };
-        let suffix = process.name.split_once('-').map_or("", |(_, suffix)| suffix);
-        let organization = self.names.iter().position(|name| name == suffix);
+        let Planned { place, node, .. } = *process;
         let folder = process.folder.as_path();
         make_private(folder)?;
-        match (process.role, organization) {
-            (ProcessRole::Memory, _) => {
-                let number: usize = suffix.parse().expect("memory nodes are numbered");
+        match process.role {
+            ProcessRole::Memory => {
                 let owners = self.names.iter().zip(&secrets.owners);
                 file.memory = Some(MemoryFile {
-                    number: number as u16,
-                    address: at.memory[number - 1].clone(),
+                    number: place as u16 + 1,
+                    address: at.memory[place].clone(),
                     memory_bytes: config.pool.memory_bytes,
                     section_bytes: config.pool.section_bytes,
-                    owners: owners.map(|(name, tokens)| (name.clone(), tokens[number - 1].clone())).collect(),
+                    owners: owners.map(|(name, tokens)| (name.clone(), tokens[place].clone())).collect(),
                 });
             }
-            (ProcessRole::Storage, Some(organization)) => {
-                let client = format!("compute-{suffix}");
+            ProcessRole::Storage => {
                 file.storage = Some(StorageFile {
-                    address: at.storage[organization].clone(),
-                    directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
+                    address: at.storage[place].clone(),
+                    directory: self.data(&format!("peers/{}", config.network.organizations[place])),
                     memtable_bytes: config.storage.memtable_bytes,
-                    clients: [(client, secrets.compute[organization].clone())].into(),
+                    clients: self.nodes(place, secrets).collect(),
                 });
             }
-            (ProcessRole::Orderer, _) => {
+            ProcessRole::Orderer => {
                 file.orderer = Some(OrdererFile {
                     msp_id: self.network.orderer().msp_id.clone(),
                     listen: at.orderer,
@@ -409,19 +441,16 @@ impl Planner<'_> {
                     Some(&self.network.orderer().orderer),
                 )?;
             }
-            (ProcessRole::Compute, Some(organization)) => {
-                file.compute = Some(self.compute(organization, at, secrets));
-                let issuer = self.issuer(organization)?;
-                let signer = &self.network.organizations()[organization].peer;
+            ProcessRole::Compute => {
+                file.compute = Some(self.compute(place, node, at, secrets));
+                let issuer = self.issuer(place)?;
+                let signer = &self.network.organizations()[place].peer;
                 self.identify(process, &issuer, CertificateRole::Peer, "compute", Some(signer))?;
             }
-            (ProcessRole::Gateway, Some(organization)) => {
-                file.gateway = Some(self.gateway(organization, at, secrets));
-                let issuer = self.issuer(organization)?;
+            ProcessRole::Gateway => {
+                file.gateway = Some(self.gateway(place, at, secrets));
+                let issuer = self.issuer(place)?;
                 self.identify(process, &issuer, CertificateRole::Peer, material::PEER_NAME, None)?;
-            }
-            (ProcessRole::Storage | ProcessRole::Compute | ProcessRole::Gateway, None) => {
-                unreachable!("their names end with an organisation's")
             }
         }
         // Checked like a file of an operator, which it may become.
@@ -430,9 +459,23 @@ impl Planner<'_> {
         write_private(&process.config(), text.as_bytes())
     }
 
-    fn compute(&self, organization: usize, at: &Addresses, secrets: &Secrets) -> ComputeFile {
+    /// The compute nodes of an organisation, with their tokens.
+    fn nodes(&self, organization: usize, secrets: &Secrets) -> impl Iterator<Item = (String, Secret)> {
+        let name = self.names[organization].clone();
+        let tokens = secrets.compute[organization].clone();
+        tokens.into_iter().enumerate().map(move |(node, token)| (compute_name(&name, node), token))
+    }
+
+    fn compute(&self, organization: usize, node: usize, at: &Addresses, secrets: &Secrets) -> ComputeFile {
         let config = self.network.config();
         let name = &self.names[organization];
+        let among = at.among[organization].get(node).map(|address| AmongFile {
+            address: address.clone(),
+            others: at.among[organization].iter().filter(|other| *other != address).cloned().collect(),
+            nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
+            budget_directory: matches!(self.placement, Placement::Here { .. })
+                .then(|| Path::new("..").join(compute_name(name, 0))),
+        });
         let pooled = self.storage_nodes.then(|| PooledFile {
             storage: at.storage[organization].clone(),
             owner: name.clone(),
@@ -456,14 +499,15 @@ impl Planner<'_> {
         });
         ComputeFile {
             msp_id: self.network.organizations()[organization].msp_id.clone(),
-            token: secrets.compute[organization].clone(),
-            address: at.compute[organization].clone(),
-            others_address: at.others[organization].clone(),
+            token: secrets.compute[organization][node].clone(),
+            address: at.compute[organization][node].clone(),
+            others_address: at.others[organization][node].clone(),
             orderers: vec![at.blocks.clone()],
             organizations: config.network.organizations.clone(),
             gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
             contracts: config.contracts.clone(),
             limits: config.limits.clone(),
+            among,
             pooled,
             local,
         }
@@ -478,13 +522,13 @@ impl Planner<'_> {
             token: secrets.gateways[organization].clone(),
             listen: at.gateways[organization],
             tls: config.tls,
-            peer: at.compute[organization].clone(),
+            compute: at.compute[organization].clone(),
             orderer_msp_id: self.network.orderer().msp_id.clone(),
             orderers: vec![at.intake.clone()],
             organizations: config.network.organizations.clone(),
             watch: matches!(self.placement, Placement::Here { .. }).then(|| "../..".into()),
             free_bytes_min: config.storage.free_bytes_min,
-            others: others.map(|(_, (member, address))| (member.msp_id.clone(), address.clone())).collect(),
+            others: others.map(|(_, (member, addresses))| (member.msp_id.clone(), addresses.clone())).collect(),
             contracts: config.contracts.clone(),
             limits: config.limits.clone(),
         }

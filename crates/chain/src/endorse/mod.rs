@@ -26,19 +26,23 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::{self, WallTime};
-use base::{Bytes, ErrorKind, TxId};
+use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use contract::{Registry, Response, StubError};
 use identity::{Identity, Signer};
+use ledger::Hash;
 use prost::Message;
 use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
     Response as WireResponse,
 };
 use state::Snapshot;
+use storage::blocks::TransactionPlace;
 
+use crate::Error;
 use crate::channel::Channel;
 use crate::events;
 use crate::history::KeyHistory;
+use crate::view::ChannelView;
 use proposal::Proposal;
 use simulate::{Context, Elsewhere, Simulation};
 
@@ -155,9 +159,53 @@ impl Default for Settings {
 /// Finds the channels of a peer.
 pub trait Channels: Send + Sync + 'static {
     /// One channel.
-    fn channel(&self, name: &str) -> Option<Arc<Channel>>;
+    fn channel(&self, name: &str) -> Option<Arc<dyn EndorsingChannel>>;
     /// All channels, by name.
-    fn all(&self) -> Vec<Arc<Channel>>;
+    fn all(&self) -> Vec<Arc<dyn EndorsingChannel>>;
+}
+
+/// A channel as an endorser sees it, at a compute node that commits or at one that follows it.
+#[async_trait]
+pub trait EndorsingChannel: ChannelView {
+    /// The newest state that may be shown: whoever was told of a commit before this was called finds it there.
+    ///
+    /// # Errors
+    /// `Retry` and `Fenced` where this compute node may not answer; another one of the peer may.
+    async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error>;
+
+    /// What its keys held.
+    fn history(&self) -> &Arc<KeyHistory>;
+
+    /// Where a transaction stands, committed or about to be.
+    ///
+    /// # Errors
+    /// The block store's.
+    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionPlace>, Error>;
+
+    /// The number of the block with this header hash, committed or about to be.
+    ///
+    /// # Errors
+    /// The block store's.
+    async fn number_by_hash(&self, hash: &Hash) -> Result<Option<BlockNumber>, Error>;
+}
+
+#[async_trait]
+impl EndorsingChannel for Channel {
+    async fn snapshot(&self) -> Result<Arc<dyn Snapshot>, Error> {
+        Channel::snapshot(self).await
+    }
+
+    fn history(&self) -> &Arc<KeyHistory> {
+        Channel::history(self)
+    }
+
+    async fn find_transaction(&self, tx_id: &TxId) -> Result<Option<TransactionPlace>, Error> {
+        Ok(self.store().find_transaction(tx_id).await?)
+    }
+
+    async fn number_by_hash(&self, hash: &Hash) -> Result<Option<BlockNumber>, Error> {
+        Ok(self.store().number_by_hash(hash).await?)
+    }
 }
 
 /// The endorser of one peer.
@@ -174,7 +222,7 @@ pub struct Endorser {
 struct Admitted {
     proposal: Proposal,
     /// Nothing for a proposal without a channel.
-    channel: Option<Arc<Channel>>,
+    channel: Option<Arc<dyn EndorsingChannel>>,
     creator: Arc<Identity>,
 }
 
@@ -232,7 +280,8 @@ impl Endorser {
         proposal.check_form()?;
         let creator = self.check_creator(&proposal, channel.as_deref())?;
         if let Some(channel) = &channel {
-            if channel.holds_transaction(&proposal.tx_id).await.map_err(|error| unserved(&error))? {
+            let found = channel.find_transaction(&proposal.tx_id).await.map_err(|error| unserved(&error))?;
+            if found.is_some() {
                 return Err(EndorseError::Duplicate(proposal.tx_id.clone()));
             }
             if !system::is_system(&proposal.chaincode) && !channel.rules().may_propose(&creator) {
@@ -256,7 +305,11 @@ impl Endorser {
         Ok(())
     }
 
-    fn check_creator(&self, proposal: &Proposal, channel: Option<&Channel>) -> Result<Arc<Identity>, EndorseError> {
+    fn check_creator(
+        &self,
+        proposal: &Proposal,
+        channel: Option<&dyn EndorsingChannel>,
+    ) -> Result<Arc<Identity>, EndorseError> {
         let name = proposal.header.channel();
         let serialized = proposal.header.creator();
         let unknown = || {
@@ -284,6 +337,10 @@ impl Endorser {
     async fn execute(&self, admitted: &Admitted, record: bool) -> Result<Executed, EndorseError> {
         let proposal = &admitted.proposal;
         if system::is_system(&proposal.chaincode) {
+            if let Some(channel) = &admitted.channel {
+                // What it shows of the ledger is as new as its state is.
+                channel.snapshot().await.map_err(|error| unserved(&error))?;
+            }
             let query = system::Query {
                 contract: &proposal.chaincode,
                 args: &proposal.args,
@@ -300,31 +357,36 @@ impl Endorser {
         };
         let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
         if let Some(error) = channel.failure() {
-            return Err(EndorseError::ChannelStopped { channel: channel.id().to_string(), cause: error.to_string() });
+            return Err(EndorseError::ChannelStopped {
+                channel: channel.rules().channel().to_string(),
+                cause: error.to_string(),
+            });
         }
         let definition = channel.rules().definitions().get(&proposal.chaincode).ok_or_else(unknown)?;
         let started = rt::now();
         let run = async {
             let _turn = self.running.acquire().await;
             // Taken when it is wanted, so that who waited for a turn does not read what was.
+            let snapshot = channel.snapshot().await?;
             let context = Context {
-                channel: channel.id().clone(),
+                channel: channel.rules().channel().clone(),
                 tx_id: proposal.tx_id.clone(),
                 timestamp: proposal.timestamp().unwrap_or_default(),
                 creator: admitted.creator.serialized().clone(),
                 transient: proposal.transient.clone(),
                 registry: self.registry.clone(),
-                snapshot: channel.state().snapshot(),
+                snapshot,
                 history: channel.history().clone(),
                 elsewhere: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
             let outcome = simulation.run(&proposal.chaincode, &proposal.args).await;
-            (simulation, outcome)
+            Ok((simulation, outcome))
         };
-        let Ok((simulation, outcome)) = rt::timeout(self.settings.execution_max, run).await else {
+        let Ok(ran) = rt::timeout(self.settings.execution_max, run).await else {
             return Err(EndorseError::TimedOut(self.settings.execution_max));
         };
+        let (simulation, outcome) = ran.map_err(|error: Error| unserved(&error))?;
         let outcome = match outcome {
             Err(StubError::UnknownContract(_)) => return Err(unknown()),
             Err(StubError::State { kind, message }) => return Err(EndorseError::State { kind, message }),
@@ -384,7 +446,7 @@ fn overloaded() -> EndorseError {
     EndorseError::Overloaded
 }
 
-fn unserved(error: &crate::Error) -> EndorseError {
+fn unserved(error: &Error) -> EndorseError {
     EndorseError::State { kind: error.kind(), message: error.to_string() }
 }
 
@@ -395,10 +457,14 @@ fn wire(response: Response) -> WireResponse {
 /// Reads of contracts on other channels.
 struct OtherChannels(Arc<dyn Channels>);
 
+#[async_trait]
 impl Elsewhere for OtherChannels {
-    fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)> {
+    async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)> {
         let channel = self.0.channel(channel).filter(|channel| channel.failure().is_none())?;
         let creator = channel.rules().identify(creator).ok()?;
-        channel.rules().may_propose(&creator).then(|| (channel.state().snapshot(), channel.history().clone()))
+        if !channel.rules().may_propose(&creator) {
+            return None;
+        }
+        Some((channel.snapshot().await.ok()?, channel.history().clone()))
     }
 }

@@ -57,9 +57,10 @@ pub struct Context {
 }
 
 /// Where calls to contracts on other channels read.
+#[async_trait::async_trait]
 pub trait Elsewhere: Send + Sync {
     /// A snapshot of another channel and its history, if this peer holds it and `creator` may use it.
-    fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)>;
+    async fn view(&self, channel: &str, creator: &Bytes) -> Option<(Arc<dyn Snapshot>, Arc<KeyHistory>)>;
 }
 
 /// A transaction in the making.
@@ -362,7 +363,7 @@ impl Stub for Call<'_> {
         if channel.is_empty() || context.channel.as_str() == channel {
             return Ok(self.simulation.call(name, &args, self.depth + 1).await?.response);
         }
-        let Some((snapshot, history)) = context.elsewhere.view(channel, &context.creator) else {
+        let Some((snapshot, history)) = context.elsewhere.view(channel, &context.creator).await else {
             return Ok(Response::failure(Response::ERROR, format!("channel {channel} is not known here")));
         };
         // What happens on another channel is read only: its reads and writes are nobody's.

@@ -23,9 +23,8 @@ use proto::lifecycle::{
 };
 use proto::protos::{ChannelInfo, ChannelQueryResponse, ProcessedTransaction};
 
-use super::Channels;
+use super::{Channels, EndorsingChannel};
 use crate::access::Definition;
-use crate::channel::Channel;
 
 const ENDORSEMENT_PLUGIN: &str = "escc";
 const VALIDATION_PLUGIN: &str = "vscc";
@@ -41,7 +40,7 @@ pub struct Query<'a> {
     /// The function's name first.
     pub args: &'a [Bytes],
     /// The channel of the proposal.
-    pub channel: Option<&'a Arc<Channel>>,
+    pub channel: Option<&'a Arc<dyn EndorsingChannel>>,
     pub channels: &'a dyn Channels,
     pub creator: &'a Arc<Identity>,
 }
@@ -67,20 +66,25 @@ async fn try_answer(query: &Query<'_>) -> Answer {
             let channel = named_channel(query, function)?;
             let parameter = query.args.get(2);
             match (query.contract, function) {
-                ("qscc", "GetChainInfo") => chain_info(&channel).await,
-                ("qscc", "GetBlockByNumber") => block_by_number(&channel, text(parameter, "the block number")?).await,
-                ("qscc", "GetBlockByHash") => block_by_hash(&channel, parameter).await,
-                ("qscc", "GetBlockByTxID") => block_by_tx_id(&channel, text(parameter, "the transaction id")?).await,
-                ("qscc", "GetTransactionByID") => {
-                    transaction_by_id(&channel, text(parameter, "the transaction id")?).await
+                ("qscc", "GetChainInfo") => chain_info(channel.as_ref()).await,
+                ("qscc", "GetBlockByNumber") => {
+                    block_by_number(channel.as_ref(), text(parameter, "the block number")?).await
                 }
-                ("cscc", "GetConfigBlock") => read_block(&channel, 0).await,
-                ("cscc", "GetChannelConfig") => channel_config(&channel).await,
+                ("qscc", "GetBlockByHash") => block_by_hash(channel.as_ref(), parameter).await,
+                ("qscc", "GetBlockByTxID") => {
+                    block_by_tx_id(channel.as_ref(), text(parameter, "the transaction id")?).await
+                }
+                ("qscc", "GetTransactionByID") => {
+                    transaction_by_id(channel.as_ref(), text(parameter, "the transaction id")?).await
+                }
+                ("cscc", "GetConfigBlock") => read_block(channel.as_ref(), 0).await,
+                ("cscc", "GetChannelConfig") => channel_config(channel.as_ref()).await,
                 _ => Err(format!("Requested function {function} not found.")),
             }
         }
         ("_lifecycle", _) => {
             let channel = query.channel.ok_or("the proposal names no channel")?;
+            let channel = channel.as_ref();
             may_use(query, channel, function)?;
             match function {
                 "QueryChaincodeDefinition" => definition(channel, query.args.get(1)),
@@ -98,27 +102,31 @@ fn text<'a>(arg: Option<&'a Bytes>, what: &str) -> Result<&'a str, String> {
 }
 
 /// The channel that the second argument names, which need not be the proposal's.
-fn named_channel(query: &Query<'_>, function: &str) -> Result<Arc<Channel>, String> {
+fn named_channel(query: &Query<'_>, function: &str) -> Result<Arc<dyn EndorsingChannel>, String> {
     let name = text(query.args.get(1), "the channel")?;
     let channel = query.channels.channel(name).ok_or_else(|| format!("Invalid chain ID, {name}"))?;
-    may_use(query, &channel, function)?;
+    may_use(query, channel.as_ref(), function)?;
     Ok(channel)
 }
 
-fn may_use(query: &Query<'_>, channel: &Channel, function: &str) -> Result<(), String> {
+fn may_use(query: &Query<'_>, channel: &dyn EndorsingChannel, function: &str) -> Result<(), String> {
     let resource = format!("{}/{function}", query.contract);
-    let denied = || format!("access denied for [{function}][{}]", channel.id());
+    let denied = || format!("access denied for [{function}][{}]", channel.rules().channel());
     // The creator is a member of the proposal's channel; it must be one of the asked channel too.
     let member = channel.rules().identify(query.creator.serialized()).map_err(|_| denied())?;
     if channel.rules().may_use(&resource, &member) { Ok(()) } else { Err(denied()) }
 }
 
 fn channels(channels: &dyn Channels) -> Bytes {
-    let channels = channels.all().iter().map(|channel| ChannelInfo { channel_id: channel.id().to_string() }).collect();
+    let channels = channels
+        .all()
+        .iter()
+        .map(|channel| ChannelInfo { channel_id: channel.rules().channel().to_string() })
+        .collect();
     ChannelQueryResponse { channels }.encode_to_vec().into()
 }
 
-async fn read_block(channel: &Channel, number: u64) -> Answer {
+async fn read_block(channel: &dyn EndorsingChannel, number: u64) -> Answer {
     match channel.read_block(number).await {
         Ok(Some(bytes)) => Ok(bytes),
         Ok(None) => Err(format!("Failed to get block number {number}, error no such block number [{number}] in index")),
@@ -126,7 +134,7 @@ async fn read_block(channel: &Channel, number: u64) -> Answer {
     }
 }
 
-async fn chain_info(channel: &Channel) -> Answer {
+async fn chain_info(channel: &dyn EndorsingChannel) -> Answer {
     let height = channel.height();
     let newest = height.checked_sub(1).ok_or("the ledger is empty")?;
     let block = Block::parse(&read_block(channel, newest).await?).map_err(|error| error.to_string())?;
@@ -139,37 +147,37 @@ async fn chain_info(channel: &Channel) -> Answer {
     Ok(info.encode_to_vec().into())
 }
 
-async fn block_by_number(channel: &Channel, number: &str) -> Answer {
+async fn block_by_number(channel: &dyn EndorsingChannel, number: &str) -> Answer {
     let number: u64 = number.parse().map_err(|_| format!("Failed to parse block number with error {number:?}"))?;
     // Fabric's way to ask for the newest.
     let number = if number == u64::MAX { channel.height().saturating_sub(1) } else { number };
     read_block(channel, number).await
 }
 
-async fn block_by_hash(channel: &Channel, hash: Option<&Bytes>) -> Answer {
+async fn block_by_hash(channel: &dyn EndorsingChannel, hash: Option<&Bytes>) -> Answer {
     let hash = hash.ok_or("Block hash must not be nil.")?;
     let found = match <[u8; 32]>::try_from(&hash[..]) {
-        Ok(hash) => channel.store().number_by_hash(&hash).await.map_err(|error| error.to_string())?,
+        Ok(hash) => channel.number_by_hash(&hash).await.map_err(|error| error.to_string())?,
         Err(_) => None,
     };
     let BlockNumber(number) = found.ok_or("Failed to get block hash, error no such block hash in index")?;
     read_block(channel, number).await
 }
 
-async fn place(channel: &Channel, tx_id: &str) -> Result<(u64, usize, u8), String> {
+async fn place(channel: &dyn EndorsingChannel, tx_id: &str) -> Result<(u64, usize, u8), String> {
     let unknown =
         || format!("Failed to get transaction with id {tx_id}, error no such transaction ID [{tx_id}] in index");
-    let place = channel.store().find_transaction(&TxId::from(tx_id)).await.map_err(|error| error.to_string())?;
+    let place = channel.find_transaction(&TxId::from(tx_id)).await.map_err(|error| error.to_string())?;
     let place = place.filter(|place| place.block.get() < channel.height()).ok_or_else(unknown)?;
     Ok((place.block.get(), place.index.get() as usize, place.code))
 }
 
-async fn block_by_tx_id(channel: &Channel, tx_id: &str) -> Answer {
+async fn block_by_tx_id(channel: &dyn EndorsingChannel, tx_id: &str) -> Answer {
     let (block, ..) = place(channel, tx_id).await?;
     read_block(channel, block).await
 }
 
-async fn transaction_by_id(channel: &Channel, tx_id: &str) -> Answer {
+async fn transaction_by_id(channel: &dyn EndorsingChannel, tx_id: &str) -> Answer {
     let (number, index, code) = place(channel, tx_id).await?;
     let block = Block::parse(&read_block(channel, number).await?).map_err(|error| error.to_string())?;
     let envelope = Envelope::decode(block.envelope(index)).map_err(|error| error.to_string())?;
@@ -177,20 +185,20 @@ async fn transaction_by_id(channel: &Channel, tx_id: &str) -> Answer {
     Ok(processed.encode_to_vec().into())
 }
 
-async fn channel_config(channel: &Channel) -> Answer {
+async fn channel_config(channel: &dyn EndorsingChannel) -> Answer {
     let block = Block::parse(&read_block(channel, 0).await?).map_err(|error| error.to_string())?;
     let transaction = ledger::Transaction::decode(&block.envelope(0)).map_err(|invalid| invalid.to_string())?;
     let envelope = ConfigEnvelope::decode(transaction.data()).map_err(|error| error.to_string())?;
     Ok(envelope.config.unwrap_or_default().encode_to_vec().into())
 }
 
-fn definition(channel: &Channel, args: Option<&Bytes>) -> Answer {
+fn definition(channel: &dyn EndorsingChannel, args: Option<&Bytes>) -> Answer {
     let args = QueryChaincodeDefinitionArgs::decode(args.cloned().unwrap_or_default())
         .map_err(|error| format!("failed to decode input arg: {error}"))?;
     let known = channel.rules().definitions().get(&args.name);
     let Definition { version, sequence, endorsement } =
         known.ok_or_else(|| format!("namespace {} is not defined", args.name))?;
-    let organizations = channel.config().application().iter();
+    let organizations = channel.rules().config().application().iter();
     let result = QueryChaincodeDefinitionResult {
         sequence: *sequence,
         version: version.clone(),
@@ -203,7 +211,7 @@ fn definition(channel: &Channel, args: Option<&Bytes>) -> Answer {
     Ok(result.encode_to_vec().into())
 }
 
-fn definitions(channel: &Channel) -> Bytes {
+fn definitions(channel: &dyn EndorsingChannel) -> Bytes {
     let definitions = channel.rules().definitions().iter().map(|(name, definition)| ChaincodeDefinition {
         name: name.clone(),
         sequence: definition.sequence,

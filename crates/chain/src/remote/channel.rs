@@ -1,15 +1,17 @@
 //! A channel of a peer elsewhere.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::Stop;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::rt::net::call::{CallError, Caller};
+use base::rt::{self, Instant, Stop};
 use base::{Bytes, ErrorKind, TxId};
 use ledger::Block;
 use prost::Message;
 
+use super::MOVING_MAX;
 use super::messages::{Ask, BlockAnswer, BlockAt, Notice, Request, StatusAnswer, StatusOf};
 use crate::Error;
 use crate::access::Rules;
@@ -21,18 +23,25 @@ use crate::view::ChannelView;
 /// How to ask the peer, as long as it can be asked.
 pub(super) struct Connection {
     pub(super) name: String,
-    pub(super) address: String,
+    addresses: Vec<String>,
     state: Mutex<State>,
+    /// Times that it came to be up.
+    ups: WatchSender<u64>,
 }
 
 enum State {
     Up(Caller),
-    Down(String),
+    Down {
+        reason: String,
+        /// When it was lost; nothing before it was up for the first time.
+        since: Option<Instant>,
+    },
 }
 
 impl Connection {
-    pub(super) fn new(name: String, address: String) -> Connection {
-        Connection { name, address, state: Mutex::new(State::Down("it has not been reached yet".to_owned())) }
+    pub(super) fn new(name: String, addresses: Vec<String>) -> Connection {
+        let state = State::Down { reason: "it has not been reached yet".to_owned(), since: None };
+        Connection { name, addresses, state: Mutex::new(state), ups: watch(0).0 }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -41,29 +50,69 @@ impl Connection {
 
     pub(super) fn up(&self, caller: Caller) {
         *self.lock() = State::Up(caller);
+        self.ups.send_modify(|ups| *ups += 1);
     }
 
     pub(super) fn down(&self, reason: String) {
-        *self.lock() = State::Down(reason);
+        let mut state = self.lock();
+        let since = match &*state {
+            State::Up(_) => Some(rt::now()),
+            State::Down { since, .. } => *since,
+        };
+        *state = State::Down { reason, since };
+    }
+
+    /// Ends the link, if there is one.
+    pub(super) fn drop_link(&self) {
+        if let State::Up(caller) = &*self.lock() {
+            caller.end();
+        }
+    }
+
+    /// For how much longer a peer that is away may be on its way to another compute node.
+    fn moving(&self) -> Option<Duration> {
+        match &*self.lock() {
+            _ if self.addresses.len() < 2 => None,
+            State::Up(_) => Some(MOVING_MAX),
+            State::Down { since, .. } => since.and_then(|since| MOVING_MAX.checked_sub(since.elapsed())),
+        }
     }
 
     /// Why the peer cannot be asked, if it cannot.
     pub(super) fn problem(&self) -> Option<Error> {
         match &*self.lock() {
             State::Up(_) => None,
-            State::Down(reason) => Some(self.unreachable(reason.clone())),
+            State::Down { reason, .. } => Some(self.unreachable(reason.clone())),
         }
     }
 
     fn unreachable(&self, reason: String) -> Error {
-        Error::Unreachable { name: self.name.clone(), address: self.address.clone(), reason }
+        Error::Unreachable { name: self.name.clone(), address: self.addresses.join(" or "), reason }
     }
 
-    /// Asks. Nothing that is asked changes the peer, so an answer that was lost may be asked for again.
+    /// Asks. Nothing that is asked changes the peer, so an answer that was lost may be asked for again; of a peer that moves
+    /// it is.
     pub(super) async fn ask(&self, ask: Ask) -> Result<Bytes, Error> {
+        let since = rt::now();
+        let mut ups = self.ups.subscribe();
+        loop {
+            let seen = *ups.borrow_and_update();
+            let error = match self.ask_once(ask.clone()).await {
+                Err(error @ Error::Unreachable { .. }) => error,
+                outcome => return outcome,
+            };
+            let rest = self.moving().and_then(|rest| rest.min(MOVING_MAX).checked_sub(since.elapsed()));
+            let Some(rest) = rest else { return Err(error) };
+            if rt::timeout(rest, ups.wait_for(|ups| *ups > seen)).await.is_err() {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn ask_once(&self, ask: Ask) -> Result<Bytes, Error> {
         let caller = match &*self.lock() {
             State::Up(caller) => caller.clone(),
-            State::Down(reason) => return Err(self.unreachable(reason.clone())),
+            State::Down { reason, .. } => return Err(self.unreachable(reason.clone())),
         };
         call(&caller, ask).await.map_err(|error| match error {
             CallError::Refused(refusal) => {
@@ -186,20 +235,25 @@ impl ChannelView for RemoteChannel {
     }
 
     async fn wait_committed(&self, tx_id: &TxId) -> Result<TxStatus, Error> {
-        // Registered before asking: see the head of `remote`.
-        let waiter = self.waiters.register(tx_id.clone());
-        if let Some(status) = self.tx_status(tx_id).await? {
-            return Ok(status);
+        loop {
+            // Registered before asking: see the head of `remote`.
+            let waiter = self.waiters.register(tx_id.clone());
+            if let Some(status) = self.tx_status(tx_id).await? {
+                return Ok(status);
+            }
+            match waiter?.wait().await {
+                // Asked again, which waits for the peer.
+                Err(Error::Stopped) if self.connection.moving().is_some() && !self.failed.is_stopped() => {}
+                Err(Error::Stopped) => return Err(self.connection.problem().unwrap_or(Error::Stopped)),
+                outcome => return outcome,
+            }
         }
-        waiter?.wait().await.map_err(|error| match (error, self.connection.problem()) {
-            (Error::Stopped, Some(problem)) => problem,
-            (error, _) => error,
-        })
     }
 
     fn failure(&self) -> Option<Arc<Error>> {
         let failure = self.failure.lock().expect("no holder of this lock panics").clone();
-        failure.or_else(|| self.connection.problem().map(Arc::new))
+        let problem = || self.connection.problem().filter(|_| self.connection.moving().is_none());
+        failure.or_else(|| problem().map(Arc::new))
     }
 
     async fn stopped(&self) {

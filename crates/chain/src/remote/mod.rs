@@ -14,6 +14,10 @@
 //! 4. Only now is the peer shown as reachable, and asked for endorsements, blocks and statuses.
 //! 5. When the link ends, whoever waits is told [`crate::Error::Unreachable`], and the caller connects again, waiting
 //!    longer after each failure, up to [`BACKOFF_MAX`].
+//! 6. A peer with several compute nodes has several addresses. Only at its primary are there channels, so the caller tries one
+//!    after the other until some are named, and asks now and then whether they still are. Meanwhile questions and waits for
+//!    commits are not told that the peer is away, for up to [`MOVING_MAX`]: they go on at the next primary, which has
+//!    every block that the one before has told anybody of.
 //!
 //! Waiting for a commit: the waiter registers, then asks the peer for the transaction's status. A transaction that was
 //! committed by then is in the answer; one committed later is in a notice, because following began before the question.
@@ -53,3 +57,11 @@ pub const HELLO_MAX: Duration = Duration::from_secs(10);
 pub const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The longest wait between two attempts.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// The same where a peer has several compute nodes, of which another one may be the primary at any moment.
+pub const MOVE_BACKOFF_MAX: Duration = Duration::from_millis(40);
+/// How often a primary that may be replaced is asked whether it still is the primary.
+pub const PROBE_PERIOD: Duration = Duration::from_millis(250);
+/// How long it may take to say so.
+pub const PROBE_MAX: Duration = Duration::from_secs(1);
+/// How long a question waits for a peer that moves to another compute node.
+pub const MOVING_MAX: Duration = Duration::from_secs(5);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::net::call::Caller;
@@ -13,7 +14,7 @@ use proto::protos::{ProposalResponse, Response};
 
 use super::channel::{Connection, RemoteChannel, call};
 use super::messages::{Answer, Ask, BlockAnswer, BlockAt, Hello, Notice, Welcome};
-use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, REQUESTS_MAX, VERSION};
+use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, REQUESTS_MAX, VERSION};
 use crate::Error;
 use crate::access::{Definitions, Rules};
 use crate::endorse::{Endorse, EndorseError};
@@ -24,8 +25,9 @@ use crate::view::{ChannelView, PeerView};
 pub struct RemotePeerOptions {
     /// Its name, for errors and logs.
     pub name: String,
-    /// Where it answers ([`super::serve_peer`]).
-    pub address: String,
+    /// Where it answers ([`super::serve_peer`]). Of several, one at a time shows the peer's channels: its primary, which may
+    /// change. With one address whatever answers there is the peer.
+    pub addresses: Vec<String>,
     /// The contracts of the channels, the same as the peer's.
     pub definitions: Definitions,
 }
@@ -46,7 +48,8 @@ struct Shared {
 impl RemotePeer {
     /// Begins to connect.
     pub fn new(options: RemotePeerOptions) -> RemotePeer {
-        let connection = Arc::new(Connection::new(options.name.clone(), options.address.clone()));
+        let connection = Connection::new(options.name.clone(), options.addresses.clone());
+        let connection = Arc::new(connection);
         let channels = RwLock::default();
         let shared = Arc::new(Shared { options, connection, channels, reached: Stop::new() });
         let task = rt::spawn(shared.clone().stay_connected()).abort_on_drop();
@@ -112,18 +115,26 @@ impl Shared {
         self.channels.read().expect("no holder of this lock panics").values().cloned().collect()
     }
 
+    /// Whether it may be found at another address later.
+    fn moves(&self) -> bool {
+        self.options.addresses.len() > 1
+    }
+
     async fn stay_connected(self: Arc<Self>) {
         let mut wait = BACKOFF_MIN;
+        let mut attempt = 0;
         loop {
-            let reason = match self.connect().await {
+            let addresses = &self.options.addresses;
+            let reason = match self.connect(&addresses[attempt % addresses.len()]).await {
                 Ok(caller) => {
                     wait = BACKOFF_MIN;
                     self.reached.stop();
-                    caller.ended().await;
+                    self.until_ended(&caller).await;
                     "the link ended".to_owned()
                 }
                 Err(reason) => reason,
             };
+            attempt += 1;
             tracing::debug!(peer = self.options.name, reason, "not connected");
             self.connection.down(reason);
             for channel in self.all() {
@@ -131,13 +142,32 @@ impl Shared {
             }
             // Spread out, so that gateways that lost the same peer do not come back together.
             rt::sleep(wait / 2 + wait.mul_f64(rt::random_below(1000) as f64 / 2000.0)).await;
-            wait = (wait * 2).min(BACKOFF_MAX);
+            let wait_max = if self.moves() { MOVE_BACKOFF_MAX } else { BACKOFF_MAX };
+            wait = (wait * 2).min(wait_max);
+        }
+    }
+
+    /// Waits until the peer is to be connected to anew: the link has ended, or there is somebody else at its other end.
+    async fn until_ended(&self, caller: &Caller) {
+        if !self.moves() {
+            return caller.ended().await;
+        }
+        loop {
+            if rt::timeout(PROBE_PERIOD, caller.ended()).await.is_ok() {
+                return;
+            }
+            let hello = self.told::<Welcome>(caller, Ask::Hello(Hello { version: VERSION }), PROBE_MAX).await;
+            let is_primary = hello.is_ok_and(|welcome| !welcome.channels.is_empty());
+            if !is_primary {
+                return caller.end();
+            }
         }
     }
 
     /// Steps 1 to 4 of the protocol.
-    async fn connect(self: &Arc<Self>) -> Result<Caller, String> {
-        let link = rt::timeout(HELLO_MAX, net::connect(&self.options.address)).await;
+    async fn connect(self: &Arc<Self>, address: &str) -> Result<Caller, String> {
+        let hello_max = if self.moves() { PROBE_MAX } else { HELLO_MAX };
+        let link = rt::timeout(hello_max, net::connect(address)).await;
         let link = link.map_err(|_| "no link in time".to_owned())?.map_err(|error| error.to_string())?;
         let shared = Arc::downgrade(self);
         let caller = Caller::new(link, REQUESTS_MAX, move |notice| {
@@ -145,13 +175,20 @@ impl Shared {
             if let (Some(shared), Ok(notice)) = (shared.upgrade(), Notice::decode(notice))
                 && let Some(channel) = shared.channel(&notice.channel)
             {
+                if notice.failure.is_some() && shared.moves() {
+                    // Somebody else is the primary, or will be.
+                    return shared.connection.drop_link();
+                }
                 channel.noticed(notice);
             }
         });
-        let welcome: Welcome = self.told(&caller, Ask::Hello(Hello { version: VERSION })).await?;
+        let welcome: Welcome = self.told(&caller, Ask::Hello(Hello { version: VERSION }), hello_max).await?;
         if welcome.version != VERSION {
             let theirs = welcome.version;
             return Err(format!("it speaks version {theirs}, this process {VERSION}; run the same release on both"));
+        }
+        if welcome.channels.is_empty() && self.moves() {
+            return Err("it is not the primary".to_owned());
         }
         for BlockAt { channel: name, .. } in welcome.channels {
             let channel = match self.channel(&name) {
@@ -159,7 +196,7 @@ impl Shared {
                 None => self.learn(&caller, &name).await?,
             };
             let from = BlockAt { channel: name, number: channel.height() };
-            let begun: BlockAt = self.told(&caller, Ask::Follow(from)).await?;
+            let begun: BlockAt = self.told(&caller, Ask::Follow(from), HELLO_MAX).await?;
             channel.begin(begun.number);
         }
         self.connection.up(caller.clone());
@@ -168,7 +205,7 @@ impl Shared {
 
     async fn learn(&self, caller: &Caller, name: &str) -> Result<Arc<RemoteChannel>, String> {
         let ask = Ask::Block(BlockAt { channel: name.to_owned(), number: 0 });
-        let answer: BlockAnswer = self.told(caller, ask).await?;
+        let answer: BlockAnswer = self.told(caller, ask, HELLO_MAX).await?;
         let rules = (|| {
             let block = Block::parse(&answer.block.unwrap_or_default())?;
             let config = Arc::new(ChannelConfig::from_block(&block)?);
@@ -180,8 +217,8 @@ impl Shared {
         Ok(channel)
     }
 
-    async fn told<M: prost::Message + Default>(&self, caller: &Caller, ask: Ask) -> Result<M, String> {
-        let answer = rt::timeout(HELLO_MAX, call(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
+    async fn told<M: prost::Message + Default>(&self, caller: &Caller, ask: Ask, time: Duration) -> Result<M, String> {
+        let answer = rt::timeout(time, call(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
         M::decode(answer.map_err(|error| error.to_string())?).map_err(|error| format!("not an answer: {error}"))
     }
 }

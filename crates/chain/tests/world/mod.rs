@@ -89,7 +89,7 @@ impl Remote {
     /// Peers by the addresses where they answer.
     pub fn new(peers: impl IntoIterator<Item = String>) -> Remote {
         let peers = peers.into_iter().map(|name| {
-            RemotePeer::new(RemotePeerOptions { address: name.clone(), name, definitions: Definitions::new() })
+            RemotePeer::new(RemotePeerOptions { addresses: vec![name.clone()], name, definitions: Definitions::new() })
         });
         Remote { peers: peers.collect(), orderer: RemoteOrderer::new("submit".to_owned()) }
     }

@@ -10,6 +10,7 @@
 
 mod admission;
 mod assemble;
+mod balance;
 mod broadcast;
 mod commit_status;
 mod deliver;
@@ -42,6 +43,7 @@ use deliver::Form;
 use layout::Plans;
 
 pub use admission::Limits;
+pub use balance::Balanced;
 pub use intake::Intake;
 
 /// Somebody who endorses, for one organisation.

@@ -147,9 +147,41 @@ can be made, signals stop and continue the process instead; the output says whic
 two minutes. docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig8b(Fig8b),
+    /// Failover: from the kill of a peer's primary to the next block that another compute node applies
+    #[command(after_help = "\
+Examples:
+  heddle bench failover
+  heddle bench failover --kills 50 --compute-nodes 3 --json failover.json      the plot is failover.svg
+
+A network of processes is started in a temporary directory, and clients write to it. Each time the first
+organisation's peer has a primary and readers, the primary's process is killed (SIGKILL). next_block_ms is
+the time until another compute node has applied a block as the primary; next_commit_ms the time until a
+transaction was committed that a client of that organisation began after the kill. Both include that the
+end of the process is noticed, and the wait for the leases that it held. docs/formats/bench.md explains the
+JSON.")]
+    Failover(Failover),
     /// A memory node for flexchain-fig8b, which starts this program again
     #[command(name = "memory-process", hide = true)]
     MemoryProcess(MemoryProcess),
+}
+
+/// Kills of primaries.
+#[derive(Args, Debug, Clone)]
+pub struct Failover {
+    /// How often a primary is killed
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub kills: u64,
+    /// Compute nodes of each peer
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=9))]
+    pub compute_nodes: u8,
+    /// Clients, each with one transaction in flight, spread over two organisations
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(2..=1_000))]
+    pub clients: u64,
+    /// Fixes how long each primary lives
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
 }
 
 /// Verbs of remote memory.

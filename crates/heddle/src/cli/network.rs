@@ -12,7 +12,8 @@ use super::Directory;
 /// The first start makes the network: certificates, keys, the channel and a connection profile for clients. Later starts
 /// open what is there. Organisations share nothing but the blocks.
 ///
-/// Each peer is made of a compute node, memory that memory nodes give it, and a storage node. They run in this one process,
+/// Each peer is made of compute nodes (one unless --compute-nodes says more), memory that memory nodes give it, and a
+/// storage node. They run in this one process,
 /// or with --isolate in a process each, which this one supervises: one that ends is started again. With --monolithic a peer
 /// keeps everything itself. The data is the same in all forms; each start may choose.
 #[derive(Args, Debug, Clone, Default)]
@@ -27,6 +28,7 @@ Examples:
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
   heddle up --isolate                a process for each role; kill any of them, it comes back
   heddle up --isolate --memory-nodes 4
+  heddle up --isolate --compute-nodes 2   two compute nodes a peer: kill the primary, the other goes on
 
 A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger
 and cannot change; everything else can, at each start."
@@ -52,6 +54,9 @@ pub struct Up {
     /// Number of memory nodes, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "monolithic")]
     pub memory_nodes: Option<u8>,
+    /// Number of compute nodes of each peer, 1 to 9: all answer proposals, one of them commits [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9), conflicts_with = "monolithic")]
+    pub compute_nodes: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

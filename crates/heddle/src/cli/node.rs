@@ -55,10 +55,10 @@ Examples:
   heddle plan --host 10.0.0.1        every process on one host, over sockets
   heddle plan --host 10.0.0.1 --place memory-1=10.0.0.2 --place storage-org1=10.0.0.3
 
-Processes are memory-1, memory-2, ..., storage-ORG, orderer, compute-ORG and gateway-ORG, with ORG in lower
-case. Within an organisation they speak `tcp`, which is not encrypted: it belongs on a network that nobody
-else reaches. Between organisations, and to orderers, they speak mutual TLS. docs/operations.md goes through
-an example."
+Processes are memory-1, memory-2, ..., storage-ORG, orderer, compute-ORG (and compute-ORG-2, ... with
+--compute-nodes) and gateway-ORG, with ORG in lower case. Within an organisation they speak `tcp`, which is
+not encrypted: it belongs on a network that nobody else reaches. Between organisations, and to orderers,
+they speak mutual TLS. docs/operations.md goes through an example."
 )]
 pub struct Plan {
     #[command(flatten)]
@@ -81,6 +81,9 @@ pub struct Plan {
     /// Number of memory nodes, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub memory_nodes: Option<u8>,
+    /// Number of compute nodes of each peer, 1 to 9 [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub compute_nodes: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -9,6 +9,30 @@ use super::Directory;
 #[derive(Subcommand, Debug)]
 pub enum Peer {
     Memory(Memory),
+    Nodes(Nodes),
+}
+
+/// Show the compute nodes of a running peer: which of them is the primary, and how far each is
+///
+/// A primary commits and answers proposals; readers follow it and answer proposals too. When the primary fails, a reader
+/// takes its place under a higher epoch. A node that is waiting has no word of a primary for now.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle peer nodes org1
+  heddle peer nodes org1 --json"
+)]
+pub struct Nodes {
+    /// The organisation, such as org1
+    #[arg(value_name = "ORG")]
+    pub organization: String,
+    #[command(flatten)]
+    pub directory: Directory,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Show how much remote memory a running peer uses, or give it another budget

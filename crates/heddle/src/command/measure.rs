@@ -9,6 +9,7 @@
 //! With `--pairs`, steps 1 to 3 are done for each pair twice, the second time with the monolithic form, or the first time in
 //! every other pair: what drifts on the machine meanwhile then falls on both.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -68,6 +69,7 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,
         Bench::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,
         Bench::FlexchainFig8b(arguments) => super::flexchain::fig8b(arguments, &stop).await,
+        Bench::Failover(arguments) => super::failover::run(arguments, &stop).await,
         Bench::MemoryProcess(arguments) => super::flexchain::memory_process(arguments).await,
     }
 }
@@ -263,30 +265,35 @@ pub(super) struct OwnNetwork {
 
 impl OwnNetwork {
     pub(super) async fn start(run: &Run, stop: &Stop) -> Result<OwnNetwork, Failure> {
+        let orgs = run.orgs.to_string();
+        let mut arguments: Vec<OsString> = ["--orgs", &orgs, "--policy", run.policy.name()].map(Into::into).into();
+        if let Some(config) = &run.config {
+            arguments.extend(["--config".into(), config.into()]);
+        }
+        for (flag, is_set) in [("--isolate", run.isolate), ("--monolithic", run.monolithic), ("--no-tls", run.no_tls)] {
+            arguments.extend(is_set.then(|| flag.into()));
+        }
+        OwnNetwork::launch(arguments, run.keep, stop).await
+    }
+
+    /// Starts one with these arguments of `heddle up`.
+    pub(super) async fn launch(
+        arguments: impl IntoIterator<Item = OsString>,
+        keep: bool,
+        stop: &Stop,
+    ) -> Result<OwnNetwork, Failure> {
         let failed = |what: &str, error: std::io::Error| Failure::new(format!("{what}: {error}"));
         let mut folder = tempfile::Builder::new()
             .prefix("heddle-bench-")
             .tempdir()
             .map_err(|error| failed("no temporary directory", error))?;
-        folder.disable_cleanup(run.keep);
+        folder.disable_cleanup(keep);
         let log = std::fs::File::create(folder.path().join("heddle.log"));
         let log = log.map_err(|error| failed("the network's log", error))?;
         let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
         let mut command = Command::new(program);
         command.args(["up", "--bound", "--any-ports", "--dir"]).arg(folder.path().join("network"));
-        command.args(["--orgs", &run.orgs.to_string(), "--policy", run.policy.name()]);
-        if let Some(config) = &run.config {
-            command.arg("--config").arg(config);
-        }
-        if run.isolate {
-            command.arg("--isolate");
-        }
-        if run.monolithic {
-            command.arg("--monolithic");
-        }
-        if run.no_tls {
-            command.arg("--no-tls");
-        }
+        command.args(arguments);
         // In a group of its own, so that Ctrl-C reaches the clients alone and they end the network in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().map_err(|error| failed("the network cannot be started", error))?;

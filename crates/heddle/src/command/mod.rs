@@ -3,6 +3,7 @@
 //! `genesis.block` is written last when a network is made, so that its presence says that there is one.
 
 pub mod down;
+pub mod failover;
 pub mod figure;
 pub mod flexchain;
 pub mod isolate;

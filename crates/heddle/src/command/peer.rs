@@ -1,6 +1,7 @@
-//! `heddle peer memory`.
+//! `heddle peer memory` and `heddle peer nodes`.
 //!
-//! 1. The folder of the peer's compute node, from the network's directory or as given.
+//! 1. The folder of the peer's compute node, from the network's directory or as given. Of several that of the primary, which
+//!    they say themselves.
 //! 2. The question, or the new budget, through the socket there ([`node::control`]).
 //! 3. With a lower budget: the same question again and again until everything above it has been given back. A compute node
 //!    that ends meanwhile and is started again has kept the budget and has taken nothing above it.
@@ -9,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use node::control::{ControlError, MemoryReport, Request, ask};
-use node::{Endpoints, ProcessRole};
+use node::ProcessRole;
+use node::control::{ComputeReport, ControlError, MemoryReport, Request, ask, ask_node};
 
 use crate::cli::exit;
-use crate::cli::peer::Memory;
+use crate::cli::peer::{Memory, Nodes};
 use crate::failure::Failure;
 use crate::{instance, output};
 
@@ -22,8 +23,30 @@ const POLL: Duration = Duration::from_millis(100);
 /// How long a compute node may be away while it is waited for.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
+pub async fn nodes(arguments: &Nodes) -> Result<(), Failure> {
+    let dir = &arguments.directory.dir;
+    let folders = folders(dir, &arguments.organization)?;
+    let mut reports = Vec::new();
+    for folder in &folders {
+        match ask_node(folder).await {
+            Ok(report) => reports.push(report),
+            Err(error @ ControlError::Absent { .. }) if folders.len() > 1 => eprintln!("{error}"),
+            Err(error) => return Err(failure(error)),
+        }
+    }
+    if arguments.json {
+        return output::print_json(&serde_json::to_value(&reports).map_err(Failure::new)?);
+    }
+    let lines = reports.iter().map(|report| {
+        let ComputeReport { name, process, role, epoch, height, .. } = report;
+        let epoch = epoch.map(|epoch| format!(", epoch {epoch}")).unwrap_or_default();
+        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}\n")
+    });
+    output::print(&lines.collect::<String>())
+}
+
 pub async fn memory(arguments: &Memory) -> Result<(), Failure> {
-    let folder = folder(arguments)?;
+    let folder = folder(arguments).await?;
     let request = match arguments.set {
         None => Request::Memory {},
         Some(bytes) => Request::SetMemory { bytes },
@@ -38,26 +61,53 @@ pub async fn memory(arguments: &Memory) -> Result<(), Failure> {
     }
 }
 
-/// Where the peer's compute node is.
-fn folder(arguments: &Memory) -> Result<PathBuf, Failure> {
+/// Where the compute node is that holds the peer's memory.
+async fn folder(arguments: &Memory) -> Result<PathBuf, Failure> {
     if let Some(folder) = &arguments.node {
         return Ok(folder.clone());
     }
-    let dir = &arguments.directory.dir;
-    super::expect_network(dir)?;
-    let organizations = super::config(dir)?.network.organizations;
-    let wanted = arguments.organization.as_deref().unwrap_or_default();
-    let name = &organizations[super::organization(organizations.iter(), wanted)?];
-    let endpoints = instance::expect_running(dir)?;
-    Ok(running_folder(dir, &endpoints, &name.to_ascii_lowercase()))
+    let mut folders = folders(&arguments.directory.dir, arguments.organization.as_deref().unwrap_or_default())?;
+    let asked = Instant::now();
+    while folders.len() > 1 {
+        for folder in &folders {
+            if ask_node(folder).await.is_ok_and(|report| report.role == "primary") {
+                return Ok(folder.clone());
+            }
+        }
+        if asked.elapsed() > AWAY_MAX {
+            return Err(Failure::new("none of the peer's compute nodes is its primary; see `heddle peer nodes`"));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(folders.remove(0))
 }
 
-fn running_folder(dir: &Path, endpoints: &Endpoints, organization: &str) -> PathBuf {
-    let own = format!("compute-{organization}");
-    let computes = || endpoints.processes.iter().filter(|process| process.role == ProcessRole::Compute);
-    // Of several compute nodes the first is asked, whatever they are called.
-    let found = computes().map(|process| &process.name).find(|name| name.starts_with(&own));
-    dir.join("nodes").join(found.unwrap_or(&own))
+/// Where the compute nodes of an organisation are, one at least.
+fn folders(dir: &Path, wanted: &str) -> Result<Vec<PathBuf>, Failure> {
+    super::expect_network(dir)?;
+    let config = super::config(dir)?;
+    let organizations = config.network.organizations;
+    let name = &organizations[super::organization(organizations.iter(), wanted)?];
+    let endpoints = instance::expect_running(dir)?;
+    let own = format!("compute-{}", name.to_ascii_lowercase());
+    let is_own = |name: &str| name.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+    let nodes = dir.join("nodes");
+    let processes = endpoints.processes.iter().filter(|process| process.role == ProcessRole::Compute);
+    let mut folders: Vec<PathBuf> =
+        processes.filter(|process| is_own(&process.name)).map(|process| nodes.join(&process.name)).collect();
+    if endpoints.processes.is_empty() {
+        // All in one process, with a folder each; others may have stayed behind.
+        let numbered = (1..=config.pool.compute_nodes).map(|number| match number {
+            1 => own.clone(),
+            _ => format!("{own}-{number}"),
+        });
+        folders = numbered.map(|name| nodes.join(name)).collect();
+        folders.retain(|folder| folder.join(node::control::SOCKET).exists());
+    }
+    if folders.is_empty() {
+        folders.push(nodes.join(own));
+    }
+    Ok(folders)
 }
 
 fn failure(error: ControlError) -> Failure {

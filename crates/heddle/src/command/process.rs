@@ -62,6 +62,7 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
         policy: arguments.policy,
         channel: arguments.channel.clone(),
         memory_nodes: arguments.memory_nodes,
+        compute_nodes: arguments.compute_nodes,
         config: arguments.config.clone(),
         ports: arguments.ports.clone(),
         ..Up::default()

@@ -132,9 +132,14 @@ fn apply(arguments: &Up, config: &mut Config) {
     }
     if arguments.monolithic {
         config.pool.form = node::config::Form::Monolithic;
+        // What the network remembers of the other form stays in its file.
+        config.pool.compute_nodes = 1;
     }
     if let Some(nodes) = arguments.memory_nodes {
         config.pool.memory_nodes = usize::from(nodes);
+    }
+    if let Some(nodes) = arguments.compute_nodes {
+        config.pool.compute_nodes = usize::from(nodes);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use chain::succession::NODES_MAX;
 use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
 use serde::{Deserialize, Serialize};
 use state::DisaggregatedSettings;
@@ -50,6 +51,8 @@ pub struct Pool {
     pub provider: Provider,
     /// Memory nodes.
     pub memory_nodes: usize,
+    /// Compute nodes of each peer.
+    pub compute_nodes: usize,
     /// Bytes that each of them may give.
     pub memory_bytes: u64,
     /// Bytes of a section.
@@ -72,6 +75,7 @@ impl Default for Pool {
             form: Form::default(),
             provider: Provider::default(),
             memory_nodes: 2,
+            compute_nodes: 1,
             memory_bytes: 1 << 30,
             section_bytes: pool::SECTION_BYTES_DEFAULT,
             peer_bytes: 256 << 20,
@@ -90,6 +94,15 @@ impl Pool {
         if !(1..=MEMORY_NODES_MAX).contains(&nodes) {
             let problem = format!("is {nodes}; it must be from 1 to {MEMORY_NODES_MAX}");
             return Err(("pool.memory_nodes", problem));
+        }
+        let nodes = self.compute_nodes;
+        if !(1..=NODES_MAX).contains(&nodes) {
+            return Err(("pool.compute_nodes", format!("is {nodes}; it must be from 1 to {NODES_MAX}")));
+        }
+        if nodes > 1 && self.form == Form::Monolithic {
+            let problem =
+                format!("is {nodes}, and a monolithic peer has one; set it to 1, or pool.form to disaggregated");
+            return Err(("pool.compute_nodes", problem));
         }
         check_section("pool.section_bytes", self.section_bytes)?;
         check_budget("pool.memory_bytes", self.memory_bytes, self.section_bytes)?;

@@ -31,7 +31,7 @@ use tokio::task::JoinHandle;
 use crate::network::NodeError;
 use crate::roles::compute::Compute;
 
-pub use report::{HitRate, MemoryReport, NodeMemory};
+pub use report::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory};
 
 /// The socket's name in a compute node's folder.
 pub const SOCKET: &str = "control.socket";
@@ -50,6 +50,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum Request {
     /// How the peer's remote memory is used.
     Memory {},
+    /// What it is to its peer.
+    Node {},
     /// That it shall have so many bytes of it from now on.
     SetMemory {
         /// How many.
@@ -63,6 +65,8 @@ pub enum Request {
 pub enum Reply {
     /// How it is used now.
     Memory(Box<MemoryReport>),
+    /// What it is.
+    Node(ComputeReport),
     /// Why not, and what to do.
     Refused {
         /// A line.
@@ -97,13 +101,35 @@ pub enum ControlError {
     Refused(String),
 }
 
-/// Asks the compute node of a folder.
+/// Asks the compute node of a folder for its memory, or to have another budget.
 ///
 /// # Errors
 /// [`ControlError`].
 pub async fn ask(folder: &Path, request: &Request) -> Result<MemoryReport, ControlError> {
+    match reply(folder, request).await? {
+        Reply::Memory(report) => Ok(*report),
+        other => Err(strange(folder, format!("{other:?}"))),
+    }
+}
+
+/// Asks the compute node of a folder what it is.
+///
+/// # Errors
+/// [`ControlError`].
+pub async fn ask_node(folder: &Path) -> Result<ComputeReport, ControlError> {
+    match reply(folder, &Request::Node {}).await? {
+        Reply::Node(report) => Ok(report),
+        other => Err(strange(folder, format!("{other:?}"))),
+    }
+}
+
+fn strange(folder: &Path, reason: String) -> ControlError {
+    ControlError::Strange { folder: folder.to_path_buf(), reason }
+}
+
+/// What it answers, unless it refuses.
+async fn reply(folder: &Path, request: &Request) -> Result<Reply, ControlError> {
     let absent = |source| ControlError::Absent { folder: folder.to_path_buf(), source };
-    let strange = |reason: String| ControlError::Strange { folder: folder.to_path_buf(), reason };
     let asking = async {
         let (directory, path) = reach(folder).map_err(absent)?;
         let mut socket = UnixStream::connect(path).await.map_err(absent)?;
@@ -113,10 +139,10 @@ pub async fn ask(folder: &Path, request: &Request) -> Result<MemoryReport, Contr
         let mut answer = String::new();
         BufReader::new(socket.take(LINE_BYTES_MAX)).read_line(&mut answer).await.map_err(absent)?;
         match serde_json::from_str(&answer) {
-            Ok(Reply::Memory(report)) => Ok(*report),
             Ok(Reply::Refused { message }) => Err(ControlError::Refused(message)),
+            Ok(reply) => Ok(reply),
             Err(_) if answer.is_empty() => Err(absent(std::io::ErrorKind::UnexpectedEof.into())),
-            Err(error) => Err(strange(error.to_string())),
+            Err(error) => Err(strange(folder, error.to_string())),
         }
     };
     let late = || absent(std::io::Error::new(std::io::ErrorKind::TimedOut, "it took too long"));
@@ -181,15 +207,19 @@ async fn answer(mut socket: UnixStream, compute: &Compute) -> std::io::Result<()
             let mut line = String::new();
             BufReader::new((&mut socket).take(LINE_BYTES_MAX)).read_line(&mut line).await?;
             match serde_json::from_str(&line) {
-                Ok(Request::Memory {}) => compute.memory_report().await,
-                Ok(Request::SetMemory { bytes }) => compute.set_memory(bytes).await,
-                Err(error) => Err(format!("this is no request: {error}; run the same release of both")),
+                Ok(Request::Memory {}) => memory(compute.memory_report().await),
+                Ok(Request::SetMemory { bytes }) => memory(compute.set_memory(bytes).await),
+                Ok(Request::Node {}) => Reply::Node(compute.report()),
+                Err(error) => refused(format!("this is no request: {error}; run the same release of both")),
             }
-            .map_or_else(refused, |report| Reply::Memory(Box::new(report)))
         }
     };
     let line = serde_json::to_string(&reply).expect("a reply has a JSON form") + "\n";
     socket.write_all(line.as_bytes()).await
+}
+
+fn memory(report: Result<MemoryReport, String>) -> Reply {
+    report.map_or_else(refused, |report| Reply::Memory(Box::new(report)))
 }
 
 fn refused(message: String) -> Reply {

@@ -37,6 +37,36 @@ pub struct MemoryReport {
     pub hits_of_process: bool,
 }
 
+/// What a compute node is to its peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComputeReport {
+    /// Such as `compute-org1`.
+    pub name: String,
+    /// Its process.
+    pub process: u32,
+    /// `primary`, `reader`, `waiting` (for a primary, or to be one), or `alone`: the only one of its peer.
+    pub role: String,
+    /// As the primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// The number of blocks that it shows.
+    pub height: u64,
+    /// The first block that it applied when it became the primary last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_block: Option<FirstBlockReport>,
+}
+
+/// The first block of a primary, those not counted that were there before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FirstBlockReport {
+    /// The primary's.
+    pub epoch: u64,
+    /// The block.
+    pub number: u64,
+    /// When it was applied, by the machine's clock.
+    pub at_unix_ns: u64,
+}
+
 /// One memory node, from the peer's view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeMemory {

@@ -14,9 +14,18 @@ pub(crate) const TABLES: &str = "state";
 /// Where the files of processes are: of each in a folder of its name.
 pub(crate) const NODES: &str = "nodes";
 
+/// The name of an organisation's compute node, counted from 0.
+pub(crate) fn compute_name(organization: &str, node: usize) -> String {
+    let organization = organization.to_ascii_lowercase();
+    match node {
+        0 => format!("compute-{organization}"),
+        _ => format!("compute-{organization}-{}", node + 1),
+    }
+}
+
 /// The folder of an organisation's compute node, also where it has no process of its own.
-pub(crate) fn compute_folder(network: &Path, organization: &str) -> PathBuf {
-    network.join(NODES).join(format!("compute-{}", organization.to_ascii_lowercase()))
+pub(crate) fn compute_folder(network: &Path, organization: &str, node: usize) -> PathBuf {
+    network.join(NODES).join(compute_name(organization, node))
 }
 
 const VERSION_FILE: &str = "VERSION";

@@ -19,6 +19,8 @@ use base::rt::{self, Stop};
 use chain::Peer;
 use chain::endorse::Endorse;
 use chain::order::Orderer;
+use chain::remote::{RemotePeer, RemotePeerOptions, Scope, serve_peer};
+use chain::view::PeerView;
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, select_all, try_join_all};
 use gateway::client::{Target, Tls};
@@ -35,7 +37,8 @@ use tokio::task::JoinHandle;
 use super::layout::{self, BLOCKS, TABLES};
 use super::{Endpoint, Network, NodeError, Role};
 use crate::config::{Config, Form};
-use crate::roles::compute::{self, Compute, Elsewhere, Local};
+use crate::control::ComputeReport;
+use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
 use crate::roles::gateway as gateway_role;
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Ordering};
@@ -51,7 +54,8 @@ pub struct Running {
     endpoints: Vec<Endpoint>,
     memory: Vec<Memory>,
     storages: Vec<Storage>,
-    computes: Vec<Arc<Compute>>,
+    /// By organisation.
+    computes: Vec<Vec<Arc<Compute>>>,
     ordering: Ordering,
     stop: Stop,
     ports: Vec<JoinHandle<()>>,
@@ -85,10 +89,15 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let opening =
         (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &address, shared.as_ref()));
     let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
-    let computes: Vec<Arc<Compute>> = computes.into_iter().map(Arc::new).collect();
-    for (organization, compute) in network.organizations.iter().zip(&computes) {
-        let folder = layout::compute_folder(&network.path, &organization.name);
-        tasks.push(control::start(&folder, compute, stop.clone())?);
+    for (organization, nodes) in network.organizations.iter().zip(&computes) {
+        for (node, compute) in nodes.iter().enumerate() {
+            let folder = layout::compute_folder(&network.path, &organization.name, node);
+            tasks.push(control::start(&folder, compute, stop.clone())?);
+        }
+    }
+    let mut views = Vec::new();
+    for (index, nodes) in computes.iter().enumerate() {
+        views.push(view(&network, index, nodes, &stop).await?);
     }
 
     let intake = Intake::default();
@@ -110,10 +119,10 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         .iter()
         .zip(&computes)
         .zip(&gateway_listeners)
-        .map(|((organization, compute), listener)| Endorser {
+        .map(|((organization, nodes), listener)| Endorser {
             msp_id: MspId::new(organization.msp_id.as_str()),
             address: ports::local(listener).to_string().into(),
-            endorse: compute.peer().clone() as Arc<dyn Endorse>,
+            endorse: gateway_role::balanced(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>)),
         })
         .collect();
     for (index, listener) in gateway_listeners.into_iter().enumerate() {
@@ -126,7 +135,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
             address: ports::local(&listener),
         });
         tasks.push(gateway_role::start(gateway_role::Options {
-            peer: computes[index].peer().clone(),
+            peer: views[index].clone(),
             local: endorsers[index].clone(),
             others: others.map(|(_, endorser)| endorser.clone()).collect(),
             orderers: vec![ordering_node.clone()],
@@ -150,8 +159,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         address: ports::local(&metrics_listener),
     });
     metrics::register();
-    let hosts = network.organizations.iter().map(|organization| organization.host.clone());
-    let parts = hosts.zip(computes.iter().map(|compute| compute.channel().clone() as Arc<dyn metrics::Part>));
+    let parts = computes.iter().flatten().map(|node| (node.name().to_owned(), node.clone() as Arc<dyn metrics::Part>));
     let parts = parts.chain([(network.orderer.host.clone(), ordering.chain().clone() as Arc<dyn metrics::Part>)]);
     let health = metrics::Health::new(parts.collect(), intake.clone());
     tasks.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
@@ -213,6 +221,40 @@ async fn start_memory(network: &Network) -> Result<Shared, NodeError> {
     Ok(Shared { fabric, memory, tokens })
 }
 
+/// Where a compute node of this process answers gateways.
+fn service_address(network: &Network, organization: &str, node: usize) -> String {
+    format!("{} {}", layout::compute_name(organization, node), network.path.display())
+}
+
+/// What a gateway of this process sees of a peer's commits. Where any of several compute nodes may be the primary, it looks for
+/// it over links within this process, as it would between processes.
+async fn view(
+    network: &Network,
+    index: usize,
+    nodes: &[Arc<Compute>],
+    stop: &Stop,
+) -> Result<Arc<dyn PeerView>, NodeError> {
+    if let [only] = nodes {
+        return Ok(only.clone());
+    }
+    let organization = &network.organizations[index];
+    let name = organization.host.clone();
+    let mut addresses = Vec::new();
+    for (node, compute) in nodes.iter().enumerate() {
+        let address = service_address(network, &organization.name, node);
+        let serving = serve_peer(compute.clone(), Scope::Own, &address, stop.clone()).await;
+        drop(serving.map_err(|source| NodeError::Chain { who: name.clone(), source })?);
+        addresses.push(address);
+    }
+    let registry = contracts::registry(&network.config)?;
+    let definitions = contracts::definitions(&network.config, &registry)?;
+    let view = Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, definitions }));
+    view.reached().await;
+    // Those that follow are waited for too: a network that is ready answers at all of them.
+    join_all(nodes.iter().map(|node| node.ready())).await;
+    Ok(view)
+}
+
 /// A peer, with the storage node that it has in the disaggregated form.
 async fn start_peer(
     network: &Network,
@@ -220,7 +262,7 @@ async fn start_peer(
     sync: &GroupSync,
     orderer: &str,
     shared: Option<&Shared>,
-) -> Result<(Option<Storage>, Compute), NodeError> {
+) -> Result<(Option<Storage>, Vec<Arc<Compute>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
     let data = open(network, &format!("peers/{}", organization.name)).await?;
     let registry = contracts::registry(config)?;
@@ -238,7 +280,7 @@ async fn start_peer(
         let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
         let (directory, state) = (data.subdirectory(BLOCKS).await?, compute::local_state(&config.storage));
         let local = Local { directory, data, sync: sync.clone(), tables, state };
-        return Ok((None, Compute::monolithic(options, local).await?));
+        return Ok((None, vec![Arc::new(Compute::monolithic(options, local).await?)]));
     };
     let address = format!("storage {} {}", organization.name, network.path.display());
     let storage = Storage::start(storage::Options {
@@ -257,7 +299,8 @@ async fn start_peer(
         donors: donors.map(|(memory, token)| Donor { address: memory.address(), token: token.clone() }).collect(),
         section_bytes: config.pool.section_bytes,
         budget_bytes: config.pool.peer_bytes,
-        folder: layout::compute_folder(&network.path, &organization.name),
+        folder: layout::compute_folder(&network.path, &organization.name, 0),
+        among: None,
         shares_process: network.organizations.len() > 1,
         settings: DisaggregatedSettings {
             metadata_cache_bytes: config.pool.metadata_cache_bytes,
@@ -268,7 +311,30 @@ async fn start_peer(
             ..DisaggregatedSettings::default()
         },
     };
-    Ok((Some(storage), Compute::disaggregated(options, elsewhere).await?))
+    let count = config.pool.compute_nodes;
+    if count == 1 {
+        let compute = Compute::disaggregated(options, elsewhere).await?;
+        return Ok((Some(storage), vec![Arc::new(compute)]));
+    }
+    let among = |node: usize| format!("among {}", service_address(network, &organization.name, node));
+    let mut nodes = Vec::new();
+    for node in 0..count {
+        let others = (0..count).filter(|other| *other != node).map(among).collect();
+        let among = Some(Among { address: among(node), others });
+        let name = layout::compute_name(&organization.name, node);
+        let options = compute::Options {
+            name: &name,
+            signer: options.signer.clone(),
+            registry: options.registry.clone(),
+            definitions: options.definitions.clone(),
+            genesis: options.genesis,
+            orderers: options.orderers.clone(),
+            settings: options.settings.clone(),
+        };
+        let elsewhere = Elsewhere { among, ..elsewhere.clone() };
+        nodes.push(Arc::new(Compute::disaggregated(options, elsewhere).await?));
+    }
+    Ok((Some(storage), nodes))
 }
 
 impl Running {
@@ -330,14 +396,19 @@ impl Running {
         self.network.organizations[organization].admin.clone()
     }
 
-    /// An organisation's peer.
-    pub fn peer(&self, organization: usize) -> &Arc<Peer> {
-        self.computes[organization].peer()
+    /// An organisation's peer, where it commits; `None` between two primaries.
+    pub fn peer(&self, organization: usize) -> Option<Arc<Peer>> {
+        self.computes[organization].iter().find_map(|node| node.peer())
+    }
+
+    /// What the compute nodes of an organisation's peer are to it.
+    pub fn compute_nodes(&self, organization: usize) -> Vec<ComputeReport> {
+        self.computes[organization].iter().map(|node| node.report()).collect()
     }
 
     /// The verbs that an organisation's world state has posted to memory nodes; `None` in the monolithic form.
     pub fn verbs(&self, organization: usize) -> Option<VerbCounts> {
-        self.computes[organization].verbs()
+        self.computes[organization].iter().find_map(|node| node.verbs())
     }
 
     /// Bytes of memory that each memory node has given.
@@ -352,7 +423,7 @@ impl Running {
 
     /// Completes when a peer, its storage node or the orderer has stopped by itself, and says why.
     pub async fn failed(&self) -> String {
-        let peers = self.computes.iter().map(|compute| compute.failed().boxed());
+        let peers = self.computes.iter().flatten().map(|compute| compute.failed().boxed());
         let storages = self.storages.iter().map(|storage| storage.failed().boxed());
         tokio::select! {
             (reason, _, _) = select_all(peers.chain(storages)) => reason,
@@ -374,11 +445,12 @@ impl Running {
             // What waits in the orderer is cut within its time-out.
             rt::sleep(self.network.config.batch_limits().timeout).await;
             let height = self.ordering.chain().height();
-            join_all(self.computes.iter().map(|compute| async move {
-                let mut committed = compute.channel().committed();
+            let channels = self.computes.iter().flatten().filter_map(|compute| compute.channel());
+            join_all(channels.map(|channel| async move {
+                let mut committed = channel.committed();
                 tokio::select! {
                     _ = committed.wait_for(|committed| *committed >= height) => {}
-                    () = compute.channel().stopped() => {}
+                    () = channel.stopped() => {}
                 }
             }))
             .await;
@@ -387,8 +459,12 @@ impl Running {
             tracing::warn!("peers did not commit everything in time; they will at the next start");
         }
         let mut outcome = Ok(());
-        for compute in &self.computes {
-            outcome = outcome.and(compute.stop().await);
+        for nodes in &self.computes {
+            // Those that follow first, so that none of them takes the place of one that stops.
+            let (last, first): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.channel().is_some());
+            for compute in first.into_iter().chain(last) {
+                outcome = outcome.and(compute.stop().await);
+            }
         }
         for storage in &self.storages {
             outcome = outcome.and(storage.stop().await);

@@ -13,6 +13,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use chain::succession::NODES_MAX;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -194,12 +195,30 @@ pub struct ComputeFile {
     pub contracts: Contracts,
     /// Bounds on what clients can start.
     pub limits: Limits,
+    /// How it finds the peer's other compute nodes, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub among: Option<AmongFile>,
     /// Where state and blocks lie, in the disaggregated form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooled: Option<PooledFile>,
     /// Where they lie in the monolithic form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalFile>,
+}
+
+/// `[compute.among]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AmongFile {
+    /// Where it answers the others while it is the primary: `shm:` or `tcp:`.
+    pub address: String,
+    /// Where they do.
+    pub others: Vec<String>,
+    /// Their names and tokens.
+    pub nodes: BTreeMap<String, Secret>,
+    /// Where they keep the budget that the peer was given at run time, where they share a disk; else each keeps its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_directory: Option<PathBuf>,
 }
 
 /// `[compute.pooled]`
@@ -262,8 +281,8 @@ pub struct GatewayFile {
     pub listen: SocketAddr,
     /// Whether that port speaks TLS.
     pub tls: bool,
-    /// The organisation's own compute node: `shm:` or `tcp:`.
-    pub peer: String,
+    /// The organisation's own compute nodes: `shm:` or `tcp:`.
+    pub compute: Vec<String>,
     /// The orderers' organisation.
     pub orderer_msp_id: String,
     /// The orderers: `tls:`.
@@ -276,8 +295,8 @@ pub struct GatewayFile {
     pub watch: Option<PathBuf>,
     /// See `watch`.
     pub free_bytes_min: u64,
-    /// Compute nodes of other organisations: MSP and `tls:` address.
-    pub others: BTreeMap<String, String>,
+    /// Compute nodes of other organisations: MSP and `tls:` addresses.
+    pub others: BTreeMap<String, Vec<String>>,
     /// The contracts of the channel.
     pub contracts: Contracts,
     /// Bounds on what clients can start.
@@ -355,6 +374,20 @@ impl NodeFile {
             for orderer in &compute.orderers {
                 between("compute.orderers", orderer)?;
             }
+            if let Some(among) = &compute.among {
+                let most = NODES_MAX - 1;
+                if among.others.is_empty() || among.others.len() > most {
+                    let count = among.others.len();
+                    return Err(("compute.among.others", format!("has {count} addresses; it must have 1 to {most}")));
+                }
+                for address in std::iter::once(&among.address).chain(&among.others) {
+                    inside("compute.among", address)?;
+                }
+                if compute.local.is_some() {
+                    let problem = "is there, and a monolithic peer has one compute node; remove it".to_owned();
+                    return Err(("compute.among", problem));
+                }
+            }
             match (&compute.pooled, &compute.local) {
                 (Some(pooled), None) => {
                     pool::check_section("compute.pooled.section_bytes", pooled.section_bytes)?;
@@ -377,12 +410,18 @@ impl NodeFile {
             }
         }
         if let Some(gateway) = &self.gateway {
-            inside("gateway.peer", &gateway.peer)?;
+            some("gateway.compute", &gateway.compute)?;
+            for address in &gateway.compute {
+                inside("gateway.compute", address)?;
+            }
             for address in &gateway.orderers {
                 between("gateway.orderers", address)?;
             }
-            for address in gateway.others.values() {
-                between("gateway.others", address)?;
+            for addresses in gateway.others.values() {
+                some("gateway.others", addresses)?;
+                for address in addresses {
+                    between("gateway.others", address)?;
+                }
             }
         }
         Ok(())
@@ -416,6 +455,14 @@ pub(crate) fn config(organizations: &[String], contracts: &Contracts, limits: &L
     let mut config = Config { contracts: contracts.clone(), limits: limits.clone(), ..Config::default() };
     config.network.organizations = organizations.to_vec();
     config
+}
+
+/// Whether there is one.
+fn some(key: &'static str, addresses: &[String]) -> Result<(), (&'static str, String)> {
+    match addresses.is_empty() {
+        true => Err((key, "has no address; name a compute node at least".to_owned())),
+        false => Ok(()),
+    }
 }
 
 /// An address within an organisation.

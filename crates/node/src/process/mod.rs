@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use base::rt::Stop;
 use base::{Bytes, MspId};
+use chain::endorse::Endorse;
 use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
 use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
 use identity::issue::{MspDirectory, TlsIdentity};
@@ -30,8 +31,8 @@ use tokio::task::JoinHandle;
 
 use crate::network::NodeError;
 use crate::network::layout::{BLOCKS, TABLES};
-use crate::roles::compute::{self, Compute, Elsewhere, Local};
-use crate::roles::gateway as gateway_role;
+use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
+use crate::roles::gateway::{self as gateway_role, balanced};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Guarded, Ordering};
 use crate::roles::storage::{self as storage_role, Storage};
@@ -56,7 +57,8 @@ enum Kind {
     Storage(Storage),
     Compute(Arc<Compute>),
     Orderer(Ordering),
-    Gateway(Arc<RemotePeer>),
+    /// The organisation's own peer, and its compute nodes.
+    Gateway(Vec<Arc<RemotePeer>>),
 }
 
 /// What a role came to be.
@@ -111,8 +113,11 @@ impl Process {
     /// # Errors
     /// The file cannot be written.
     pub async fn ready(&self) -> Result<(), NodeError> {
-        if let Kind::Gateway(peer) = &self.kind {
-            peer.reached().await;
+        match &self.kind {
+            // The peer, and all but some of its compute nodes; those are asked when they come.
+            Kind::Gateway(peers) => peers[0].reached().await,
+            Kind::Compute(compute) => compute.ready().await,
+            Kind::Memory(_) | Kind::Storage(_) | Kind::Orderer(_) => {}
         }
         self.ready.store(&self.folder)
     }
@@ -157,8 +162,9 @@ async fn data_directory(path: &Path) -> Result<DataDirectory, NodeError> {
 }
 
 /// Where a compute node finds memory and storage.
-fn elsewhere(section: &file::PooledFile, folder: &Path) -> Elsewhere {
+fn elsewhere(section: &file::PooledFile, among: Option<&file::AmongFile>, folder: &Path) -> Elsewhere {
     let donors = section.memory.iter();
+    let shared = among.and_then(|among| among.budget_directory.as_ref());
     Elsewhere {
         storage: section.storage.clone(),
         owner: section.owner.clone(),
@@ -166,7 +172,8 @@ fn elsewhere(section: &file::PooledFile, folder: &Path) -> Elsewhere {
         donors: donors.map(|donor| Donor { address: donor.address.clone(), token: donor.token.token() }).collect(),
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,
-        folder: folder.to_path_buf(),
+        folder: shared.map_or_else(|| folder.to_path_buf(), |shared| folder.join(shared)),
+        among: among.map(|among| Among { address: among.address.clone(), others: among.others.clone() }),
         shares_process: false,
         settings: DisaggregatedSettings {
             metadata_cache_bytes: section.metadata_cache_bytes,
@@ -242,7 +249,9 @@ impl Here<'_> {
 
     async fn compute(&self) -> Result<Started, NodeError> {
         let section = self.file.compute();
-        links::register(&self.file.name, Some(&section.token), &section.gateways);
+        let mut accepted = section.gateways.clone();
+        accepted.extend(section.among.iter().flat_map(|among| among.nodes.clone()));
+        links::register(&self.file.name, Some(&section.token), &accepted);
         links::register_tls(self.folder, &self.tls()?)?;
         let config = file::config(&section.organizations, &section.contracts, &section.limits);
         let registry = contracts::registry(&config)?;
@@ -259,20 +268,19 @@ impl Here<'_> {
             (Some(local), _) => Compute::monolithic(options, self.local(local).await?).await?,
             (None, pooled) => {
                 let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
-                Compute::disaggregated(options, elsewhere(pooled, self.folder)).await?
+                Compute::disaggregated(options, elsewhere(pooled, section.among.as_ref(), self.folder)).await?
             }
         };
         let compute = Arc::new(compute);
-        let peer = compute.peer().clone();
         let failed = |source| NodeError::Chain { who: self.file.name.clone(), source };
         let mut tasks = vec![control::start(self.folder, &compute, self.stop.clone())?];
         for (scope, address) in [(Scope::Own, &section.address), (Scope::Others, &section.others_address)] {
-            let task = serve_peer(peer.clone(), scope, address, self.stop.clone()).await.map_err(failed)?;
+            let task = serve_peer(compute.clone(), scope, address, self.stop.clone()).await.map_err(failed)?;
             tasks.push(tokio::spawn(async move {
                 let _ = task.await;
             }));
         }
-        let part = compute.channel().clone() as Arc<dyn metrics::Part>;
+        let part = compute.clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], Intake::default());
         let health = health.with_notes(compute.missed());
         let address = section.address.clone();
@@ -332,15 +340,30 @@ impl Here<'_> {
         let config = file::config(&section.organizations, &section.contracts, &section.limits);
         let registry = contracts::registry(&config)?;
         let definitions = contracts::definitions(&config, &registry)?;
-        let remote = |name: &str, address: &str| {
-            let (name, address) = (name.to_owned(), address.to_owned());
-            Arc::new(RemotePeer::new(RemotePeerOptions { name, address, definitions: definitions.clone() }))
+        let remote = |name: String, addresses: &[String]| {
+            let (addresses, definitions) = (addresses.to_vec(), definitions.clone());
+            Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, definitions }))
         };
-        let peer = remote("the organisation's compute node", &section.peer);
-        let others = section.others.iter().map(|(msp_id, address)| Endorser {
+        // One by one to have proposals run, and together for what was committed, which the primary says.
+        let nodes = |whose: &str, addresses: &[String]| -> Vec<Arc<RemotePeer>> {
+            let node = |(number, address): (usize, &String)| {
+                let count =
+                    if addresses.len() > 1 { format!("compute node {} of ", number + 1) } else { String::new() };
+                remote(format!("{count}{whose}"), std::slice::from_ref(address))
+            };
+            addresses.iter().enumerate().map(node).collect()
+        };
+        let endorse = |nodes: &[Arc<RemotePeer>]| balanced(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
+        let own = nodes("the organisation's peer", &section.compute);
+        let endorses = endorse(&own);
+        let mut peers = own;
+        if peers.len() > 1 {
+            peers.insert(0, remote("the organisation's peer".to_owned(), &section.compute));
+        }
+        let others = section.others.iter().map(|(msp_id, addresses)| Endorser {
             msp_id: MspId::new(msp_id.as_str()),
-            address: address.as_str().into(),
-            endorse: remote(&format!("the compute node of {msp_id}"), address),
+            address: addresses.join(" or ").into(),
+            endorse: endorse(&nodes(&format!("the peer of {msp_id}"), addresses)),
         });
         let orderers = section.orderers.iter().map(|address| OrderingNode {
             msp_id: MspId::new(section.orderer_msp_id.as_str()),
@@ -354,11 +377,11 @@ impl Here<'_> {
         }
         let address = ports::local(&listener).to_string();
         tasks.push(gateway_role::start(gateway_role::Options {
-            peer: peer.clone(),
+            peer: peers[0].clone(),
             local: Endorser {
                 msp_id: MspId::new(section.msp_id.as_str()),
                 address: address.as_str().into(),
-                endorse: peer.clone(),
+                endorse: endorses,
             },
             others: others.collect(),
             orderers: orderers.collect(),
@@ -368,9 +391,9 @@ impl Here<'_> {
             limits: section.limits.clone(),
             stop: self.stop.clone(),
         })?);
-        let part = peer.clone() as Arc<dyn metrics::Part>;
+        let part = peers[0].clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
-        Ok(Started { kind: Kind::Gateway(peer), tasks, health, address })
+        Ok(Started { kind: Kind::Gateway(peers), tasks, health, address })
     }
 
     /// Looks at the room of a disk until the stop.

@@ -6,36 +6,49 @@
 //! 2. Open the address space under the same epoch, which takes the memory of an earlier primary back.
 //! 3. Replay the blocks behind the savepoint, then follow the orderer.
 //!
+//! A peer may have several compute nodes. Then each of them follows the one that is the primary, or is it: who that is, and how
+//! another takes its place, is [`chain::succession`]'s matter.
+//!
 //! The monolithic form has block store and tables of its own.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::{self, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
 use chain::access::Definitions;
+use chain::endorse::{Endorse, EndorseError};
 use chain::peer::Settings;
 use chain::stores::{NodeStores, States, Stores};
+use chain::succession::{ComputeNode, ComputeNodeOptions, PATIENCE, PeerMemory, Standing};
+use chain::view::{ChannelView, PeerView};
 use chain::{Channel, LocalStores, Peer, PeerOptions};
 use contract::Registry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
-use pool::{AddressSpace, Donor, SpaceOptions, VerbCounts};
+use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, SpaceOptions, VerbCounts};
+use proto::protos::{ProposalResponse, Response};
 use rma::Fabric;
+use state::disaggregated::memory::{LentMemory, MemoryError};
 use state::{Disaggregated, DisaggregatedSettings, Usage, WorldState};
 use storage::tables::TablesEngine;
 use storage::{DataDirectory, GroupSync, StateStore};
 
 use crate::config::Config;
-use crate::control::{HitRate, MemoryReport, NodeMemory, budget};
+use crate::control::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory, budget};
+use crate::metrics;
 use crate::network::NodeError;
 
 /// The wait before a storage node that does not answer is asked again; it doubles.
 const ASK_AGAIN_MIN: Duration = Duration::from_millis(50);
 /// The longest such wait.
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(2);
+/// How often one of several compute nodes is looked at until it has found its place.
+const READY_PERIOD: Duration = Duration::from_millis(5);
+/// What a compute node is that has no memory of its own to show.
+const READER: &str = "a reader: the peer's primary, another compute node, holds its memory";
 
 /// What a compute node is made of, wherever its state lies.
 pub(crate) struct Options<'a> {
@@ -74,60 +87,106 @@ pub(crate) struct Elsewhere {
     pub section_bytes: u64,
     /// Bytes of memory that the peer may have, as the configuration says.
     pub budget_bytes: u64,
-    /// Where it keeps another budget that its operator gave it.
+    /// Where it keeps another budget that its operator gave it. Compute nodes of a peer share it, where they can.
     pub folder: PathBuf,
+    /// How it finds the peer's other compute nodes, if it has others.
+    pub among: Option<Among>,
     /// Whether other peers run in the same process.
     pub shares_process: bool,
     pub settings: DisaggregatedSettings,
 }
 
-/// A peer that runs.
+/// The compute nodes of a peer that has several.
+#[derive(Clone)]
+pub(crate) struct Among {
+    /// Where this one answers the others while it is the primary.
+    pub address: String,
+    /// Where they do.
+    pub others: Vec<String>,
+}
+
+/// A peer that runs, or one of its compute nodes.
 pub(crate) struct Compute {
     name: String,
-    peer: Arc<Peer>,
-    channel: Arc<Channel>,
+    node: Node,
     memory: Option<Arc<Pooled>>,
     /// One budget is set at a time: what was kept last is what counts.
     setting: rt::sync::Mutex<()>,
     _data: Option<DataDirectory>,
 }
 
-/// States in pooled memory.
+enum Node {
+    /// The only one of its peer.
+    Alone { peer: Arc<Peer>, channel: Arc<Channel> },
+    /// One of several.
+    Among(ComputeNode),
+}
+
+/// Pooled memory.
 struct Pooled {
     elsewhere: Elsewhere,
+    space: Mutex<Option<AddressSpace>>,
+    /// Of a compute node that is the only one of its peer.
+    state: Mutex<Weak<Disaggregated>>,
+}
+
+/// States in pooled memory, under one epoch.
+struct PooledStates {
+    memory: Arc<Pooled>,
     epoch: Epoch,
-    opened: Mutex<Option<(AddressSpace, Weak<Disaggregated>)>>,
 }
 
 #[async_trait]
-impl States for Pooled {
+impl States for PooledStates {
     async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, chain::Error> {
-        let failed = |cause: String, kind| chain::Error::Io { what: "pooled memory".to_owned(), cause, kind };
-        let Elsewhere { owner, fabric, donors, section_bytes, budget_bytes, folder, settings, .. } =
-            self.elsewhere.clone();
-        if self.space().is_some() {
+        if self.memory.space().is_some() {
             return Err(failed("an owner's memory is that of one channel".to_owned(), ErrorKind::Rejected));
         }
-        let budget_bytes = budget::load(&folder, budget_bytes, section_bytes)
-            .map_err(|error| failed(error.to_string(), error.kind()))?;
-        let options = SpaceOptions { owner, epoch: self.epoch, fabric, donors, section_bytes, budget_bytes };
-        let space = AddressSpace::open(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
-        let state = Arc::new(Disaggregated::open(Arc::new(space.clone()), rows, settings).await?);
-        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some((space, Arc::downgrade(&state)));
+        let memory = PeerMemory::open(&*self.memory, self.epoch).await?;
+        let state = Arc::new(Disaggregated::open(memory, rows, self.memory.elsewhere.settings.clone()).await?);
+        *self.memory.state.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&state);
         Ok(state)
     }
 }
 
-impl Pooled {
-    fn space(&self) -> Option<AddressSpace> {
-        Some(self.opened.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.0.clone())
+fn failed(cause: String, kind: ErrorKind) -> chain::Error {
+    chain::Error::Io { what: "pooled memory".to_owned(), cause, kind }
+}
+
+#[async_trait]
+impl PeerMemory for Pooled {
+    async fn open(&self, epoch: Epoch) -> Result<Arc<dyn state::disaggregated::memory::Memory>, chain::Error> {
+        let Elsewhere { owner, fabric, donors, section_bytes, budget_bytes, folder, .. } = self.elsewhere.clone();
+        let budget_bytes = budget::load(&folder, budget_bytes, section_bytes)
+            .map_err(|error| failed(error.to_string(), error.kind()))?;
+        let options = SpaceOptions { owner, epoch, fabric, donors, section_bytes, budget_bytes };
+        let space = AddressSpace::open(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
+        *self.lock() = Some(space.clone());
+        Ok(Arc::new(space))
     }
 
-    /// What is there while the channel is open.
-    fn opened(&self) -> Result<(AddressSpace, Arc<Disaggregated>), String> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let opened = opened.and_then(|(space, state)| Some((space, state.upgrade()?)));
-        opened.ok_or_else(|| "the peer is not open yet, or is ending; try again".to_owned())
+    async fn lend(&self) -> Result<Arc<dyn LentMemory>, MemoryError> {
+        let Elsewhere { owner, fabric, donors, section_bytes, .. } = self.elsewhere.clone();
+        let lent = LentSpace::open(LentSpaceOptions { owner, fabric, donors, section_bytes }).await;
+        Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
+    }
+
+    async fn close(&self) {
+        let space = self.lock().take();
+        if let Some(space) = space {
+            // Others may have the memory at once.
+            space.close().await;
+        }
+    }
+}
+
+impl Pooled {
+    fn lock(&self) -> MutexGuard<'_, Option<AddressSpace>> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn space(&self) -> Option<AddressSpace> {
+        self.lock().clone()
     }
 }
 
@@ -184,11 +243,40 @@ impl Compute {
 
     async fn attempt(options: &Options<'_>, elsewhere: &Elsewhere) -> Result<Compute, NodeError> {
         let (address, token) = (elsewhere.storage.clone(), Bytes::new());
+        let (space, state) = Default::default();
+        let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), space, state });
+        if let Some(among) = &elsewhere.among {
+            return Compute::among(options, among.clone(), memory);
+        }
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
         let epoch = storage::node::begin_epoch(&address, &token, &channel).await?;
-        let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), epoch, opened: Mutex::default() });
-        let stores = NodeStores { address, token, epoch, states: memory.clone() };
+        let states = Arc::new(PooledStates { memory: memory.clone(), epoch });
+        let stores = NodeStores { address, token, epoch, states };
         Compute::open(options, Arc::new(stores), Some(memory)).await
+    }
+
+    /// One of several, which finds its place by itself.
+    fn among(options: &Options<'_>, among: Among, memory: Arc<Pooled>) -> Result<Compute, NodeError> {
+        let name = options.name.to_owned();
+        let node = ComputeNode::start(ComputeNodeOptions {
+            name: name.clone(),
+            signer: options.signer.clone(),
+            registry: options.registry.clone(),
+            definitions: options.definitions.clone(),
+            genesis: options.genesis.clone(),
+            orderers: options.orderers.clone(),
+            settings: options.settings.clone(),
+            storage: memory.elsewhere.storage.clone(),
+            token: Bytes::new(),
+            address: among.address,
+            others: among.others,
+            state: memory.elsewhere.settings.clone(),
+            memory: memory.clone(),
+            patience: PATIENCE,
+        })
+        .map_err(|source| NodeError::Chain { who: name.clone(), source })?;
+        let setting = rt::sync::Mutex::new(());
+        Ok(Compute { name, node: Node::Among(node), memory: Some(memory), setting, _data: None })
     }
 
     async fn open(
@@ -210,7 +298,12 @@ impl Compute {
         .await
         .map_err(failed)?;
         let channel = peer.join(options.genesis).await.map_err(failed)?;
-        Ok(Compute { name, peer, channel, memory, setting: rt::sync::Mutex::new(()), _data: None })
+        let node = Node::Alone { peer, channel };
+        Ok(Compute { name, node, memory, setting: rt::sync::Mutex::new(()), _data: None })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// The verbs that its state has posted; `None` in the monolithic form.
@@ -224,7 +317,7 @@ impl Compute {
     /// Why that cannot be said, and what to do.
     pub(crate) async fn memory_report(&self) -> Result<MemoryReport, String> {
         let memory = self.pooled()?;
-        let (space, state) = memory.opened()?;
+        let (space, state) = self.opened()?;
         let Usage { allowed, leased, free, live, quarantined, evicted_records, evicted_bytes, sections_drained } =
             state.usage().await;
         let sections = space.sections();
@@ -265,7 +358,7 @@ impl Compute {
     pub(crate) async fn set_memory(&self, bytes: u64) -> Result<MemoryReport, String> {
         let memory = self.pooled()?;
         let _one_at_a_time = self.setting.lock().await;
-        let (space, state) = memory.opened()?;
+        let (space, state) = self.opened()?;
         let section = space.section_bytes();
         if bytes < section {
             return Err(state::Error::BudgetTooSmall { bytes, section_bytes: section }.to_string());
@@ -325,27 +418,138 @@ impl Compute {
         }
     }
 
-    pub(crate) fn peer(&self) -> &Arc<Peer> {
-        &self.peer
+    /// The memory and the state in it, while there is a channel here that commits.
+    fn opened(&self) -> Result<(AddressSpace, Arc<Disaggregated>), String> {
+        let memory = self.pooled()?;
+        let state = match &self.node {
+            Node::Alone { .. } => memory.state.lock().unwrap_or_else(PoisonError::into_inner).upgrade(),
+            Node::Among(node) => match (node.standing(), node.primary()) {
+                (_, Some(primary)) => Some(primary.state),
+                (Standing::Reader, None) => return Err(format!("{} is {READER}; ask that one", self.name)),
+                (_, None) => None,
+            },
+        };
+        let opened = memory.space().and_then(|space| Some((space, state?)));
+        opened.ok_or_else(|| "the peer is not open yet, or is ending; try again".to_owned())
     }
 
-    pub(crate) fn channel(&self) -> &Arc<Channel> {
-        &self.channel
+    /// What it is to its peer.
+    pub(crate) fn report(&self) -> ComputeReport {
+        let role = |standing| match standing {
+            Standing::Waiting => ("waiting", None),
+            Standing::Reader => ("reader", None),
+            Standing::Primary(epoch) => ("primary", Some(epoch.get())),
+        };
+        let (name, process) = (self.name.clone(), std::process::id());
+        match &self.node {
+            Node::Alone { channel, .. } => {
+                let (role, height) = ("alone".to_owned(), channel.height());
+                ComputeReport { name, process, role, epoch: None, height, first_block: None }
+            }
+            Node::Among(node) => {
+                let (role, epoch) = role(node.standing());
+                let first_block = node.first_block().map(|first| FirstBlockReport {
+                    epoch: first.epoch.get(),
+                    number: first.number,
+                    at_unix_ns: first.at.nanos(),
+                });
+                ComputeReport { name, process, role: role.to_owned(), epoch, height: node.height(), first_block }
+            }
+        }
+    }
+
+    /// The peer, where it commits.
+    pub(crate) fn peer(&self) -> Option<Arc<Peer>> {
+        match &self.node {
+            Node::Alone { peer, .. } => Some(peer.clone()),
+            Node::Among(node) => node.primary().map(|primary| primary.peer),
+        }
+    }
+
+    /// The channel, where it commits.
+    pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
+        match &self.node {
+            Node::Alone { channel, .. } => Some(channel.clone()),
+            Node::Among(node) => node.primary().map(|primary| primary.channel),
+        }
+    }
+
+    /// Waits until it answers proposals.
+    pub(crate) async fn ready(&self) {
+        if let Node::Among(node) = &self.node {
+            while node.standing() == Standing::Waiting {
+                rt::sleep(READY_PERIOD).await;
+            }
+        }
     }
 
     /// Completes when it has stopped by itself, and says why.
     pub(crate) async fn failed(&self) -> String {
-        self.channel.stopped().await;
-        super::said(&self.name, self.channel.failure())
+        match &self.node {
+            Node::Alone { channel, .. } => channel.stopped().await,
+            Node::Among(node) => node.failed().await,
+        }
+        super::said(&self.name, metrics::Part::failure(self))
     }
 
     /// Finishes what was judged, makes it durable and ends.
     pub(crate) async fn stop(&self) -> Result<(), NodeError> {
-        let stopped = self.peer.stop().await;
-        if let Some(space) = self.memory.as_ref().and_then(|memory| memory.space()) {
-            // Others may have the memory at once.
-            space.close().await;
+        let stopped = match &self.node {
+            Node::Alone { peer, .. } => peer.stop().await,
+            Node::Among(node) => node.stop().await,
+        };
+        if let Some(memory) = &self.memory {
+            memory.close().await;
         }
         stopped.map_err(|source| NodeError::Chain { who: self.name.clone(), source })
+    }
+}
+
+impl PeerView for Compute {
+    fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
+        match &self.node {
+            Node::Alone { peer, .. } => PeerView::channel(&**peer, name),
+            Node::Among(node) => node.channel(name),
+        }
+    }
+
+    fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
+        match &self.node {
+            Node::Alone { peer, .. } => PeerView::channels(&**peer),
+            Node::Among(node) => node.channels(),
+        }
+    }
+}
+
+#[async_trait]
+impl Endorse for Compute {
+    async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
+        match &self.node {
+            Node::Alone { peer, .. } => peer.process(signed_proposal).await,
+            Node::Among(node) => node.process(signed_proposal).await,
+        }
+    }
+
+    async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
+        match &self.node {
+            Node::Alone { peer, .. } => peer.evaluate(signed_proposal).await,
+            Node::Among(node) => node.evaluate(signed_proposal).await,
+        }
+    }
+}
+
+impl metrics::Part for Compute {
+    fn failure(&self) -> Option<Arc<chain::Error>> {
+        match &self.node {
+            Node::Alone { channel, .. } => channel.failure(),
+            Node::Among(node) => node.failure(),
+        }
+    }
+
+    fn stalled(&self) -> Option<String> {
+        match &self.node {
+            Node::Alone { channel, .. } => channel.stalled(),
+            Node::Among(node) => node.stalled(),
+        }
     }
 }

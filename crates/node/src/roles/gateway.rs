@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::rt::Stop;
 use chain::endorse::Endorse;
 use chain::view::PeerView;
-use gateway::service::{Endorser, Intake, OrderingNode, PeerPort, PeerPortOptions};
+use gateway::service::{Balanced, Endorser, Intake, OrderingNode, PeerPort, PeerPortOptions};
 use identity::issue::TlsIdentity;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -16,9 +16,9 @@ use crate::network::NodeError;
 use crate::ports;
 
 /// What a gateway is made of.
-pub(crate) struct Options<P> {
+pub(crate) struct Options {
     /// The organisation's own peer.
-    pub peer: Arc<P>,
+    pub peer: Arc<dyn PeerView>,
     /// The same as an endorser.
     pub local: Endorser,
     /// The peers of other organisations.
@@ -33,8 +33,17 @@ pub(crate) struct Options<P> {
     pub stop: Stop,
 }
 
+/// The compute nodes of one peer as an endorser.
+pub(crate) fn balanced(nodes: impl Iterator<Item = Arc<dyn Endorse>>) -> Arc<dyn Endorse> {
+    let mut nodes: Vec<Arc<dyn Endorse>> = nodes.collect();
+    match nodes.len() {
+        1 => nodes.remove(0),
+        _ => Arc::new(Balanced::new(nodes)),
+    }
+}
+
 /// Answers clients until the stop.
-pub(crate) fn start<P: PeerView + Endorse>(options: Options<P>) -> Result<JoinHandle<()>, NodeError> {
+pub(crate) fn start(options: Options) -> Result<JoinHandle<()>, NodeError> {
     let tls = tls(options.tls.as_ref())?;
     let port = PeerPort::new(PeerPortOptions {
         peer: options.peer,

@@ -44,7 +44,11 @@ async fn a_transaction_goes_from_proposal_to_every_peer_and_survives_a_restart()
     }
     for organization in 0..3 {
         let client = client(&running, organization).await;
-        let channel = running.peer(organization).channel("mychannel").expect("a channel that was joined");
+        let channel = running
+            .peer(organization)
+            .expect("a peer with one compute node")
+            .channel("mychannel")
+            .expect("a channel that was joined");
         channel.committed().wait_for(|height| *height > block).await.expect("a channel that goes on");
         let proposal = client.proposal("mychannel", "basic", "ReadAsset", &args(&["a2"])).sign();
         let asset = client.evaluate(&proposal).await.unwrap_or_else(|status| panic!("{status}"));

@@ -163,7 +163,7 @@ async fn roles_of_different_releases_refuse_each_other_and_say_so() {
     });
     let peer = RemotePeer::new(RemotePeerOptions {
         name: "compute-org1".to_owned(),
-        address: "a peer of another release".to_owned(),
+        addresses: vec!["a peer of another release".to_owned()],
         definitions: Default::default(),
     });
     let start = std::time::Instant::now();

@@ -153,7 +153,8 @@ async fn requests_for_blocks_get_fabrics_statuses() {
     let network = TestNetwork::start(&config(1)).await;
     let client = network.client(0).await;
     create(&client, "a").await;
-    let height = network.running.peer(0).channel(CHANNEL).expect("a channel").height();
+    let height =
+        network.running.peer(0).expect("a peer with one compute node").channel(CHANNEL).expect("a channel").height();
     let seek = |start: Start, stop: Start| SeekInfo {
         start: Some(start.position()),
         stop: Some(stop.position()),
@@ -222,7 +223,8 @@ async fn blocks_are_waited_for_and_follow_one_another() {
     let network = TestNetwork::start(&config(2)).await;
     let client = network.client(0).await;
     let mut blocks = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
-    let height = network.running.peer(0).channel(CHANNEL).expect("a channel").height();
+    let height =
+        network.running.peer(0).expect("a peer with one compute node").channel(CHANNEL).expect("a channel").height();
     let early = tokio::time::timeout(Duration::from_millis(100), blocks.next()).await;
     assert!(early.is_err(), "{early:?}");
     let committed = create(&client, "a").await;

@@ -1,0 +1,276 @@
+//! One peer with several compute nodes, as an endorser.
+//!
+//! 1. A proposal goes to the compute node with the fewest proposals of this gateway outstanding; of equals the next in turn.
+//! 2. One that cannot answer (it is gone, or follows its primary no longer) is passed over for [`REST`], and the proposal goes
+//!    to the next one, to each at most once. So does one that has as many proposals as it may have, without a rest.
+//! 3. While all of them rest they are asked all the same: one may be back.
+//!
+//! A proposal changes nothing, so it may be run twice. What a contract, a policy or a time limit says ends it: it would be the
+//! same elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::{ErrorKind, rt};
+use bytes::Bytes;
+use chain::endorse::{Endorse, EndorseError};
+use proto::protos::{ProposalResponse, Response};
+
+use crate::events::{NodesPassedOver, ProposalsMoved};
+
+/// For how long a compute node that could not answer is passed over.
+const REST: Duration = Duration::from_millis(100);
+
+/// The compute nodes of one peer.
+pub struct Balanced {
+    nodes: Vec<Node>,
+    turn: AtomicUsize,
+}
+
+struct Node {
+    endorse: Arc<dyn Endorse>,
+    outstanding: AtomicUsize,
+    /// Nanoseconds of this process's clock.
+    rests_until: AtomicU64,
+}
+
+/// What a failed attempt says.
+#[derive(PartialEq, Eq)]
+enum Advice {
+    /// Every node would say so.
+    Final,
+    /// Another node may have room.
+    Elsewhere,
+    /// And this one is of no use for a while.
+    Rest,
+}
+
+fn advice(error: &EndorseError) -> Advice {
+    match error {
+        EndorseError::Overloaded => Advice::Elsewhere,
+        EndorseError::State { kind: ErrorKind::Corrupt | ErrorKind::Rejected, .. } => Advice::Final,
+        EndorseError::State { .. } | EndorseError::ChannelStopped { .. } | EndorseError::Stopped => Advice::Rest,
+        _ => Advice::Final,
+    }
+}
+
+/// A place among a node's outstanding proposals, given back also where the caller goes away.
+struct Outstanding<'a>(&'a AtomicUsize);
+
+impl<'a> Outstanding<'a> {
+    fn of(node: &'a Node) -> Outstanding<'a> {
+        node.outstanding.fetch_add(1, Ordering::Relaxed);
+        Outstanding(&node.outstanding)
+    }
+}
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Balanced {
+    /// # Panics
+    /// If there is no node.
+    pub fn new(nodes: Vec<Arc<dyn Endorse>>) -> Balanced {
+        assert!(!nodes.is_empty(), "a peer has a compute node");
+        let node = |endorse| Node { endorse, outstanding: AtomicUsize::new(0), rests_until: AtomicU64::new(0) };
+        Balanced { nodes: nodes.into_iter().map(node).collect(), turn: AtomicUsize::new(0) }
+    }
+
+    /// The node to ask next, of those that were not asked.
+    fn choose(&self, asked: &[bool], turn: usize) -> Option<usize> {
+        let now = rt::now().nanos();
+        let count = self.nodes.len();
+        let in_turn = (0..count).map(|offset| (turn + offset) % count).filter(|place| !asked[*place]);
+        in_turn.min_by_key(|place| {
+            let node = &self.nodes[*place];
+            let rests = node.rests_until.load(Ordering::Relaxed) > now;
+            (rests, node.outstanding.load(Ordering::Relaxed))
+        })
+    }
+
+    async fn run<T, F>(&self, run: impl Fn(Arc<dyn Endorse>) -> F + Send) -> Result<T, EndorseError>
+    where
+        F: Future<Output = Result<T, EndorseError>> + Send,
+    {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let mut asked = vec![false; self.nodes.len()];
+        let mut last = None;
+        while let Some(place) = self.choose(&asked, turn) {
+            asked[place] = true;
+            let node = &self.nodes[place];
+            let outstanding = Outstanding::of(node);
+            let outcome = run(node.endorse.clone()).await;
+            drop(outstanding);
+            let error = match outcome {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            match advice(&error) {
+                Advice::Final => return Err(error),
+                Advice::Elsewhere => {}
+                Advice::Rest => {
+                    node.rests_until.store((rt::now() + REST).nanos(), Ordering::Relaxed);
+                    NodesPassedOver.add(1);
+                }
+            }
+            ProposalsMoved.add(1);
+            last = Some(error);
+        }
+        Err(last.expect("there is a node, and it was asked"))
+    }
+}
+
+#[async_trait]
+impl Endorse for Balanced {
+    async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
+        let run = |node: Arc<dyn Endorse>| {
+            let proposal = signed_proposal.clone();
+            async move { node.process(proposal).await }
+        };
+        self.run(run).await
+    }
+
+    async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
+        let run = |node: Arc<dyn Endorse>| {
+            let proposal = signed_proposal.clone();
+            async move { node.evaluate(proposal).await }
+        };
+        self.run(run).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use base::rt::simulation::Simulation;
+
+    use super::*;
+
+    /// Answers with its number, or what it is told to say; holds proposals back while it is told to.
+    struct Scripted {
+        number: i32,
+        says: Mutex<Option<EndorseError>>,
+        runs: AtomicUsize,
+        held: rt::sync::Semaphore,
+    }
+
+    impl Scripted {
+        fn new(number: i32) -> Arc<Scripted> {
+            let held = rt::sync::Semaphore::new(1 << 10);
+            Arc::new(Scripted { number, says: Mutex::default(), runs: AtomicUsize::new(0), held })
+        }
+
+        fn say(&self, error: Option<EndorseError>) {
+            *self.says.lock().expect("nobody panics with it") = error;
+        }
+
+        fn runs(&self) -> usize {
+            self.runs.load(Ordering::Relaxed)
+        }
+    }
+
+    #[async_trait]
+    impl Endorse for Scripted {
+        async fn process(&self, _: Bytes) -> Result<ProposalResponse, EndorseError> {
+            Ok(ProposalResponse { response: Some(self.evaluate(Bytes::new()).await?), ..Default::default() })
+        }
+
+        async fn evaluate(&self, _: Bytes) -> Result<Response, EndorseError> {
+            self.runs.fetch_add(1, Ordering::Relaxed);
+            let _held = self.held.acquire().await;
+            match self.says.lock().expect("nobody panics with it").clone() {
+                Some(error) => Err(error),
+                None => Ok(Response { status: self.number, ..Response::default() }),
+            }
+        }
+    }
+
+    fn no_lease() -> EndorseError {
+        EndorseError::State { kind: ErrorKind::Retry, message: "no lease".to_owned() }
+    }
+
+    fn simulate<F>(test: impl FnOnce(Vec<Arc<Scripted>>, Arc<Balanced>) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let run = Simulation::new(1).run(|_| async move {
+            let nodes: Vec<Arc<Scripted>> = (0..3).map(Scripted::new).collect();
+            let balanced = Balanced::new(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>).collect());
+            test(nodes, Arc::new(balanced)).await;
+        });
+        run.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+
+    #[test]
+    fn idle_nodes_take_turns_and_a_busy_one_is_left_alone() {
+        simulate(|nodes, balanced| async move {
+            for _ in 0..6 {
+                balanced.evaluate(Bytes::new()).await.expect("all answer");
+            }
+            assert_eq!(nodes.iter().map(|node| node.runs()).collect::<Vec<_>>(), [2, 2, 2]);
+            let all = nodes[1].held.acquire_many(1 << 10).await;
+            let stuck = rt::spawn({
+                let balanced = balanced.clone();
+                async move {
+                    for _ in 0..3 {
+                        // One of them comes to the node that does not go on.
+                        let _ = balanced.evaluate(Bytes::new()).await;
+                    }
+                }
+            });
+            rt::sleep(Duration::from_millis(10)).await;
+            assert_eq!(nodes[1].runs(), 3, "it has one outstanding");
+            for _ in 0..10 {
+                let answer = balanced.evaluate(Bytes::new()).await.expect("two answer");
+                assert_ne!(answer.status, 1, "the others have fewer outstanding");
+            }
+            drop(all);
+            stuck.await.expect("it ends");
+        });
+    }
+
+    #[test]
+    fn who_cannot_answer_is_passed_over_and_comes_back() {
+        simulate(|nodes, balanced| async move {
+            nodes[0].say(Some(no_lease()));
+            for _ in 0..9 {
+                balanced.evaluate(Bytes::new()).await.expect("the others answer");
+            }
+            assert_eq!(nodes[0].runs(), 1, "it rests");
+            nodes[0].say(None);
+            rt::sleep(REST).await;
+            for _ in 0..9 {
+                balanced.evaluate(Bytes::new()).await.expect("all answer");
+            }
+            assert_eq!(nodes[0].runs(), 4, "it takes its turn again");
+        });
+    }
+
+    #[test]
+    fn each_is_asked_once_and_the_last_error_told() {
+        simulate(|nodes, balanced| async move {
+            nodes.iter().for_each(|node| node.say(Some(no_lease())));
+            let error = balanced.process(Bytes::new()).await.expect_err("nobody answers");
+            assert_eq!(error.kind(), ErrorKind::Retry);
+            assert_eq!(nodes.iter().map(|node| node.runs()).sum::<usize>(), 3);
+            // At rest they are asked all the same.
+            nodes[2].say(None);
+            assert_eq!(balanced.evaluate(Bytes::new()).await.expect("one is back").status, 2);
+        });
+    }
+
+    #[test]
+    fn what_is_final_is_not_asked_twice() {
+        simulate(|nodes, balanced| async move {
+            nodes.iter().for_each(|node| node.say(Some(EndorseError::Invalid("not signed".to_owned()))));
+            balanced.evaluate(Bytes::new()).await.expect_err("it is refused");
+            assert_eq!(nodes.iter().map(|node| node.runs()).sum::<usize>(), 1);
+        });
+    }
+}
