@@ -8,5 +8,6 @@ mod kill;
 mod kv;
 mod memory;
 mod network;
+mod nodes;
 mod soak;
 mod support;

@@ -9,6 +9,8 @@ use base::Bytes;
 use gateway::client::{Client, Connection};
 use node::Endpoints;
 
+use super::patiently;
+
 /// How long clients may go without a commit: longer than a loaded machine takes to start any process again.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(60);
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
@@ -34,12 +36,14 @@ pub async fn connect(dir: &Path, number: usize) -> Option<(Client, String)> {
 /// That a write is there as its client was told.
 pub async fn check(client: &Client, channel: &str, write: &Acknowledged) -> Result<(), String> {
     let Acknowledged { key, value, tx_id, block } = write;
-    let status = client.commit_status(channel, tx_id).await.map_err(|status| format!("{tx_id}: {status}"))?;
+    let status = patiently(async || client.commit_status(channel, tx_id).await).await;
+    let status = status.map_err(|status| format!("{tx_id}: {status}"))?;
     if !status.is_valid() || status.block != *block {
         return Err(format!("{tx_id} was valid in block {block} and is {} in {}", status.code, status.block));
     }
     let proposal = client.proposal(channel, "ycsb", "read", &[Bytes::from(key.clone())]).sign();
-    let found = client.evaluate(&proposal).await.map_err(|status| format!("{key}: {status}"))?;
+    let found = patiently(async || client.evaluate(&proposal).await).await;
+    let found = found.map_err(|status| format!("{key}: {status}"))?;
     if found != value { Err(format!("{key} holds {found:?}, not {value:?}")) } else { Ok(()) }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use gateway::client::{Client, Connection};
+use gateway::rpc::{Code, Status};
 use node::Endpoints;
 use prost::Message as _;
 use proto::common::BlockchainInfo;
@@ -29,6 +30,19 @@ pub fn run(arguments: &[&str]) -> Output {
 /// What it printed on both outputs.
 pub fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Asks again what is answered `UNAVAILABLE`, as clients do: a peer may be between two primaries, or the machine busy.
+pub async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
+    let start = Instant::now();
+    loop {
+        match ask().await {
+            Err(status) if status.code == Code::Unavailable && start.elapsed() < READY_PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// A network in a process of its own, killed when dropped.
@@ -79,7 +93,7 @@ impl Network {
             let channel = &self.endpoints.channel;
             let args = [Bytes::from(channel.clone())];
             let proposal = client.proposal(channel, "qscc", "GetChainInfo", &args).sign();
-            let info = client.evaluate(&proposal).await.expect("the peer answers");
+            let info = patiently(async || client.evaluate(&proposal).await).await.expect("the peer answers");
             heights.push(BlockchainInfo::decode(info).expect("a BlockchainInfo").height);
         }
         heights

@@ -1,0 +1,150 @@
+//! Peers with several compute nodes: the primary may be killed or stopped under load, another one takes its place, and nothing is
+//! lost that a client was told.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::support::load::{Load, check, connect};
+use crate::support::{Network, run, text};
+use node::control::{ComputeReport, ask_node};
+use node::{Endpoints, ProcessRole};
+use rustix::process::{Pid, Signal, kill_process};
+
+const CLIENTS: usize = 8;
+/// For a peer to have a primary and readers again, on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Writes after which a network counts as at work.
+const SOME: usize = 40;
+
+fn send(process: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
+    kill_process(pid, signal).expect("it runs");
+}
+
+fn folders(dir: &Path, organization: &str, nodes: usize) -> Vec<PathBuf> {
+    let name = |number| match number {
+        1 => format!("compute-{organization}"),
+        _ => format!("compute-{organization}-{number}"),
+    };
+    (1..=nodes).map(|number| dir.join("nodes").join(name(number))).collect()
+}
+
+async fn reports(folders: &[PathBuf]) -> Vec<ComputeReport> {
+    let mut reports = Vec::new();
+    for folder in folders {
+        reports.extend(ask_node(folder).await.ok());
+    }
+    reports
+}
+
+/// Waits until the peer has a primary under an epoch above this one, and readers beside it.
+async fn primary_after(folders: &[PathBuf], epoch: u64) -> ComputeReport {
+    let start = Instant::now();
+    loop {
+        let reports = reports(folders).await;
+        let readers = reports.iter().filter(|report| report.role == "reader").count();
+        let primary = reports.iter().find(|report| report.role == "primary");
+        if let Some(primary) = primary
+            && primary.epoch > Some(epoch)
+            && readers + 1 == folders.len()
+        {
+            return primary.clone();
+        }
+        assert!(start.elapsed() < PATIENCE, "no primary after epoch {epoch} with its readers: {reports:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_may_be_killed_under_load_and_nothing_told_is_lost() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "2", "--isolate", "--compute-nodes", "2"]);
+    let endpoints = Endpoints::load(&dir).expect("the network has said where it is");
+    let computes = endpoints.processes.iter().filter(|process| process.role == ProcessRole::Compute);
+    let names: Vec<&str> = computes.map(|process| process.name.as_str()).collect();
+    assert_eq!(names.join(" "), "compute-org1 compute-org1-2 compute-org2 compute-org2-2");
+
+    let load = Load::start(&dir, 2, CLIENTS);
+    load.progress(SOME, "at first").await;
+    let nodes = folders(&dir, "org1", 2);
+    let mut primary = primary_after(&nodes, 0).await;
+    for round in 0..3 {
+        send(primary.process, Signal::KILL);
+        let next = primary_after(&nodes, primary.epoch.expect("it is the primary")).await;
+        assert_ne!(next.name, primary.name, "round {round}: another one takes its place");
+        load.progress(SOME, "after the end of a primary").await;
+        primary = next;
+    }
+
+    // One that only stands still is replaced too, and finds out when it wakes.
+    send(primary.process, Signal::STOP);
+    let others: Vec<PathBuf> = nodes.iter().filter(|folder| !folder.ends_with(&primary.name)).cloned().collect();
+    let reign = primary.epoch.expect("it is the primary");
+    let start = Instant::now();
+    while !reports(&others).await.iter().any(|report| report.epoch > Some(reign)) {
+        assert!(start.elapsed() < PATIENCE, "nobody takes the place of a primary that stands still");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    load.progress(SOME, "beside a primary that stands still").await;
+    send(primary.process, Signal::CONT);
+    let next = primary_after(&nodes, reign).await;
+    assert_ne!(next.name, primary.name, "the one that was stopped is a reader now");
+    load.progress(SOME, "after it woke").await;
+
+    // The budget is the peer's, whichever of its nodes is the primary.
+    let output = run(&["peer", "memory", "org1", "--dir", &shown, "--set", "64MiB"]);
+    assert!(output.status.success(), "{}", text(&output));
+    send(next.process, Signal::KILL);
+    let last = primary_after(&nodes, next.epoch.expect("it is the primary")).await;
+    let output = run(&["peer", "memory", "org1", "--dir", &shown]);
+    assert!(text(&output).contains(&last.name) && text(&output).contains("64 MiB"), "{}", text(&output));
+    let output = run(&["peer", "nodes", "org1", "--dir", &shown]);
+    assert!(text(&output).contains("primary") && text(&output).contains("reader"), "{}", text(&output));
+
+    let told = load.end().await;
+    network.settle().await;
+    for organization in 1..=2 {
+        let (client, channel) = connect(&dir, organization).await.expect("its gateway is ready");
+        for write in &told {
+            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("org{organization}: {error}"));
+        }
+    }
+    network.settle().await;
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &shown]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    println!("{} acknowledged writes survived", told.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_one_process_too_readers_answer_beside_the_primary() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "1", "--compute-nodes", "3"]);
+    let nodes = folders(&dir, "org1", 3);
+    primary_after(&nodes, 0).await;
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "with three compute nodes").await;
+    let told = load.end().await;
+    network.settle().await;
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    // More often than there are nodes, so that each is asked.
+    for _ in 0..4 {
+        for write in &told {
+            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+    network.down();
+    // The data is the same in all forms.
+    let network = Network::start(&dir, &["--monolithic"]);
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    for write in &told {
+        check(&client, &channel, write).await.unwrap_or_else(|error| panic!("{error}"));
+    }
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &shown]);
+    assert!(verify.status.success(), "{}", text(&verify));
+}
