@@ -45,7 +45,8 @@ pub const FAULT_POINTS: [&str; 12] = [
 
 /// Fault points that only disaggregated peers pass, and how often they strike where they are drawn: a verb is posted
 /// thousands of times in a run, a section granted a few times.
-pub const POOLED_FAULT_POINTS: [(&str, f64); 49] = [
+pub const POOLED_FAULT_POINTS: [(&str, f64); 55] = [
+    ("chain.succession.confirmed", 0.1),
     ("pool.fence.answer_lost", 0.2),
     ("pool.fence.lost", 0.2),
     ("pool.grant.answer_lost", 0.2),
@@ -82,6 +83,11 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 49] = [
     ("state.read.bucket", 0.02),
     ("state.read.record", 0.02),
     ("state.read.storage", 0.02),
+    ("state.readers.ack", 0.02),
+    ("state.readers.follow", 0.02),
+    ("state.readers.grant", 0.05),
+    ("state.readers.join", 0.2),
+    ("state.readers.tell", 0.05),
     ("state.savepoint", 0.2),
     ("state.split.begin", 0.2),
     ("state.split.directory", 0.2),

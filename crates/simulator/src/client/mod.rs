@@ -212,7 +212,15 @@ impl Client {
         let nodes = (0..ORGANIZATIONS).map(|place| {
             let mut nodes = network.scenario.compute_nodes(place);
             let other = self.chance.one_in(6).then(|| self.chance.index(nodes.len()));
-            nodes.swap_remove(other.unwrap_or_else(|| network.succession.primary(place)))
+            let other = match network.follows(place) {
+                // Any of them answers.
+                true => Some(self.chance.index(nodes.len())),
+                false => other,
+            };
+            match other {
+                Some(other) => nodes.swap_remove(other),
+                None => network.primary(place),
+            }
         });
         nodes.collect()
     }
@@ -227,7 +235,8 @@ impl Client {
             places.remove(self.chance.index(places.len()));
         }
         let names = self.compute_nodes();
-        let told: Vec<u64> = names.iter().map(|name| self.network.witness.told_by(name)).collect();
+        let tellers = names.iter().enumerate().map(|(place, name)| self.network.teller(place, name));
+        let told: Vec<u64> = tellers.map(|teller| self.network.witness.told_by(&teller)).collect();
         let calls = self.peers.iter_mut().enumerate().filter(|(place, _)| places.contains(place));
         let calls = calls.map(|(place, peer)| {
             let address = peer_address(&names[place]);
@@ -348,7 +357,8 @@ impl Client {
             match self.peers[place].call(&address, Kind::Commit, &question, PATIENCE).await {
                 Ok(answer) if answer.verdict == Verdict::Done => {
                     let commit = Commit::decode(&answer.body);
-                    self.network.witness.told(&crate::scenario::peer(place), &node, tx_id, commit);
+                    let teller = self.network.teller(place, &node);
+                    self.network.witness.told(&crate::scenario::peer(place), &teller, tx_id, commit);
                     return commit;
                 }
                 _ => self.pause().await,

@@ -44,6 +44,8 @@ pub enum Mutant {
     EpochKept,
     /// The first peer's memory nodes answer a fence and leave memory with whoever had it.
     MemoryKept,
+    /// Primaries answer although storage has not confirmed that they still are.
+    OfficeIgnored,
     /// Links and slots point to a record before it was written.
     LinkEarly,
     /// A fill goes on although the key was invalidated meanwhile.
@@ -52,7 +54,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 14] = [
+    pub const ALL: [Mutant; 15] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -65,6 +67,7 @@ impl Mutant {
         Mutant::AppendUnfenced,
         Mutant::EpochKept,
         Mutant::MemoryKept,
+        Mutant::OfficeIgnored,
         Mutant::LinkEarly,
         Mutant::FillSurvives,
     ];
@@ -86,6 +89,7 @@ impl Mutant {
             Mutant::AppendUnfenced => "append-unfenced",
             Mutant::EpochKept => "epoch-kept",
             Mutant::MemoryKept => "memory-kept",
+            Mutant::OfficeIgnored => "office-ignored",
             Mutant::LinkEarly => "link-early",
             Mutant::FillSurvives => "fill-survives",
         }
@@ -106,11 +110,18 @@ impl Mutant {
             | Mutant::ReplaySkips
             | Mutant::SavepointEmpty => Form::Monolithic,
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
-                Form::Disaggregated(pools)
+                // Their stores lie where one node is told to be the primary.
+                Form::Disaggregated(Pools { follows: false, ..pools })
             }
             // Those show only where somebody is replaced.
             Mutant::AppendUnfenced | Mutant::EpochKept | Mutant::MemoryKept => {
-                Form::Disaggregated(Pools { has_spare: true, whims_every: Duration::from_millis(300), ..pools })
+                let whims_every = Duration::from_millis(300);
+                Form::Disaggregated(Pools { has_spare: true, follows: false, whims_every, ..pools })
+            }
+            // And this where nobody says so.
+            Mutant::OfficeIgnored => {
+                let (patience, whims_every) = (Duration::from_millis(60), Duration::from_millis(700));
+                Form::Disaggregated(Pools { has_spare: true, follows: true, patience, whims_every, ..pools })
             }
             // And these where there is memory to go wrong, and where it is looked at.
             Mutant::LinkEarly | Mutant::FillSurvives => Form::Disaggregated(Pools {
@@ -147,6 +158,7 @@ impl Mutant {
             // Held up while storage answers, so that blocks come in between.
             Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
+            Mutant::OfficeIgnored => network.sim.inject("chain.succession.mutant.office", 1.0),
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! * [`nodes`]: the orderer, monolithic peers, and what all peers do alike.
 //! * [`compute`]: compute nodes of disaggregated peers; [`pools`]: their memory and storage nodes.
-//! * [`succession`]: who is the primary of a disaggregated peer.
+//! * [`succession`]: who is the primary of a disaggregated peer whose compute nodes are told.
 
 pub mod compute;
 pub mod members;
@@ -17,12 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::rt::simulation::{Node, Sim};
 use chain::Peer;
 use chain::order::Orderer;
+use chain::succession::Standing;
 use rma::sim::SimFabric;
 
 use crate::mutant::Mutant;
 use crate::scenario::{self, Form, ORDERER, Scenario};
 use crate::witness::Witness;
-use compute::Pooled;
+use compute::{Pooled, Taking};
 use members::{Members, ORGANIZATIONS};
 use pools::Store;
 use succession::Succession;
@@ -73,7 +74,9 @@ pub struct Network {
     pub members: Members,
     pub witness: Witness,
     pub mutant: Option<Mutant>,
-    pub peers: Running<Peer>,
+    peers: Running<Peer>,
+    /// Compute nodes that find out by themselves who is the primary.
+    pub computes: Running<Taking>,
     pub orderer: Running<Orderer>,
     /// The pooled memory of compute nodes.
     pub pooled: Running<Pooled>,
@@ -99,6 +102,7 @@ impl Network {
             witness,
             mutant,
             peers: Running::default(),
+            computes: Running::default(),
             orderer: Running::default(),
             pooled: Running::default(),
             stores: Running::default(),
@@ -115,7 +119,10 @@ impl Network {
                 network.start_node(name, pools::lend);
             }
             for name in network.scenario.compute_nodes(place) {
-                network.start_node(name, compute::endorse_and_commit);
+                match network.follows(place) {
+                    true => network.start_node(name, compute::take_part),
+                    false => network.start_node(name, compute::endorse_and_commit),
+                }
             }
         }
         Ok(network)
@@ -139,9 +146,34 @@ impl Network {
         (0..ORGANIZATIONS).map(|place| self.primary(place)).collect()
     }
 
-    /// The node that commits for a peer.
+    /// The node that commits for a peer; where nobody knows one, the first.
     pub fn primary(&self, place: usize) -> String {
-        self.scenario.compute_nodes(place).swap_remove(self.succession.primary(place))
+        let mut nodes = self.scenario.compute_nodes(place);
+        if !self.follows(place) {
+            return nodes.swap_remove(self.succession.primary(place));
+        }
+        let epoch = |name: &String| match self.computes.of(name)?.node.standing() {
+            Standing::Primary(epoch) => Some(epoch),
+            Standing::Reader | Standing::Waiting => None,
+        };
+        let newest = (0..nodes.len()).max_by_key(|at| (epoch(&nodes[*at]), std::cmp::Reverse(*at)));
+        nodes.swap_remove(newest.expect("a peer has a node"))
+    }
+
+    /// Whether the compute nodes of a peer find out by themselves who is the primary.
+    pub fn follows(&self, place: usize) -> bool {
+        self.scenario.forms[place].pools().is_some_and(|pools| pools.follows)
+    }
+
+    /// The peer that a node commits for, while it does.
+    pub fn peer(&self, node: &str) -> Option<Arc<Peer>> {
+        let taking = || Some(self.computes.of(node)?.node.primary()?.peer);
+        self.peers.of(node).or_else(taking)
+    }
+
+    /// Who says what was committed, as far as a client can tell: a peer whose nodes answer for one another, or a node.
+    pub fn teller(&self, place: usize, node: &str) -> String {
+        if self.follows(place) { scenario::peer(place) } else { node.to_owned() }
     }
 
     /// All nodes that run something for the network.

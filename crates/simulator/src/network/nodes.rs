@@ -11,10 +11,13 @@ use std::time::Duration;
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
+use chain::access::Definitions;
 use chain::endorse::Endorse;
 use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
+use chain::view::ChannelView;
 use chain::{Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
 use contract::Registry;
+use identity::Signer;
 use ledger::Block;
 use prost::Message;
 use storage::blocks::BlockOptions;
@@ -164,14 +167,21 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
     serve_peer(&network, &name, place, None, peer, async |_| {}).await
 }
 
-/// What the peer of an organisation is made of, over whatever stores.
-pub fn peer_options(network: &Network, name: &str, place: usize, stores: Arc<dyn Stores>) -> PeerOptions {
+/// What every node of an organisation's peer is made of.
+pub struct NodeParts {
+    pub signer: Signer,
+    pub registry: Registry,
+    pub definitions: Definitions,
+    pub orderers: Vec<String>,
+    pub settings: peer::Settings,
+}
+
+/// What a node of an organisation's peer is made of, whatever its stores.
+pub fn node_parts(network: &Network, place: usize) -> NodeParts {
     let persist_interval_blocks = network.scenario.persist_interval_blocks;
     let replay_blocks_max = persist_interval_blocks + 8;
-    PeerOptions {
-        name: name.to_owned(),
+    NodeParts {
         signer: network.members.peers[place].clone(),
-        stores,
         registry: Registry::native(),
         definitions: Default::default(),
         orderers: vec![BLOCKS_ADDRESS.to_owned()],
@@ -180,6 +190,12 @@ pub fn peer_options(network: &Network, name: &str, place: usize, stores: Arc<dyn
             ..peer::Settings::default()
         },
     }
+}
+
+/// What the peer of an organisation is made of, over whatever stores.
+pub fn peer_options(network: &Network, name: &str, place: usize, stores: Arc<dyn Stores>) -> PeerOptions {
+    let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(network, place);
+    PeerOptions { name: name.to_owned(), signer, stores, registry, definitions, orderers, settings }
 }
 
 /// Runs an open peer on its node until its channel stops. `end` is given whether that was in order.
@@ -217,7 +233,7 @@ pub async fn serve_peer(
 }
 
 /// Shows the witness every block that the peer shows, from the first one on each time that the peer starts.
-async fn observe(network: Arc<Network>, shower: Shower, channel: Arc<Channel>) {
+pub async fn observe(network: Arc<Network>, shower: Shower, channel: Arc<Channel>) {
     let name = &shower.node;
     let mut committed = channel.committed();
     let mut next = 0;
@@ -256,6 +272,14 @@ async fn answer(peer: Arc<Peer>, channel: Arc<Channel>, kind: Kind, body: Bytes)
             Err(error) if error.kind() == ErrorKind::Rejected => Answer::refused(error),
             Err(error) => Answer::later(error),
         },
+        kind => answer_of(channel, kind, body).await,
+    }
+}
+
+/// What a peer answers that commits.
+pub async fn answer_of(channel: Arc<dyn ChannelView>, kind: Kind, body: Bytes) -> Answer {
+    match kind {
+        Kind::Endorse => Answer::refused("a channel does not endorse"),
         Kind::Commit => {
             let tx_id = TxId::from(String::from_utf8_lossy(&body).into_owned());
             match rt::timeout(COMMIT_WAIT, channel.wait_committed(&tx_id)).await {

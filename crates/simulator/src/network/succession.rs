@@ -3,6 +3,9 @@
 //! It stands outside of the simulated world and looks at it from there: a primary that was down, paused or cut off from its
 //! storage node for longer than the peer is patient is replaced by its spare, if that is up. Now and then a primary is
 //! replaced to which nothing has happened. Nobody tells a primary that it has been replaced: it finds itself fenced.
+//!
+//! Peers whose compute nodes find out by themselves ([`chain::succession`]) are only disturbed: now and then their primary is
+//! paused for longer than the others are patient.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +18,8 @@ use crate::scenario::{self, Pools};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(5);
+/// How much longer a primary stands still than the others need to begin.
+const STANDSTILL: Duration = Duration::from_millis(400);
 
 /// The primaries.
 #[derive(Default)]
@@ -37,9 +42,25 @@ impl Succession {
         self.lock().primaries[place]
     }
 
+    /// A compute node has found by itself that it is to be the primary.
+    pub fn taken_over(&self) {
+        self.lock().takeovers += 1;
+    }
+
     /// How often a spare has become a primary.
     pub fn takeovers(&self) -> u64 {
         self.lock().takeovers
+    }
+}
+
+/// Pauses a node for a while.
+async fn stand_still(network: Arc<Network>, name: String, time: Duration) {
+    let node = network.node(&name);
+    if node.is_up() && !node.is_paused() {
+        network.witness.tell(format_args!("{name} stands still"));
+        node.pause();
+        rt::sleep(time).await;
+        node.resume();
     }
 }
 
@@ -56,6 +77,13 @@ pub async fn reign(network: Arc<Network>) {
         let now = rt::now();
         for (place, pools) in &peers {
             let (name, storage) = (network.primary(*place), scenario::storage(*place));
+            if pools.follows {
+                if !pools.whims_every.is_zero() && now - reigning_since[*place] >= pools.whims_every {
+                    reigning_since[*place] = now;
+                    drop(rt::spawn(stand_still(Arc::clone(&network), name, pools.patience * 2 + STANDSTILL)));
+                }
+                continue;
+            }
             let node = network.node(&name);
             let is_away = !node.is_up() || node.is_paused() || network.sim.is_cut(&name, &storage);
             let since = &mut away_since[*place];

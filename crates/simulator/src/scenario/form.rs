@@ -19,6 +19,9 @@ pub struct Pools {
     pub memory_nodes: usize,
     /// Whether a second compute node stands by.
     pub has_spare: bool,
+    /// Whether the compute nodes find out by themselves who is the primary, and the other one answers beside it. Else the
+    /// simulator says so, and the spare waits.
+    pub follows: bool,
     /// How long the primary must have been away before the spare is made the primary.
     pub patience: Duration,
     /// How often the spare is made the primary although nothing is wrong; never if zero.
@@ -58,10 +61,14 @@ impl Pools {
         let has_spare = chance.one_in(2);
         // The smallest ones are full all the time; an index needs a few pages.
         let section_bytes = *chance.pick(&[16 << 10, 64 << 10, 256 << 10]);
+        let memory_nodes = 1 + chance.index(3);
+        let patience = Duration::from_millis(10 + chance.below(200));
         Pools {
-            memory_nodes: 1 + chance.index(3),
+            memory_nodes,
             has_spare,
-            patience: Duration::from_millis(10 + chance.below(200)),
+            // Without a draw of its own, so that seeds of before stay what they were.
+            follows: has_spare && patience.as_millis().is_multiple_of(2),
+            patience,
             whims_every: if chance.one_in(3) { Duration::from_millis(200 + chance.below(800)) } else { Duration::ZERO },
             section_bytes,
             donor_sections: 1 + chance.below(8),
