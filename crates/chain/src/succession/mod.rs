@@ -402,10 +402,13 @@ impl Shared {
         let reader = Reader::start(around.clone(), options.state.clone());
         let channel = Arc::new(FollowedChannel::new(self.rules.clone(), reader, self.remote(Epoch(0))));
         self.present.set(Role::Following(channel.clone()));
+        let since = rt::now();
         loop {
-            let followed = ChannelView::height(&*channel) > 0;
-            let gone = if followed { options.patience.gone } else { options.patience.gone * STRANGER_FACTOR };
-            channel.reader().orphaned(Patience { gone, ..options.patience }).await;
+            channel.reader().orphaned(options.patience).await;
+            let has_followed = ChannelView::height(&*channel) > 0;
+            if !has_followed && since.elapsed() < options.patience.gone * STRANGER_FACTOR {
+                continue;
+            }
             let Some(newest) = around.settled(options.patience.gone) else { continue };
             match begin_epoch_after(&options.storage, &options.token, &self.channel_name, newest).await {
                 Ok(epoch) => {

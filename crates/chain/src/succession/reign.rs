@@ -54,11 +54,14 @@ impl Stores for ReignStores {
     }
 }
 
-/// The state of this epoch, and the rows that it was opened over.
+/// A state, and the rows that it was opened over.
+type Found = (Weak<Disaggregated>, Arc<dyn StateStore>);
+
+/// The state of this epoch, once it is open.
 struct Opened {
     options: ComputeNodeOptions,
     epoch: Epoch,
-    found: Mutex<Option<(Weak<Disaggregated>, Arc<dyn StateStore>)>>,
+    found: Mutex<Option<Found>>,
 }
 
 #[async_trait]

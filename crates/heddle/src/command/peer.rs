@@ -9,8 +9,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use chain::succession::NODES_MAX;
 use indicatif::{ProgressBar, ProgressStyle};
-use node::ProcessRole;
 use node::control::{ComputeReport, ControlError, MemoryReport, Request, ask, ask_node};
 
 use crate::cli::exit;
@@ -85,25 +85,18 @@ async fn folder(arguments: &Memory) -> Result<PathBuf, Failure> {
 /// Where the compute nodes of an organisation are, one at least.
 fn folders(dir: &Path, wanted: &str) -> Result<Vec<PathBuf>, Failure> {
     super::expect_network(dir)?;
-    let config = super::config(dir)?;
-    let organizations = config.network.organizations;
+    let organizations = super::config(dir)?.network.organizations;
     let name = &organizations[super::organization(organizations.iter(), wanted)?];
-    let endpoints = instance::expect_running(dir)?;
+    instance::expect_running(dir)?;
     let own = format!("compute-{}", name.to_ascii_lowercase());
-    let is_own = |name: &str| name.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     let nodes = dir.join("nodes");
-    let processes = endpoints.processes.iter().filter(|process| process.role == ProcessRole::Compute);
-    let mut folders: Vec<PathBuf> =
-        processes.filter(|process| is_own(&process.name)).map(|process| nodes.join(&process.name)).collect();
-    if endpoints.processes.is_empty() {
-        // All in one process, with a folder each; others may have stayed behind.
-        let numbered = (1..=config.pool.compute_nodes).map(|number| match number {
-            1 => own.clone(),
-            _ => format!("{own}-{number}"),
-        });
-        folders = numbered.map(|name| nodes.join(name)).collect();
-        folders.retain(|folder| folder.join(node::control::SOCKET).exists());
-    }
+    // Those that listen, or did when they were killed: which processes there are changes at any moment.
+    let numbered = (1..=NODES_MAX).map(|number| match number {
+        1 => own.clone(),
+        _ => format!("{own}-{number}"),
+    });
+    let mut folders: Vec<PathBuf> = numbered.map(|name| nodes.join(name)).collect();
+    folders.retain(|folder| folder.join(node::control::SOCKET).exists());
     if folders.is_empty() {
         folders.push(nodes.join(own));
     }
