@@ -11,37 +11,30 @@
 //! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
 
 mod history;
+#[path = "../support/mod.rs"]
+mod support;
 
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt;
+use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
 use base::{Bytes, ErrorKind};
 use consensus::kv::fault::{Mutant, plant};
 use consensus::kv::{Expected, Options, Sizes, Store, Swap};
-use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
+use consensus::{Error, Group, Layout, Standby};
 use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
+use rma::Fabric;
 use rma::sim::SimFabric;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
 
 use history::{Asked, History, Outcome as Told};
+use support::{CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
 
-const GROUP: GroupId = GroupId(7);
-const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
-const MEMORY_NODES: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
-const PROCESSORS: [&str; 3] = ["p0", "p1", "p2"];
 const KEYS: u64 = 12;
 const CLIENTS: usize = 6;
-/// How long faults happen.
-const TROUBLE: Duration = Duration::from_millis(2500);
-/// Within this everything works again.
-const CALM_MAX: Duration = Duration::from_secs(20);
 /// Operations of a seed.
 const OPERATIONS_MIN: u64 = 300;
 /// The group's log.
@@ -60,17 +53,6 @@ const CRASH_POINTS: &[&str] = &[
 /// Points that are come by all the time.
 const OFTEN: &[&str] = &["consensus.kv.applied", "consensus.kv.applying", "consensus.kv.committed"];
 
-const FAULT_POINTS: &[&str] = &[
-    "consensus.node.answer_lost",
-    "consensus.node.request_lost",
-    "consensus.node.unconfirmed",
-    "rma.sim.delay_revocation",
-    "rma.sim.delay_verb",
-    "rma.sim.lose_completion",
-    "rma.sim.lose_verb",
-    "rma.sim.tear",
-];
-
 /// What one seed is about.
 #[derive(Clone)]
 struct World {
@@ -81,19 +63,6 @@ struct World {
     memory_nodes: usize,
     sizes: Sizes,
     options: Options,
-}
-
-fn timing() -> Timing {
-    Timing {
-        heartbeat: Duration::from_millis(10),
-        lease: Duration::from_millis(40),
-        election_timeout: Duration::from_millis(50),
-        attempt_max: Duration::from_millis(40),
-        answer_max: Duration::from_millis(100),
-        grace: Duration::from_millis(2),
-        reconnect: Duration::from_millis(20),
-        copy_bytes_per_second: Timing::UNLIMITED,
-    }
 }
 
 fn key_of(key: u64) -> Bytes {
@@ -115,46 +84,20 @@ fn value_of(bytes: &[u8]) -> u64 {
 
 impl World {
     fn group(&self) -> Group {
-        let nodes = MEMORY_NODES[..self.memory_nodes].iter();
-        let place = |address: &&str| Place { address: (*address).to_owned(), name: "kv".into(), token: TOKEN };
         Group {
             id: GROUP,
             layout: self.layout(),
-            nodes: nodes.map(place).collect(),
+            nodes: support::places(self.memory_nodes, "kv"),
             fabric: Arc::new(self.fabric.clone()) as Arc<dyn Fabric>,
             timing: timing(),
         }
     }
 
-    /// Every second eight seeds have a coded group.
     fn layout(&self) -> Layout {
-        let is_coded = self.sim.seed() / 8 % 2 == 1;
+        let data_shares = support::data_shares(self.sim.seed());
         // The log of a coded group has whole blocks, where the store writes parts.
-        let log_bytes = if is_coded { 2 * GROUP_LOG_BYTES } else { GROUP_LOG_BYTES };
-        let data_shares = if is_coded { self.memory_nodes as u32 / 2 + 1 } else { 1 };
+        let log_bytes = if data_shares > 1 { 2 * GROUP_LOG_BYTES } else { GROUP_LOG_BYTES };
         Layout { data_shares, ..self.sizes.group_layout(log_bytes).expect("good sizes") }
-    }
-
-    /// A memory node's boot: it knows nothing of its past.
-    fn start_memory_node(&self, which: usize) {
-        let world = self.clone();
-        let address = MEMORY_NODES[which];
-        self.sim.node(address).start(move || {
-            let world = world.clone();
-            async move {
-                let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-                let host = loop {
-                    match world.fabric.host(address, options.clone()).await {
-                        Ok(host) => break host,
-                        Err(_) => rt::sleep(Duration::from_millis(5)).await,
-                    }
-                };
-                let groups = vec![GroupMemory { id: GROUP, layout: world.layout() }];
-                let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
-                let _node = MemoryNode::start(options).await.expect("there is memory");
-                std::future::pending::<()>().await;
-            }
-        });
     }
 
     fn current(&self) -> Option<Store> {
@@ -264,43 +207,6 @@ impl World {
         Ok(())
     }
 
-    /// Loses the memory of nodes, never of more at a time than the group survives.
-    async fn lose_memory(self, until: Stop) {
-        let mut chance = self.sim.chance();
-        while !until.is_stopped() {
-            rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(900)))).await;
-            let whole = |store: &Store| store.coordinator().status().live == self.memory_nodes;
-            if until.is_stopped() || !self.current().is_some_and(|store| whole(&store)) {
-                continue;
-            }
-            let count = 1 + chance.index(self.memory_nodes / 2);
-            let first = chance.index(self.memory_nodes);
-            for step in 0..count {
-                // Of a coded group, a node that is lost to the coordinator alone has only old shares.
-                let spare = self.current().map_or(0, |store| store.coordinator().status().spare);
-                if step > 0 && self.layout().is_coded() && spare == 0 {
-                    break;
-                }
-                let node = self.sim.node(MEMORY_NODES[(first + step) % self.memory_nodes]);
-                node.crash();
-                rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
-                node.restart();
-            }
-            // Until a coordinator has noticed.
-            rt::sleep(Duration::from_millis(500)).await;
-        }
-    }
-
-    /// Starts processors again that have crashed.
-    async fn revive(self, until: Stop) {
-        while !until.is_stopped() {
-            rt::sleep(Duration::from_millis(60)).await;
-            for name in PROCESSORS {
-                self.sim.node(name).restart();
-            }
-        }
-    }
-
     /// Somebody serves, everything works, and every memory node is whole again.
     async fn comes_to_rest(&self) {
         let start = rt::now();
@@ -348,15 +254,9 @@ impl World {
     }
 }
 
-fn nodes(seed: u64) -> usize {
-    if seed % 4 == 3 { 5 } else { 3 }
-}
-
 /// Faults of everybody, and crashes of processors.
 fn plans(seed: u64) -> [Plan; 2] {
-    let memory_nodes = MEMORY_NODES[..nodes(seed)].iter();
-    let everybody = memory_nodes.chain(&PROCESSORS).map(|node| (*node).to_owned()).collect();
-    let kinds = vec![
+    let kinds = [
         FaultKind::Pause,
         FaultKind::Cut,
         FaultKind::Cut,
@@ -366,13 +266,7 @@ fn plans(seed: u64) -> [Plan; 2] {
         FaultKind::Break,
         FaultKind::Drift,
     ];
-    let within = Duration::from_millis(300)..TROUBLE;
-    let lasting = Duration::from_millis(5)..Duration::from_millis(400);
-    let trouble =
-        Bounds { nodes: everybody, kinds, faults: 10, within: within.clone(), lasting: lasting.clone(), down_max: 2 };
-    let processors = PROCESSORS.map(str::to_owned).to_vec();
-    let crashes = Bounds { nodes: processors, kinds: vec![FaultKind::Crash], faults: 3, within, lasting, down_max: 2 };
-    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+    support::plans(seed, &kinds, 3)
 }
 
 async fn scenario(sim: Sim) -> u64 {
@@ -390,7 +284,9 @@ async fn scenario(sim: Sim) -> u64 {
         sizes,
         options,
     };
-    (0..world.memory_nodes).for_each(|which| world.start_memory_node(which));
+    for which in 0..world.memory_nodes {
+        support::start_memory_node(&sim, &world.fabric, which, world.layout(), |host| host);
+    }
     rt::sleep(Duration::from_millis(20)).await;
     let formatting = world.clone();
     let formatted = sim.node("operator").spawn(async move { consensus::format(&formatting.group()).await });
@@ -399,12 +295,11 @@ async fn scenario(sim: Sim) -> u64 {
         let world = world.clone();
         sim.node(name).start(move || world.clone().process(which));
     }
-    let calm = Stop::new();
-    rt::sleep(Duration::from_millis(200)).await;
-    let losing = rt::spawn(world.clone().lose_memory(calm.clone()));
-    let reviving = rt::spawn(world.clone().revive(calm.clone()));
-    if !seed.is_multiple_of(4) {
-        // In some seeds, faults of nodes and links alone.
+    let inject = || {
+        if seed.is_multiple_of(4) {
+            // Faults of nodes and links alone.
+            return;
+        }
         FAULT_POINTS.iter().for_each(|point| sim.inject(point, 0.01));
         sim.inject("rma.sim.lose_verb", 0.001);
         sim.inject("rma.sim.lose_completion", 0.001);
@@ -412,22 +307,11 @@ async fn scenario(sim: Sim) -> u64 {
         for point in CRASH_POINTS {
             sim.inject(point, if OFTEN.contains(point) { 0.003 } else { 0.08 });
         }
-    }
-    let [trouble, crashes] = plans(seed);
-    let (other, crashing) = (sim.clone(), crashes);
-    let crashing = rt::spawn(async move { other.run_plan(&crashing).await });
-    sim.run_plan(&trouble).await;
-    crashing.await.expect("the driver does not crash");
-    for point in FAULT_POINTS.iter().chain(CRASH_POINTS) {
-        sim.inject(point, 0.0);
-    }
-    sim.heal_all();
-    calm.stop();
-    losing.await.expect("the driver does not crash");
-    reviving.await.expect("the driver does not crash");
-    for name in PROCESSORS {
-        sim.node(name).restart();
-    }
+    };
+    let serving = world.clone();
+    let status = move || serving.current().map(|store| store.coordinator().status());
+    let points = FAULT_POINTS.iter().chain(CRASH_POINTS);
+    support::trouble(&sim, world.layout().is_coded(), plans(seed), status, inject, points).await;
     history.check_failed();
     world.comes_to_rest().await;
     world.check_blocks().await;
@@ -440,8 +324,6 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
 }
 
-type Outcome = Result<Report<u64>, Box<Failure>>;
-
 fn run(seed: u64, mutant: Mutant) -> Outcome {
     plant(mutant);
     let outcome = simulation(seed).run(scenario);
@@ -449,51 +331,30 @@ fn run(seed: u64, mutant: Mutant) -> Outcome {
     outcome
 }
 
-/// Runs seeds; each must succeed, and all together must have come by every fault point.
-fn campaign(seeds: Range<u64>) {
-    let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
-    let (mut operations, mut faults) = (0, 0);
-    for seed in seeds.clone() {
-        let report = match run(seed, Mutant::None) {
-            Ok(report) => report,
-            Err(failure) => panic!(
-                "seed {seed}: {failure}\nfault plan: {}\n{}\nrepeat with: KV_SEED={seed} cargo test --release -p \
-                 heddle-consensus --test kv_simulation one_seed",
-                plans(seed)[0],
-                plans(seed)[1]
-            ),
-        };
-        operations += report.value;
-        faults += plans(seed).iter().map(|plan| plan.steps.len()).sum::<usize>();
-        for (point, counts) in report.fault_points {
-            *injected.entry(point).or_default() += counts.injected;
-        }
-    }
-    println!("seeds {seeds:?}: {operations} operations, {faults} faults, injected {injected:?}");
-    if seeds.end - seeds.start >= 75 {
-        for point in FAULT_POINTS.iter().chain(CRASH_POINTS) {
-            assert!(injected.get(point).is_some_and(|count| *count > 0), "no seed injected {point}");
-        }
+fn campaign() -> Campaign<'static> {
+    Campaign {
+        run: &|seed| run(seed, Mutant::None),
+        plans,
+        points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
+        enough: 75,
+        repeat: ["KV_SEED=", " cargo test --release -p heddle-consensus --test kv_simulation one_seed"],
     }
 }
 
 #[test]
 fn seeds_0_to_74() {
-    campaign(0..75);
+    campaign().run(0..75);
 }
 
 #[test]
 fn seeds_75_to_149() {
-    campaign(75..150);
+    campaign().run(75..150);
 }
 
 /// `KV_SEEDS=0..5000 cargo test --release -p heddle-consensus --test kv_simulation chosen_seeds`
 #[test]
 fn chosen_seeds() {
-    let Ok(seeds) = std::env::var("KV_SEEDS") else { return };
-    let bounds = seeds.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
-    let (from, to) = bounds.expect("KV_SEEDS is a range, such as 0..5000");
-    campaign(from..to);
+    campaign().run_chosen("KV_SEEDS");
 }
 
 #[test]
@@ -517,12 +378,7 @@ const MISTAKES: &[(Mutant, &[&str])] = &[
 #[test]
 fn every_planted_mistake_is_caught() {
     for (mutant, caught_by) in MISTAKES {
-        let caught = (0..200).find_map(|seed| run(seed, *mutant).err().map(|failure| (seed, failure)));
-        let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {mutant:?}"));
-        let reason = failure.reason.to_string();
-        println!("{mutant:?}: seed {seed}: {reason}");
-        let as_meant = caught_by.iter().any(|check| reason.contains(&format!("panicked: {check}")));
-        assert!(as_meant, "{mutant:?} is caught, but by something else: {reason}");
+        support::must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
     }
 }
 

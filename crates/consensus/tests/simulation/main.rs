@@ -17,34 +17,29 @@ mod behind;
 mod dropped;
 mod lies;
 mod returned;
+#[path = "../support/mod.rs"]
+mod support;
 mod truth;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt;
+use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
 use base::{Bytes, BytesMut, ErrorKind};
-use consensus::{
-    Coordinator, Error, Group, GroupId, GroupMemory, Kind, Layout, MemoryNode, MemoryNodeOptions, Place, Standby,
-    Timing, Write,
-};
+use consensus::{Coordinator, Error, Group, Kind, Layout, Standby, Write};
 use futures_util::StreamExt as _;
 use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 use rma::sim::SimFabric;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::{Fabric, Host};
 
 use lies::{Lie, LyingHost};
+use support::{CALM_MAX, Campaign, FAULT_POINTS, GROUP, MEMORY_NODES, Outcome, PROCESSORS, TOKEN, nodes, timing};
 use truth::{Truth, value_of};
 
-const GROUP: GroupId = GroupId(7);
-const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
-const MEMORY_NODES: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
-const PROCESSORS: [&str; 3] = ["p0", "p1", "p2"];
 const BLOCK: usize = 64;
 /// The first keys are written in pairs.
 const PAIRS: usize = 3;
@@ -52,10 +47,6 @@ const KEYS: usize = 14;
 const CLIENTS: usize = 5;
 /// Records that are kept before the oldest is trimmed.
 const RECORDS: usize = 4;
-/// How long faults happen.
-const TROUBLE: Duration = Duration::from_millis(2500);
-/// Within this everything works again.
-const CALM_MAX: Duration = Duration::from_secs(20);
 /// Operations of a seed.
 const OPERATIONS_MIN: u64 = 250;
 
@@ -77,18 +68,6 @@ const CRASH_POINTS: &[&str] = &[
 /// Where processors crash too, but no hundred seeds come by; [`behind`] does.
 const RARE_CRASH_POINT: &str = "consensus.takeover.copied";
 
-/// Every other named place where a fault is injected.
-const FAULT_POINTS: &[&str] = &[
-    "consensus.node.answer_lost",
-    "consensus.node.request_lost",
-    "consensus.node.unconfirmed",
-    "rma.sim.delay_revocation",
-    "rma.sim.delay_verb",
-    "rma.sim.lose_completion",
-    "rma.sim.lose_verb",
-    "rma.sim.tear",
-];
-
 /// What one seed is about.
 #[derive(Clone)]
 struct World {
@@ -100,28 +79,13 @@ struct World {
     lie: Option<Lie>,
 }
 
-fn timing() -> Timing {
-    Timing {
-        heartbeat: Duration::from_millis(10),
-        lease: Duration::from_millis(40),
-        election_timeout: Duration::from_millis(50),
-        attempt_max: Duration::from_millis(40),
-        answer_max: Duration::from_millis(100),
-        grace: Duration::from_millis(2),
-        reconnect: Duration::from_millis(20),
-        copy_bytes_per_second: Timing::UNLIMITED,
-    }
-}
-
 impl World {
     fn group(&self, fabric: Arc<dyn Fabric>) -> Group {
-        let nodes = MEMORY_NODES[..self.memory_nodes].iter();
-        let place = |address: &&str| Place { address: (*address).to_owned(), name: "orderer".into(), token: TOKEN };
         let mut timing = timing();
         if self.sim.seed().is_multiple_of(3) {
             timing.copy_bytes_per_second = 100_000;
         }
-        Group { id: GROUP, layout: self.layout, nodes: nodes.map(place).collect(), fabric, timing }
+        Group { id: GROUP, layout: self.layout, nodes: support::places(self.memory_nodes, "orderer"), fabric, timing }
     }
 
     /// Where a key lies.
@@ -129,27 +93,10 @@ impl World {
         self.layout.direct_bytes + (key * BLOCK) as u64
     }
 
-    /// A memory node's boot: it knows nothing of its past.
     fn start_memory_node(&self, which: usize) {
-        let world = self.clone();
-        let address = MEMORY_NODES[which];
-        self.sim.node(address).start(move || {
-            let world = world.clone();
-            async move {
-                let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-                let inner = loop {
-                    match world.fabric.host(address, options.clone()).await {
-                        Ok(host) => break host,
-                        Err(_) => rt::sleep(Duration::from_millis(5)).await,
-                    }
-                };
-                let host = Arc::new(LyingHost { inner, lie: world.lie });
-                let groups = vec![GroupMemory { id: GROUP, layout: world.layout }];
-                let options = MemoryNodeOptions { host, groups, stop: Stop::new() };
-                let _node = MemoryNode::start(options).await.expect("there is memory");
-                std::future::pending::<()>().await;
-            }
-        });
+        let lie = self.lie;
+        let lying = move |inner| Arc::new(LyingHost { inner, lie }) as Arc<dyn Host>;
+        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, lying);
     }
 
     /// A processor: stands by, coordinates, stands by again.
@@ -319,59 +266,11 @@ impl World {
             records.push_back(index);
         }
     }
-
-    /// Loses the memory of nodes, never of more at a time than the group survives.
-    async fn lose_memory(self, until: Stop) {
-        let mut chance = self.sim.chance();
-        while !until.is_stopped() {
-            rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(900)))).await;
-            let whole = |coordinator: &Coordinator| coordinator.status().live == self.memory_nodes;
-            if until.is_stopped() || !self.truth.current().is_some_and(|coordinator| whole(&coordinator)) {
-                continue;
-            }
-            let count = 1 + chance.index(self.memory_nodes / 2);
-            let first = chance.index(self.memory_nodes);
-            for step in 0..count {
-                // Of a coded group, a node that is lost to the coordinator alone has only old shares.
-                let spare = self.truth.current().map_or(0, |coordinator| coordinator.status().spare);
-                if step > 0 && self.layout.is_coded() && spare == 0 {
-                    break;
-                }
-                let node = self.sim.node(MEMORY_NODES[(first + step) % self.memory_nodes]);
-                node.crash();
-                rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
-                node.restart();
-            }
-            // Until a coordinator has noticed.
-            rt::sleep(Duration::from_millis(500)).await;
-        }
-    }
-
-    /// Starts processors again that have crashed.
-    async fn revive(self, until: Stop) {
-        while !until.is_stopped() {
-            rt::sleep(Duration::from_millis(60)).await;
-            for name in PROCESSORS {
-                self.sim.node(name).restart();
-            }
-        }
-    }
-}
-
-fn nodes(seed: u64) -> usize {
-    if seed % 4 == 3 { 5 } else { 3 }
-}
-
-/// Every second eight seeds have a coded group.
-fn is_coded(seed: u64) -> bool {
-    seed / 8 % 2 == 1
 }
 
 /// Faults of everybody, and crashes of processors.
 fn plans(seed: u64) -> [Plan; 2] {
-    let memory_nodes = MEMORY_NODES[..nodes(seed)].iter();
-    let everybody = memory_nodes.chain(&PROCESSORS).map(|node| (*node).to_owned()).collect();
-    let kinds = vec![
+    let kinds = [
         FaultKind::Pause,
         FaultKind::Pause,
         FaultKind::Cut,
@@ -382,13 +281,7 @@ fn plans(seed: u64) -> [Plan; 2] {
         FaultKind::Drift,
         FaultKind::Drift,
     ];
-    let within = Duration::from_millis(300)..TROUBLE;
-    let lasting = Duration::from_millis(5)..Duration::from_millis(400);
-    let trouble =
-        Bounds { nodes: everybody, kinds, faults: 10, within: within.clone(), lasting: lasting.clone(), down_max: 2 };
-    let processors = PROCESSORS.map(str::to_owned).to_vec();
-    let crashes = Bounds { nodes: processors, kinds: vec![FaultKind::Crash], faults: 2, within, lasting, down_max: 2 };
-    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+    support::plans(seed, &kinds, 2)
 }
 
 async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
@@ -396,15 +289,9 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     let truth = Arc::new(Truth::new(&sim));
     let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
     // Coded blocks hold two keys each, so that a write has to see to the other.
-    let layout = match is_coded(seed) {
-        true => Layout {
-            log_bytes,
-            direct_bytes: 128,
-            memory_bytes: 64 * 32,
-            block_bytes: 128,
-            data_shares: nodes(seed) as u32 / 2 + 1,
-        },
-        false => Layout { log_bytes, direct_bytes: 64, memory_bytes: 64 * 31, block_bytes: 64, data_shares: 1 },
+    let layout = match support::data_shares(seed) {
+        1 => Layout { log_bytes, direct_bytes: 64, memory_bytes: 64 * 31, block_bytes: 64, data_shares: 1 },
+        data_shares => Layout { log_bytes, direct_bytes: 128, memory_bytes: 64 * 32, block_bytes: 128, data_shares },
     };
     let fabric = SimFabric::new(&sim);
     let world = World { sim: sim.clone(), fabric, truth: Arc::clone(&truth), memory_nodes: nodes(seed), layout, lie };
@@ -422,12 +309,11 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
         let world = world.clone();
         sim.node(name).start(move || world.clone().process(which));
     }
-    let calm = Stop::new();
-    rt::sleep(Duration::from_millis(200)).await;
-    let losing = rt::spawn(world.clone().lose_memory(calm.clone()));
-    let reviving = rt::spawn(world.clone().revive(calm.clone()));
-    if !seed.is_multiple_of(4) {
-        // In some seeds, faults of nodes and links alone.
+    let inject = || {
+        if seed.is_multiple_of(4) {
+            // Faults of nodes and links alone.
+            return;
+        }
         for point in FAULT_POINTS {
             sim.inject(point, 0.01);
         }
@@ -441,22 +327,11 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
         }
         sim.inject(RARE_CRASH_POINT, 0.05);
         sim.inject("consensus.admit.copying", 0.002);
-    }
-    let [trouble, crashes] = plans(seed);
-    let (other, crashing) = (sim.clone(), crashes);
-    let crashing = rt::spawn(async move { other.run_plan(&crashing).await });
-    sim.run_plan(&trouble).await;
-    crashing.await.expect("the driver does not crash");
-    for point in FAULT_POINTS.iter().chain(CRASH_POINTS).chain([&RARE_CRASH_POINT]) {
-        sim.inject(point, 0.0);
-    }
-    sim.heal_all();
-    calm.stop();
-    losing.await.expect("the driver does not crash");
-    reviving.await.expect("the driver does not crash");
-    for name in PROCESSORS {
-        sim.node(name).restart();
-    }
+    };
+    let coordinating = Arc::clone(&truth);
+    let status = move || coordinating.current().map(|coordinator| coordinator.status());
+    let points = FAULT_POINTS.iter().chain(CRASH_POINTS).chain([&RARE_CRASH_POINT]);
+    support::trouble(&sim, layout.is_coded(), plans(seed), status, inject, points).await;
     truth.check_failed();
     comes_to_rest(&world).await;
     truth.check_failed();
@@ -491,57 +366,34 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(seed).steps_max(3_000_000).trace_lines_max(60)
 }
 
-type Outcome = Result<Report<u64>, Box<Failure>>;
-
 fn run(seed: u64, lie: Option<Lie>) -> Outcome {
     simulation(seed).run(|sim| scenario(sim, lie))
 }
 
-/// Runs seeds; each must succeed, and all together must have come by every fault point.
-fn campaign(seeds: Range<u64>) {
-    let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
-    let (mut operations, mut faults) = (0, 0);
-    for seed in seeds.clone() {
-        let report = match run(seed, None) {
-            Ok(report) => report,
-            Err(failure) => panic!(
-                "seed {seed}: {failure}\nfault plan: {}\n{}\nrepeat with: CONSENSUS_SEED={seed} cargo test --release -p \
-                 heddle-consensus --test simulation one_seed",
-                plans(seed)[0],
-                plans(seed)[1]
-            ),
-        };
-        operations += report.value;
-        faults += plans(seed).iter().map(|plan| plan.steps.len()).sum::<usize>();
-        for (point, counts) in report.fault_points {
-            *injected.entry(point).or_default() += counts.injected;
-        }
-    }
-    println!("seeds {seeds:?}: {operations} operations, {faults} faults, injected {injected:?}");
-    if seeds.end - seeds.start >= 150 {
-        for point in FAULT_POINTS.iter().chain(CRASH_POINTS) {
-            assert!(injected.get(point).is_some_and(|count| *count > 0), "no seed injected {point}");
-        }
+fn campaign() -> Campaign<'static> {
+    Campaign {
+        run: &|seed| run(seed, None),
+        plans,
+        points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
+        enough: 150,
+        repeat: ["CONSENSUS_SEED=", " cargo test --release -p heddle-consensus --test simulation one_seed"],
     }
 }
 
 #[test]
 fn seeds_0_to_149() {
-    campaign(0..150);
+    campaign().run(0..150);
 }
 
 #[test]
 fn seeds_150_to_299() {
-    campaign(150..300);
+    campaign().run(150..300);
 }
 
 /// `CONSENSUS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test simulation chosen_seeds`
 #[test]
 fn chosen_seeds() {
-    let Ok(seeds) = std::env::var("CONSENSUS_SEEDS") else { return };
-    let bounds = seeds.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
-    let (from, to) = bounds.expect("CONSENSUS_SEEDS is a range, such as 0..5000");
-    campaign(from..to);
+    campaign().run_chosen("CONSENSUS_SEEDS");
 }
 
 #[test]
@@ -554,12 +406,7 @@ fn a_seed_decides_everything() {
 #[test]
 fn every_planted_mistake_is_caught() {
     for lie in Lie::ALL {
-        let caught = (0..200).find_map(|seed| run(seed, Some(lie)).err().map(|failure| (seed, failure)));
-        let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {lie:?}"));
-        let reason = failure.reason.to_string();
-        println!("{lie:?}: seed {seed}: {reason}");
-        let as_meant = lie.caught_by().iter().any(|check| reason.contains(&format!("panicked: {check}")));
-        assert!(as_meant, "{lie:?} is caught, but by something else: {reason}");
+        support::must_be_caught(&format!("{lie:?}"), lie.caught_by(), |seed| run(seed, Some(lie)));
     }
 }
 

@@ -1,0 +1,247 @@
+//! What the simulations of a group and of a store on it have in common: memory nodes and processors, the faults of a seed, and
+//! running many seeds.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim};
+use base::rt::{self, Stop};
+use consensus::{GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
+use rma::sim::SimFabric;
+use rma::{Fabric, Host, HostOptions, NodeId, TOKEN_BYTES, Token};
+
+pub const GROUP: GroupId = GroupId(7);
+pub const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
+pub const MEMORY_NODES: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
+pub const PROCESSORS: [&str; 3] = ["p0", "p1", "p2"];
+/// How long faults happen.
+const TROUBLE: Duration = Duration::from_millis(2500);
+/// Within this everything works again.
+pub const CALM_MAX: Duration = Duration::from_secs(20);
+
+/// Every named place where a fault is injected, but those where processors crash.
+pub const FAULT_POINTS: &[&str] = &[
+    "consensus.node.answer_lost",
+    "consensus.node.request_lost",
+    "consensus.node.unconfirmed",
+    "rma.sim.delay_revocation",
+    "rma.sim.delay_verb",
+    "rma.sim.lose_completion",
+    "rma.sim.lose_verb",
+    "rma.sim.tear",
+];
+
+pub fn timing() -> Timing {
+    Timing {
+        heartbeat: Duration::from_millis(10),
+        lease: Duration::from_millis(40),
+        election_timeout: Duration::from_millis(50),
+        attempt_max: Duration::from_millis(40),
+        answer_max: Duration::from_millis(100),
+        grace: Duration::from_millis(2),
+        reconnect: Duration::from_millis(20),
+        copy_bytes_per_second: Timing::UNLIMITED,
+    }
+}
+
+/// Memory nodes of a seed.
+pub fn nodes(seed: u64) -> usize {
+    if seed % 4 == 3 { 5 } else { 3 }
+}
+
+/// Shares of data of a seed's blocks: every second eight seeds have a coded group.
+pub fn data_shares(seed: u64) -> u32 {
+    if seed / 8 % 2 == 1 { nodes(seed) as u32 / 2 + 1 } else { 1 }
+}
+
+/// Where so many memory nodes are, for whoever is called `name`.
+pub fn places(memory_nodes: usize, name: &str) -> Vec<Place> {
+    let place = |address: &&str| Place { address: (*address).to_owned(), name: name.into(), token: TOKEN };
+    MEMORY_NODES[..memory_nodes].iter().map(place).collect()
+}
+
+/// A memory node's boot: it knows nothing of its past. `wrap` stands before its host.
+pub fn start_memory_node(
+    sim: &Sim,
+    fabric: &SimFabric,
+    which: usize,
+    layout: Layout,
+    wrap: impl Fn(Arc<dyn Host>) -> Arc<dyn Host> + Clone + Send + Sync + 'static,
+) {
+    let (fabric, address) = (fabric.clone(), MEMORY_NODES[which]);
+    sim.node(address).start(move || {
+        let (fabric, wrap) = (fabric.clone(), wrap.clone());
+        async move {
+            let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+            let host = loop {
+                match fabric.host(address, options.clone()).await {
+                    Ok(host) => break host,
+                    Err(_) => rt::sleep(Duration::from_millis(5)).await,
+                }
+            };
+            let groups = vec![GroupMemory { id: GROUP, layout }];
+            let options = MemoryNodeOptions { host: wrap(host), groups, stop: Stop::new() };
+            let _node = MemoryNode::start(options).await.expect("there is memory");
+            std::future::pending::<()>().await;
+        }
+    });
+}
+
+/// Loses the memory of nodes, never of more at a time than the group survives. `status` is that of whoever coordinates.
+async fn lose_memory(
+    sim: Sim,
+    memory_nodes: usize,
+    is_coded: bool,
+    status: impl Fn() -> Option<Status> + Send + 'static,
+    until: Stop,
+) {
+    let mut chance = sim.chance();
+    while !until.is_stopped() {
+        rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(900)))).await;
+        if until.is_stopped() || status().is_none_or(|status| status.live != memory_nodes) {
+            continue;
+        }
+        let count = 1 + chance.index(memory_nodes / 2);
+        let first = chance.index(memory_nodes);
+        for step in 0..count {
+            // Of a coded group, a node that is lost to the coordinator alone has only old shares.
+            let spare = status().map_or(0, |status| status.spare);
+            if step > 0 && is_coded && spare == 0 {
+                break;
+            }
+            let node = sim.node(MEMORY_NODES[(first + step) % memory_nodes]);
+            node.crash();
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
+            node.restart();
+        }
+        // Until a coordinator has noticed.
+        rt::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Starts processors again that have crashed.
+async fn revive(sim: Sim, until: Stop) {
+    while !until.is_stopped() {
+        rt::sleep(Duration::from_millis(60)).await;
+        for name in PROCESSORS {
+            sim.node(name).restart();
+        }
+    }
+}
+
+/// Faults of everybody, of these kinds, and so many crashes of processors.
+pub fn plans(seed: u64, kinds: &[FaultKind], crashes: usize) -> [Plan; 2] {
+    let memory_nodes = MEMORY_NODES[..nodes(seed)].iter();
+    let everybody = memory_nodes.chain(&PROCESSORS).map(|node| (*node).to_owned()).collect();
+    let within = Duration::from_millis(300)..TROUBLE;
+    let lasting = Duration::from_millis(5)..Duration::from_millis(400);
+    let trouble = Bounds {
+        nodes: everybody,
+        kinds: kinds.to_vec(),
+        faults: 10,
+        within: within.clone(),
+        lasting: lasting.clone(),
+        down_max: 2,
+    };
+    let processors = PROCESSORS.map(str::to_owned).to_vec();
+    let kinds = vec![FaultKind::Crash];
+    let crashes = Bounds { nodes: processors, kinds, faults: crashes, within, lasting, down_max: 2 };
+    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+}
+
+/// Trouble, with what `inject` injects, and then calm: nothing is injected any more, all is healed and runs.
+pub async fn trouble(
+    sim: &Sim,
+    is_coded: bool,
+    [trouble, crashes]: [Plan; 2],
+    status: impl Fn() -> Option<Status> + Send + 'static,
+    inject: impl FnOnce(),
+    points: impl Iterator<Item = &&'static str>,
+) {
+    let calm = Stop::new();
+    rt::sleep(Duration::from_millis(200)).await;
+    let memory_nodes = nodes(sim.seed());
+    let losing = rt::spawn(lose_memory(sim.clone(), memory_nodes, is_coded, status, calm.clone()));
+    let reviving = rt::spawn(revive(sim.clone(), calm.clone()));
+    inject();
+    let other = sim.clone();
+    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
+    sim.run_plan(&trouble).await;
+    crashing.await.expect("the driver does not crash");
+    for point in points {
+        sim.inject(point, 0.0);
+    }
+    sim.heal_all();
+    calm.stop();
+    losing.await.expect("the driver does not crash");
+    reviving.await.expect("the driver does not crash");
+    for name in PROCESSORS {
+        sim.node(name).restart();
+    }
+}
+
+/// What became of a seed: how many operations there were.
+pub type Outcome = Result<Report<u64>, Box<Failure>>;
+
+/// A simulation's seeds.
+pub struct Campaign<'a> {
+    pub run: &'a dyn Fn(u64) -> Outcome,
+    pub plans: fn(u64) -> [Plan; 2],
+    /// What all of so many seeds must have come by.
+    pub points: Vec<&'static str>,
+    pub enough: u64,
+    /// The command that repeats a seed; the seed belongs between the two parts.
+    pub repeat: [&'static str; 2],
+}
+
+impl Campaign<'_> {
+    /// Runs seeds; each must succeed.
+    pub fn run(&self, seeds: Range<u64>) {
+        let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
+        let (mut operations, mut faults) = (0, 0);
+        for seed in seeds.clone() {
+            let plans = (self.plans)(seed);
+            let report = match (self.run)(seed) {
+                Ok(report) => report,
+                Err(failure) => {
+                    let [before, behind] = self.repeat;
+                    let [trouble, crashes] = plans;
+                    panic!(
+                        "seed {seed}: {failure}\nfault plan: {trouble}\n{crashes}\nrepeat with: {before}{seed}{behind}"
+                    )
+                }
+            };
+            operations += report.value;
+            faults += plans.iter().map(|plan| plan.steps.len()).sum::<usize>();
+            for (point, counts) in report.fault_points {
+                *injected.entry(point).or_default() += counts.injected;
+            }
+        }
+        println!("seeds {seeds:?}: {operations} operations, {faults} faults, injected {injected:?}");
+        if seeds.end - seeds.start >= self.enough {
+            for point in &self.points {
+                assert!(injected.get(point).is_some_and(|count| *count > 0), "no seed injected {point}");
+            }
+        }
+    }
+
+    /// Runs those that a variable of the environment names, if it is there.
+    pub fn run_chosen(&self, variable: &str) {
+        let Ok(seeds) = std::env::var(variable) else { return };
+        let bounds = seeds.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+        let (from, to) = bounds.unwrap_or_else(|| panic!("{variable} is a range, such as 0..5000"));
+        self.run(from..to);
+    }
+}
+
+/// Some seed catches what was planted, by one of the checks that are to.
+pub fn must_be_caught(what: &str, by: &[&str], run: impl Fn(u64) -> Outcome) {
+    let caught = (0..200).find_map(|seed| run(seed).err().map(|failure| (seed, failure)));
+    let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {what}"));
+    let reason = failure.reason.to_string();
+    println!("{what}: seed {seed}: {reason}");
+    let as_meant = by.iter().any(|check| reason.contains(&format!("panicked: {check}")));
+    assert!(as_meant, "{what} is caught, but by something else: {reason}");
+}
