@@ -37,7 +37,7 @@ use rma::sim::SimFabric;
 use rma::{Fabric, Host};
 
 use lies::{Lie, LyingHost};
-use support::{CALM_MAX, Campaign, FAULT_POINTS, GROUP, MEMORY_NODES, Outcome, PROCESSORS, TOKEN, nodes, timing};
+use support::{CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
 use truth::{Truth, value_of};
 
 const BLOCK: usize = 64;

@@ -73,7 +73,7 @@ pub enum Part {
     Network,
     /// The state alone
     State,
-    /// The state alone under loads that write heavily, the monolithic form with a memtable as large as the data
+    /// Write-heavy loads alone, beside a memtable as large as the data
     Memtable,
 }
 
