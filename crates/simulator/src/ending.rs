@@ -8,6 +8,8 @@ use base::rt;
 use base::rt::disk::Directory;
 use base::{BlockNumber, Bytes, ErrorKind};
 use chain::Channel;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use identity::Hash;
 use ledger::verify::{VerifyOptions, verify};
 use state::WorldState;
@@ -29,6 +31,8 @@ const PAGE_ENTRIES: usize = 200;
 const READ_AGAIN: Duration = Duration::from_millis(20);
 /// How often a state is looked at whose node may be replaced meanwhile.
 const LOOKS_MAX: usize = 5;
+/// Within this a node that has replaced another commits.
+const REPLACED_MAX: Duration = Duration::from_secs(5);
 /// How often such a read is tried again.
 const READS_MAX: usize = 50;
 
@@ -77,20 +81,28 @@ async fn on<T: Send + 'static>(
 pub async fn digests(network: &Network) -> Result<Vec<Hash>, String> {
     let mut digests = Vec::new();
     for place in 0..ORGANIZATIONS {
-        let mut found = digest(network, &primary(network, place).await).await;
-        for _ in 1..looks(network, place) {
-            if found.is_err() {
-                found = digest(network, &primary(network, place).await).await;
-            }
-        }
-        digests.push(found?);
+        digests.push(look(network, place, |name| digest(network, name).boxed()).await?);
     }
     Ok(digests)
 }
 
-/// How often a peer is looked at: where nodes replace one another by themselves, that may happen at any moment.
-fn looks(network: &Network, place: usize) -> usize {
-    if network.follows(place) { LOOKS_MAX } else { 1 }
+/// Looks at the node that commits for a peer. Where nodes replace one another by themselves, that may happen meanwhile: what was
+/// found wrong counts unless another reign begins soon.
+async fn look<'a, T>(
+    network: &'a Network,
+    place: usize,
+    look: impl Fn(String) -> BoxFuture<'a, Result<T, String>>,
+) -> Result<T, String> {
+    for _ in 1..LOOKS_MAX {
+        let name = primary(network, place).await;
+        let reign = network.reign(place);
+        let found = look(name).await;
+        let is_final = found.is_ok() || !network.follows(place);
+        if is_final || !wait_until(REPLACED_MAX, || network.reign(place) > reign).await {
+            return found;
+        }
+    }
+    look(primary(network, place).await).await
 }
 
 /// The node that commits for a peer, once there is one.
@@ -99,15 +111,15 @@ async fn primary(network: &Network, place: usize) -> String {
     network.primary(place)
 }
 
-async fn digest(network: &Network, name: &str) -> Result<Hash, String> {
-    let channel = channel(network, name)?;
+async fn digest(network: &Network, name: String) -> Result<Hash, String> {
+    let channel = channel(network, &name)?;
     let known = keys(&network.scenario);
     let looked_at = async move {
         let state = channel.state();
         check_reads(&**state, known).await?;
         state.digest().await.map_err(|error| format!("its state: {error}"))
     };
-    on(network, name, looked_at).await
+    on(network, &name, looked_at).await
 }
 
 async fn check_reads(state: &dyn WorldState, known: BTreeMap<&'static str, Vec<String>>) -> Result<(), String> {
@@ -155,13 +167,7 @@ pub async fn check_memory(network: &Network) -> Result<(), String> {
         if network.scenario.forms[place].pools().is_none() {
             continue;
         }
-        let mut found = check_memory_of(network, place, primary(network, place).await).await;
-        for _ in 1..looks(network, place) {
-            if found.is_err() {
-                found = check_memory_of(network, place, primary(network, place).await).await;
-            }
-        }
-        found?;
+        look(network, place, |name| check_memory_of(network, place, name).boxed()).await?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ pub mod succession;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use base::Epoch;
 use base::rt::simulation::{Node, Sim};
 use chain::Peer;
 use chain::order::Orderer;
@@ -152,12 +153,20 @@ impl Network {
         if !self.follows(place) {
             return nodes.swap_remove(self.succession.primary(place));
         }
-        let epoch = |name: &String| match self.computes.of(name)?.node.standing() {
+        let newest = (0..nodes.len()).max_by_key(|at| (self.reigns(&nodes[*at]), std::cmp::Reverse(*at)));
+        nodes.swap_remove(newest.expect("a peer has a node"))
+    }
+
+    /// The epoch under which somebody commits for a peer now, where the nodes find out by themselves who does.
+    pub fn reign(&self, place: usize) -> Option<Epoch> {
+        self.scenario.compute_nodes(place).iter().filter_map(|name| self.reigns(name)).max()
+    }
+
+    fn reigns(&self, name: &str) -> Option<Epoch> {
+        match self.computes.of(name)?.node.standing() {
             Standing::Primary(epoch) => Some(epoch),
             Standing::Reader | Standing::Waiting => None,
-        };
-        let newest = (0..nodes.len()).max_by_key(|at| (epoch(&nodes[*at]), std::cmp::Reverse(*at)));
-        nodes.swap_remove(newest.expect("a peer has a node"))
+        }
     }
 
     /// Whether the compute nodes of a peer find out by themselves who is the primary.
