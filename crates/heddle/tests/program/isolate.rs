@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::load::{Load, check, connect};
+use crate::support::load::{Load, check, connect, end_with_all};
 use crate::support::{Network, run, text};
 use node::{Endpoints, ProcessRole, Ready};
 use rustix::process::{Pid, Signal, kill_process};
@@ -82,18 +82,7 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
     all.iter().for_each(|process| send(process.process, Signal::KILL));
     let told = load.end().await;
     let network = Network::start(&dir, &["--isolate"]);
-    network.settle().await;
-    for organization in 1..=2 {
-        let (client, channel) = connect(&dir, organization).await.expect("its gateway is ready");
-        for write in &told {
-            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("org{organization}: {error}"));
-        }
-    }
-    network.settle().await;
-    network.down();
-    let verify = run(&["ledger", "verify", "--dir", &shown]);
-    assert!(verify.status.success(), "{}", text(&verify));
-    println!("{} acknowledged writes survived", told.len());
+    end_with_all(network, &dir, 2, &told).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::support::load::{Load, check, connect};
+use crate::support::load::{Load, check, connect, end_with_all};
 use crate::support::{Network, run, text};
 use node::control::{ComputeReport, ask_node};
 use node::{Endpoints, ProcessRole};
@@ -105,25 +105,13 @@ async fn a_primary_may_be_killed_under_load_and_nothing_told_is_lost() {
     assert!(text(&output).contains("primary") && text(&output).contains("reader"), "{}", text(&output));
 
     let told = load.end().await;
-    network.settle().await;
-    for organization in 1..=2 {
-        let (client, channel) = connect(&dir, organization).await.expect("its gateway is ready");
-        for write in &told {
-            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("org{organization}: {error}"));
-        }
-    }
-    network.settle().await;
-    network.down();
-    let verify = run(&["ledger", "verify", "--dir", &shown]);
-    assert!(verify.status.success(), "{}", text(&verify));
-    println!("{} acknowledged writes survived", told.len());
+    end_with_all(network, &dir, 2, &told).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_one_process_too_readers_answer_beside_the_primary() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
-    let shown = dir.display().to_string();
     let network = Network::start(&dir, &["--orgs", "1", "--compute-nodes", "3"]);
     let nodes = folders(&dir, "org1", 3);
     primary_after(&nodes, 0).await;
@@ -141,11 +129,5 @@ async fn in_one_process_too_readers_answer_beside_the_primary() {
     network.down();
     // The data is the same in all forms.
     let network = Network::start(&dir, &["--monolithic"]);
-    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
-    for write in &told {
-        check(&client, &channel, write).await.unwrap_or_else(|error| panic!("{error}"));
-    }
-    network.down();
-    let verify = run(&["ledger", "verify", "--dir", &shown]);
-    assert!(verify.status.success(), "{}", text(&verify));
+    end_with_all(network, &dir, 1, &told).await;
 }

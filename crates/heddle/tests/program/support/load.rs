@@ -9,7 +9,7 @@ use base::Bytes;
 use gateway::client::{Client, Connection};
 use node::Endpoints;
 
-use super::patiently;
+use super::{Network, patiently, run, text};
 
 /// How long clients may go without a commit: longer than a loaded machine takes to start any process again.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(60);
@@ -126,4 +126,20 @@ async fn write(
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
+}
+
+/// Ends a network that has come to rest: each of its organisations has everything that was told, and its ledgers are whole.
+pub async fn end_with_all(network: Network, dir: &Path, organizations: usize, told: &[Acknowledged]) {
+    network.settle().await;
+    for organization in 1..=organizations {
+        let (client, channel) = connect(dir, organization).await.expect("its gateway is ready");
+        for write in told {
+            check(&client, &channel, write).await.unwrap_or_else(|error| panic!("org{organization}: {error}"));
+        }
+    }
+    network.settle().await;
+    network.down();
+    let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    println!("{} acknowledged writes survived", told.len());
 }
