@@ -82,6 +82,9 @@ pub enum Error {
     /// The memory node holds a group already.
     #[error("the memory node at {0} holds this group's data; it is formatted once")]
     AlreadyFormatted(String),
+    /// A processor's journal could not be read or written.
+    #[error("the journal: {0}")]
+    Journal(String),
     /// Bytes that are not what they must be.
     #[error("corrupt: {0}")]
     Corrupt(&'static str),
@@ -106,7 +109,7 @@ impl Error {
             Error::NoRoom | Error::Forgotten { .. } => ErrorKind::Rejected,
             Error::NoAnswer { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
             Error::NoMajority { .. } | Error::NotElected | Error::Busy => ErrorKind::Retry,
-            Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,
+            Error::MemoryLost { .. } | Error::Corrupt(_) | Error::Journal(_) => ErrorKind::Corrupt,
             Error::Fenced(_) | Error::LeaseLost(_) => ErrorKind::Fenced,
             Error::Closed => ErrorKind::Closed,
             Error::Rma { error, .. } => error.kind(),

@@ -18,6 +18,8 @@
 //!    takes memory nodes back that were lost ([`coordinator`]).
 //! 6. On top of it stands a key-value store ([`kv`]).
 //!
+//! [`ordered`] is what an engine of consensus looks like to whoever orders something with it.
+//!
 //! Invariants (the simulation in `tests/simulation` checks them under faults):
 //! * A term has at most one coordinator. At most one coordinator serves at a time.
 //! * What was committed is never lost or changed, whatever F memory nodes lose.
@@ -41,6 +43,7 @@ mod layout;
 mod link;
 pub mod memory_node;
 mod message;
+pub mod ordered;
 mod quorum;
 mod scan;
 mod shares;
