@@ -32,6 +32,12 @@ pub fn random_below(bound: u64) -> u64 {
 /// A named place where a simulation may inject a fault: true when the caller is to behave as if the fault happened.
 ///
 /// Always false in production. A simulation counts how often each name was reached and how often it was injected.
+#[inline]
 pub fn fault_point(name: &'static str) -> bool {
+    context::is_simulation() && reached(name)
+}
+
+#[cold]
+fn reached(name: &'static str) -> bool {
     context::world().is_some_and(|world| world.fault_point(name))
 }

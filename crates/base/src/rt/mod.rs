@@ -30,4 +30,4 @@ pub use context::is_simulation;
 pub(crate) use context::simulated_events;
 pub use stop::Stop;
 pub use task::{AbortOnDrop, Aborted, Task, blocking, is_running, spawn, yield_now};
-pub use time::{Elapsed, Instant, Sleep, WallTime, now, sleep, sleep_until, timeout, wall_now};
+pub use time::{Elapsed, Instant, Sleep, WallTime, now, sleep, sleep_until, ticked, timeout, wall_now};

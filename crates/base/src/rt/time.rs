@@ -136,6 +136,17 @@ pub fn now() -> Instant {
     Instant(tv_sec as u64 * 1_000_000_000 + tv_nsec as u64)
 }
 
+/// The monotonic clock as of its last tick: never after [`now`], a few milliseconds before it as a rule, and asked in a fraction
+/// of the time. For the beginning of what is to end early rather than late. In simulation there are no ticks.
+#[inline]
+pub fn ticked() -> Instant {
+    if context::is_simulation() {
+        return now();
+    }
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::MonotonicCoarse);
+    Instant(tv_sec as u64 * 1_000_000_000 + tv_nsec as u64)
+}
+
 /// The wall clock.
 pub fn wall_now() -> WallTime {
     if let Some(Ambient { world, life }) = context::ambient() {

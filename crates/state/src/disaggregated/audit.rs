@@ -46,7 +46,7 @@ impl Shared {
         let Accounts { leased, free, live, quarantined } = writer.space.accounts();
         let mut audit = Audit { leased, free, live, quarantined, ..Audit::default() };
         let mut reached: Set<u64> = Set::default();
-        let subtables: Vec<_> = self.directory().subtables().collect();
+        let subtables: Vec<_> = self.directory.subtables().collect();
         for subtable in subtables {
             let into = base::BytesMut::with_capacity(SUBTABLE_BYTES);
             let verb = self.memory.read(subtable.address, SUBTABLE_BYTES, into);

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use base::{BytesMut, Map, rt};
 
-use super::fault::{Mutant, hold_up, mutant};
+use super::fault::{Mutant, hold_up, mutant, pause};
 use super::index::{GROUP_BYTES, GROUPS, Group, SUBTABLE_BYTES, Subtable};
 use super::memory::completed;
 use super::pointer::Pointer;
@@ -82,8 +82,7 @@ impl Shared {
     }
 
     fn some_within(&self, base: u64) -> Vec<Subtable> {
-        let directory = self.directory();
-        let within = directory.subtables().filter(|subtable| self.base(subtable.address) == base);
+        let within = self.directory.subtables().filter(|subtable| self.base(subtable.address) == base);
         within.take(BATCH_SUBTABLES).collect()
     }
 
@@ -99,6 +98,7 @@ impl Shared {
             for subtable in self.some_within(base) {
                 early.extend(self.read_subtable(subtable.address).await.map(|bytes| (subtable.address, bytes)));
             }
+            pause().await;
         }
         early
     }
@@ -124,7 +124,7 @@ impl Shared {
             return false;
         }
         hold_up("state.drain.directory").await;
-        self.directory_mut().set(new);
+        self.directory.set(new);
         self.holders.log(|changes| changes.subtable(&new));
         writer.put_aside(Pointer::new(old.address, SUBTABLE_BYTES, old.incarnation));
         events::SubtablesMoved.add(1);

@@ -96,7 +96,7 @@ impl Shared {
                     continue;
                 };
                 let word = u64::from_le_bytes(bytes[..8].try_into().expect("a header has more bytes"));
-                let is_subtable = self.directory().has(extent.address, word);
+                let is_subtable = self.directory.has(extent.address, word);
                 let word = Word::from_bits(word).filter(|word| word.valid && !is_subtable);
                 let pointer = word.map(|word| pointer(extent, word.incarnation));
                 heads.push(match pointer {
@@ -147,12 +147,12 @@ impl Shared {
         if let Some(subtable) = self.find_subtable(hash) {
             return Some(subtable);
         }
-        let (depth, suffix) = self.directory().missing(hash);
+        let (depth, suffix) = self.directory.missing(hash);
         let mut subtable = self.new_subtable(writer, depth, suffix).await?;
         subtable.incarnation = writer.space.incarnation();
         let empty = subtable.empty().freeze();
         self.write_new(writer, subtable.address, empty).await?;
-        self.directory_mut().set(subtable);
+        self.directory.set(subtable);
         self.holders.log(|changes| changes.subtable(&subtable));
         Some(subtable)
     }
@@ -239,11 +239,8 @@ impl Shared {
             return false;
         }
         hold_up("state.split.directory").await;
-        {
-            let mut directory = self.directory_mut();
-            directory.set(new);
-            directory.set(old);
-        }
+        self.directory.set(new);
+        self.directory.set(old);
         self.holders.log(|changes| {
             changes.subtable(&new);
             changes.subtable(&old);

@@ -41,7 +41,7 @@ pub const GROUPS: usize = 21;
 pub const SUBTABLE_BYTES: usize = GROUPS * GROUP_BYTES;
 /// Bytes that a reader of a key reads: its main bucket and the overflow bucket beside it.
 pub const PROBE_BYTES: usize = 2 * BUCKET_BYTES;
-/// The directory has at most 2^26 entries.
+/// The [directory](super::directory) has at most 2^26 entries.
 pub const DEPTH_MAX: u32 = 26;
 const MAGIC: u64 = 0x4958; // "XI"
 const FINGERPRINT_BITS: u32 = 10;
@@ -132,6 +132,11 @@ impl Subtable {
         Some(Subtable { address, depth, suffix, incarnation: Incarnation::new(header >> 32) })
     }
 
+    /// The lowest bits of a hash that lead to the subtable whose buckets have this header; `None` for what is no header.
+    pub const fn suffix_of(header: u64) -> Option<KeyHash> {
+        if header >> 48 != MAGIC { None } else { Some(KeyHash((header >> 6) & ((1 << DEPTH_MAX) - 1))) }
+    }
+
     /// The header of each of its buckets.
     pub const fn header(&self) -> u64 {
         self.depth as u64 | (self.suffix << 6) | (self.incarnation.bits() << 32) | (MAGIC << 48)
@@ -168,11 +173,16 @@ impl<'a> Probe<'a> {
     /// Where the key's record may be.
     #[inline]
     pub fn candidates(self, hash: KeyHash) -> impl Iterator<Item = Pointer> + 'a {
-        (0..2 * BUCKET_WORDS)
-            .filter(|at| at % BUCKET_WORDS != 0)
-            .map(move |at| word(self.0, at))
-            .filter(move |slot| hash.may_be(*slot))
-            .map(Pointer::from_bits)
+        // Without a branch for each slot: which one it is nobody can foretell.
+        let mut fits = (0..2 * BUCKET_WORDS)
+            .map(|at| u32::from(hash.may_be(word(self.0, at))) << at)
+            .fold(0, |all, one| all | one);
+        fits &= !(1 | 1 << BUCKET_WORDS);
+        std::iter::from_fn(move || {
+            let at = (fits != 0).then(|| fits.trailing_zeros())?;
+            fits &= fits - 1;
+            Some(Pointer::from_bits(word(self.0, at as usize)))
+        })
     }
 }
 
@@ -259,103 +269,5 @@ impl Group {
     pub fn entries(&self) -> impl Iterator<Item = (Place, Pointer)> + '_ {
         let places = (0..GROUP_WORDS).filter(|at| at % BUCKET_WORDS != 0 && self.0[*at] != 0);
         places.map(|at| (Place(at), Pointer::from_bits(self.0[at])))
-    }
-}
-
-/// From suffixes of hashes to subtables. Lives on the compute node; bounded by 2^[`DEPTH_MAX`] entries.
-#[derive(Debug)]
-pub struct Directory {
-    depth: u32,
-    entries: Vec<Entry>,
-}
-
-/// An address, 0 where there is no subtable, and the header of its buckets: four to a cache line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Entry {
-    address: u64,
-    header: u64,
-}
-
-impl Entry {
-    #[inline]
-    fn subtable(self) -> Option<Subtable> {
-        let Entry { address, header } = self;
-        let incarnation = Incarnation::new(header >> 32);
-        let suffix = (header >> 6) & ((1 << DEPTH_MAX) - 1);
-        (address != 0).then_some(Subtable { address, depth: (header & 63) as u32, suffix, incarnation })
-    }
-}
-
-impl Default for Directory {
-    fn default() -> Self {
-        Directory { depth: 0, entries: vec![Entry::default()] }
-    }
-}
-
-impl Directory {
-    /// The subtable that serves a hash, if there is one.
-    #[inline]
-    pub fn find(&self, hash: KeyHash) -> Option<Subtable> {
-        self.entries[hash.suffix(self.depth) as usize].subtable()
-    }
-
-    /// Whether the first word of a buffer is that of a subtable which is at that address.
-    pub fn has(&self, address: u64, header: u64) -> bool {
-        let suffix = (header >> 6) & ((1 << DEPTH_MAX) - 1);
-        header >> 48 == MAGIC && self.find(KeyHash(suffix)).is_some_and(|one| one.address == address)
-    }
-
-    /// Makes a subtable serve the hashes of its suffix, in place of all that did so.
-    pub fn set(&mut self, subtable: Subtable) {
-        assert!(
-            subtable.depth <= DEPTH_MAX && subtable.suffix < 1 << subtable.depth,
-            "a suffix has as many bits as depth"
-        );
-        while self.depth < subtable.depth {
-            self.entries.extend_from_within(..);
-            self.depth += 1;
-        }
-        for entry in self.entries.iter_mut().skip(subtable.suffix as usize).step_by(1 << subtable.depth) {
-            *entry = Entry { address: subtable.address, header: subtable.header() };
-        }
-    }
-
-    /// Forgets the subtables for which `gone` holds; gives them.
-    pub fn forget(&mut self, gone: impl Fn(&Subtable) -> bool) -> Vec<Subtable> {
-        let mut forgotten = Vec::new();
-        for (at, entry) in self.entries.iter_mut().enumerate() {
-            if let Some(subtable) = entry.subtable()
-                && gone(&subtable)
-            {
-                *entry = Entry::default();
-                // Several entries may lead to it; the first has its suffix.
-                if at as u64 == subtable.suffix {
-                    forgotten.push(subtable);
-                }
-            }
-        }
-        forgotten
-    }
-
-    /// How deep a subtable for this hash would have to be where there is none: as deep as the directory.
-    pub fn missing(&self, hash: KeyHash) -> (u32, u64) {
-        // As shallow as the neighbours leave room for, so that an empty part costs no more than one subtable.
-        let mut depth = self.depth;
-        while depth > 0 {
-            let suffix = hash.suffix(depth - 1);
-            let empty =
-                self.entries.iter().skip(suffix as usize).step_by(1 << (depth - 1)).all(|entry| entry.address == 0);
-            if !empty {
-                break;
-            }
-            depth -= 1;
-        }
-        (depth, hash.suffix(depth))
-    }
-
-    /// Every subtable once.
-    pub fn subtables(&self) -> impl Iterator<Item = Subtable> + '_ {
-        let entries = self.entries.iter().enumerate();
-        entries.filter_map(|(at, entry)| entry.subtable().filter(|one| one.suffix == at as u64))
     }
 }

@@ -191,7 +191,7 @@ impl Shared {
             let mut spared: Set<u64> = writer.superseded.iter().map(|one| one.pointer.address()).collect();
             spared.extend(writer.space.quarantined().map(|extent| extent.address));
             spared.extend(writer.untold.iter().map(|(_, pointer)| pointer.address()));
-            spared.extend(self.directory().subtables().map(|subtable| subtable.address));
+            spared.extend(self.directory.subtables().map(|subtable| subtable.address));
             let buffers: Vec<_> =
                 writer.space.buffers().filter(|extent| extent.address >= from).take(SWEEP_BUFFERS).collect();
             let Some(last) = buffers.last() else { return };

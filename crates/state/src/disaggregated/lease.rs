@@ -36,10 +36,10 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// One that begins now, by the clock of who holds it.
+    /// One that begins now, or has begun already, by the clock of who holds it.
     #[inline]
-    pub fn begin(now: Instant) -> Lease {
-        Lease { ends: now + LEASE }
+    pub fn begin(begun: Instant) -> Lease {
+        Lease { ends: begun + LEASE }
     }
 
     /// Whether what was learnt under it may still be used.

@@ -2,6 +2,10 @@
 //!
 //! [`pool::AddressSpace`] is the one of production. Tests put a model in its place that needs no donors.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use async_trait::async_trait;
 use base::{Bytes, BytesMut, ErrorKind};
 use rma::Completion;
@@ -94,29 +98,56 @@ pub trait LentMemory: Memory {
 
 /// Waits for a verb.
 #[inline]
-pub(super) async fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> Result<T, rma::Error> {
-    completed_meanwhile(memory, verb, || ()).await
+pub(super) fn completed<T: Unpin>(memory: &dyn Memory, verb: Completion<T>) -> Completed<'_, T, fn()> {
+    completed_meanwhile(memory, verb, || ())
 }
 
 /// Waits for a verb, and does something else while it is under way, if it is.
 #[inline]
-pub(super) async fn completed_meanwhile<T: Unpin>(
+pub(super) fn completed_meanwhile<T: Unpin, F: FnOnce()>(
     memory: &dyn Memory,
     verb: Completion<T>,
-    meanwhile: impl FnOnce(),
-) -> Result<T, rma::Error> {
-    let outcome = match verb.now() {
-        Ok(outcome) => outcome,
-        Err(verb) => {
-            memory.flush();
-            meanwhile();
-            verb.await
+    meanwhile: F,
+) -> Completed<'_, T, F> {
+    Completed { memory, verb: Some(verb), meanwhile: Some(meanwhile) }
+}
+
+/// See [`completed_meanwhile`]. By hand, since every read passes here twice.
+pub(super) struct Completed<'a, T, F> {
+    memory: &'a dyn Memory,
+    verb: Option<Completion<T>>,
+    /// Until it is known to be under way.
+    meanwhile: Option<F>,
+}
+
+impl<T: Unpin, F: FnOnce() + Unpin> Future for Completed<'_, T, F> {
+    type Output = Result<T, rma::Error>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let verb = self.verb.take().expect("polled only until it is ready");
+        let outcome = match self.meanwhile.take() {
+            None => Err(verb),
+            Some(meanwhile) => verb.now().inspect_err(|_| {
+                self.memory.flush();
+                meanwhile();
+            }),
+        };
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(mut verb) => match Pin::new(&mut verb).poll(cx) {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => {
+                    self.verb = Some(verb);
+                    return Poll::Pending;
+                }
+            },
+        };
+        if base::rt::fault_point("state.verb.ambiguous") {
+            return Poll::Ready(Err(rma::Error::Ambiguous("the simulation says so")));
         }
-    };
-    if base::rt::fault_point("state.verb.ambiguous") {
-        return Err(rma::Error::Ambiguous("the simulation says so"));
+        Poll::Ready(outcome)
     }
-    outcome
 }
 
 /// Whether a failed verb certainly had no effect.

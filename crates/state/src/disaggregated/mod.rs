@@ -45,6 +45,7 @@ mod apply;
 mod audit;
 mod cache;
 mod delta;
+mod directory;
 mod drain;
 mod evict;
 pub mod fault;
@@ -81,8 +82,9 @@ use storage::StateStore;
 pub use audit::Audit;
 use cache::Caches;
 use delta::Delta;
+use directory::Directory;
 use heat::Heat;
-use index::{Directory, KeyHash, Subtable};
+use index::{KeyHash, Subtable};
 use memory::Memory;
 use pointer::{ADDRESS_BYTES_MAX, Pointer};
 pub use readers::Reader;
@@ -142,7 +144,7 @@ struct Shared {
     seed: u64,
     caches: Caches,
     heat: Heat,
-    directory: RwLock<Directory>,
+    directory: Directory,
     delta: RwLock<Delta>,
     gone: Gone,
     height: AtomicU64,
@@ -460,7 +462,7 @@ impl Shared {
             seed,
             caches: Caches::new(settings.metadata_cache_bytes, settings.data_cache_bytes),
             heat: Heat::new(budget_bytes),
-            directory: RwLock::default(),
+            directory: Directory::default(),
             delta: RwLock::default(),
             gone: Gone::default(),
             height: AtomicU64::new(height),
@@ -485,17 +487,10 @@ impl Shared {
         }
     }
 
-    fn directory(&self) -> RwLockReadGuard<'_, Directory> {
-        self.directory.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The subtable that serves a hash.
+    #[inline]
     fn find_subtable(&self, hash: KeyHash) -> Option<Subtable> {
-        self.directory().find(hash)
-    }
-
-    fn directory_mut(&self) -> RwLockWriteGuard<'_, Directory> {
-        self.directory.write().unwrap_or_else(PoisonError::into_inner)
+        self.directory.find(hash)
     }
 
     fn delta(&self) -> RwLockReadGuard<'_, Delta> {
@@ -603,7 +598,7 @@ impl Shared {
         self.mark_gone(base);
         let within = |address: u64| self.base(address) == base;
         writer.space.remove(base);
-        writer.orphans |= !self.directory_mut().forget(|subtable| within(subtable.address)).is_empty();
+        writer.orphans |= !self.directory.forget(|subtable| within(subtable.address)).is_empty();
         writer.superseded.retain(|superseded| !within(superseded.pointer.address()));
         writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
         writer.evicted.retain(|(_, pointer)| !within(pointer.address()));

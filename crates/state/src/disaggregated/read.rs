@@ -23,6 +23,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use base::event::Counter;
 use base::{BlockNumber, Bytes, BytesMut, Version, rt};
 
 use super::cache::{Found, Kept, Kind, Known, Token, spare};
@@ -162,7 +163,7 @@ impl View {
     /// before that was seen to be live.
     #[inline]
     async fn begin(&self) -> Result<Lease, Error> {
-        let lease = Lease::begin(rt::now());
+        let lease = Lease::begin(rt::ticked());
         match self.shared.role.life() {
             None => Ok(lease),
             Some(life) if life.is_live() => Ok(lease),
@@ -170,7 +171,7 @@ impl View {
                 if !life.is_live_soon().await {
                     return Err(Error::NoLease);
                 }
-                let lease = Lease::begin(rt::now());
+                let lease = Lease::begin(rt::ticked());
                 if life.is_live() { Ok(lease) } else { Err(Error::NoLease) }
             }
         }
@@ -192,9 +193,8 @@ impl View {
             Found::Answer(_) => unreachable!("whoever has the answer does not look for it"),
             // A reader is not told when the primary brings a record back.
             Found::Newest(known) if known.pointer.is_null() && shared.role.life().is_some() => {
-                let token = shared.caches.token(hash);
-                events::DataCacheMisses.add(1);
-                (self.see_indexed(hash, name, token, lease).await, token)
+                let mut token = shared.caches.token(hash);
+                (self.see_indexed(hash, name, &mut token, lease, &events::DataCacheMisses).await, token)
             }
             Found::Newest(known) | Found::TooNew(known) => {
                 events::MetadataCacheHits.add(1);
@@ -203,9 +203,8 @@ impl View {
                 // What it found out may have killed a token from before. Delta and storage are yet to be looked into.
                 (looked, shared.caches.token(hash))
             }
-            Found::Nothing(token) => {
-                events::MetadataCacheMisses.add(1);
-                (self.see_indexed(hash, name, token, lease).await, token)
+            Found::Nothing(mut token) => {
+                (self.see_indexed(hash, name, &mut token, lease, &events::MetadataCacheMisses).await, token)
             }
         };
         match looked {
@@ -249,16 +248,29 @@ impl View {
         }
     }
 
-    /// Step 2.
-    async fn see_indexed(&self, hash: KeyHash, name: Name<'_>, token: Token, lease: Lease) -> Looked {
+    /// Step 2, after a miss of this kind, which is counted while the first verb is under way.
+    async fn see_indexed(
+        &self,
+        hash: KeyHash,
+        name: Name<'_>,
+        token: &mut Token,
+        lease: Lease,
+        missed: &'static Counter,
+    ) -> Looked {
         let shared = &*self.shared;
-        let Some(subtable) = shared.find_subtable(hash) else { return Looked::Nothing };
+        let Some(subtable) = shared.find_subtable(hash) else {
+            missed.add(1);
+            return Looked::Nothing;
+        };
         hold_up("state.read.bucket").await;
         // The buffer of this thread's last probe is used again, unless another read has it.
         let mut into = PROBE.take();
         into.clear();
         into.reserve(PROBE_BYTES);
         let read = shared.memory.read(subtable.address + hash.probe_offset(), PROBE_BYTES, into);
+        // What has no need to wait for the verb.
+        missed.add(1);
+        shared.caches.weigh(token, hash, name);
         let bytes = match completed_meanwhile(&*shared.memory, read, spare::prepare).await {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -277,7 +289,11 @@ impl View {
         for pointer in &candidates[..count] {
             match self.fetch(*pointer, pointer.class().bytes(), lease, u64::MAX).await {
                 Ok(Some(fetched)) if fetched.record.is_of(name) => {
-                    return self.see_newest(hash, name, fetched, token, lease).await;
+                    let is_newest = fetched.record.word.next.is_null() && fetched.record.version.block < self.height;
+                    if is_newest && !token.is_worth_learning() {
+                        return Looked::Seen(fetched.into_kept());
+                    }
+                    return self.see_newest(hash, name, fetched, *token, lease).await;
                 }
                 Ok(_) => {}
                 Err(Late) => return Looked::Late,
@@ -392,7 +408,7 @@ impl View {
             let value = kept.clone().filter(|kept| kept.value.is_some());
             shared.caches.learn(token, hash, name, known, value.as_ref());
             if let Some(value) = value {
-                Shared::fill(&self.shared, hash, name, token, value);
+                Shared::fill(&self.shared, hash, name, token.unweighed(), value);
             }
         }
         Ok(kept)

@@ -20,6 +20,7 @@ use base::bytes::Buf as _;
 use base::{Bytes, BytesMut, Version};
 use twox_hash::XxHash3_64;
 
+use super::cache::spare;
 use super::pointer::{Class, Incarnation, POINTER_BITS, Pointer};
 
 /// Bytes before the namespace.
@@ -221,7 +222,7 @@ impl Record {
             return Err(bytes);
         }
         bytes.truncate(total);
-        Ok(Record { word, prev, version, bytes: bytes.freeze(), namespace_bytes, key_bytes, deleted })
+        Ok(Record { word, prev, version, bytes: spare::lend(bytes), namespace_bytes, key_bytes, deleted })
     }
 
     /// Whether it is a version of this key.

@@ -3,7 +3,7 @@
 use base::{Bytes, Version};
 use twox_hash::XxHash3_64;
 
-use super::index::{Directory, GROUP_BYTES, GROUPS, Group, KeyHash, PROBE_BYTES, Probe, SUBTABLE_BYTES, Subtable};
+use super::index::{GROUP_BYTES, GROUPS, Group, KeyHash, PROBE_BYTES, Probe, SUBTABLE_BYTES, Subtable};
 use super::pointer::{Incarnation, Pointer};
 use super::record::{self, Content, HEADER_BYTES, Name, Record, Word};
 
@@ -159,32 +159,4 @@ fn a_reader_sees_every_slot_that_a_key_may_have() {
         assert!(Probe::new(&encoded[from..from + PROBE_BYTES], &Subtable { depth: 4, ..subtable }).is_none());
     }
     assert_eq!(bytes.len(), GROUPS * GROUP_BYTES);
-}
-
-#[test]
-fn a_directory_leads_every_hash_to_the_subtable_of_its_suffix() {
-    let mut directory = Directory::default();
-    let table = |depth, suffix| Subtable {
-        address: 0x1000 + (depth as u64 * 1_000 + suffix) * 64,
-        depth,
-        suffix,
-        ..subtable()
-    };
-    assert_eq!(directory.missing(KeyHash(7)), (0, 0));
-    directory.set(table(0, 0));
-    for (depth, suffix) in [(1, 0), (1, 1), (2, 1), (2, 3), (3, 3), (3, 7)] {
-        directory.set(table(depth, suffix));
-    }
-    let wanted = [(0, 1, 0), (1, 2, 1), (2, 1, 0), (3, 3, 3), (4, 1, 0), (5, 2, 1), (6, 1, 0), (7, 3, 7)];
-    for (hash, depth, suffix) in wanted {
-        assert_eq!(directory.find(KeyHash(hash)), Some(table(depth, suffix)), "{hash:b}");
-        assert_eq!(directory.find(KeyHash(hash | 0xf0)), Some(table(depth, suffix)), "{hash:b}");
-    }
-    assert_eq!(directory.subtables().count(), 4);
-    let gone = directory.forget(|one| one.depth == 3);
-    assert_eq!(gone, [table(3, 3), table(3, 7)]);
-    assert_eq!((directory.find(KeyHash(3)), directory.find(KeyHash(7))), (None, None));
-    assert_eq!(directory.missing(KeyHash(3)), (2, 3), "one subtable will do for both");
-    assert_eq!(directory.forget(|_| true).len(), 2);
-    assert_eq!(directory.missing(KeyHash(3)), (0, 0));
 }

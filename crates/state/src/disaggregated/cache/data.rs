@@ -7,7 +7,7 @@ use base::{Bytes, Version};
 
 use super::metadata::{Entry, Metadata};
 use super::places::{CELL_BYTES, Places};
-use super::{Kept, Tag, spare};
+use super::{Kept, Tag};
 use crate::disaggregated::pointer::Pointer;
 use crate::events;
 
@@ -32,7 +32,7 @@ const BYTES_MAX: usize = DELETED as usize - 1;
 
 /// What a version costs besides its buffer: its place in the slab with the slab's spare room, its cell, and what shared
 /// bytes and their allocation add.
-pub const SLOT_BYTES: usize = size_of::<Slot>() * 9 / 8 + CELL_BYTES + 24 + 16;
+pub const SLOT_BYTES: usize = size_of::<Slot>() * 9 / 8 + CELL_BYTES + 48 + 16;
 
 impl Slot {
     fn bytes(&self) -> usize {
@@ -105,7 +105,7 @@ impl Data {
 
     pub fn remove(&mut self, tag: Tag, metadata: &mut Metadata) {
         if let Some(at) = self.place(tag) {
-            drop(self.remove_at(at, metadata));
+            self.remove_at(at, metadata);
         }
     }
 
@@ -163,14 +163,13 @@ impl Data {
             let used = slot.bytes & USED != 0 || owner.is_some_and(Entry::take_value_used);
             slot.bytes &= !USED;
             if !used {
-                let value = self.remove_at(self.hand as u32, metadata);
-                return spare::put(value);
+                self.remove_at(self.hand as u32, metadata);
+                return;
             }
         }
     }
 
-    /// Removes a version; gives its value.
-    fn remove_at(&mut self, at: u32, metadata: &mut Metadata) -> Bytes {
+    fn remove_at(&mut self, at: u32, metadata: &mut Metadata) {
         let slot = self.slab[at as usize].take().expect("only versions are removed");
         if let Some(entry) = metadata.of_version(slot.owner, slot.tag) {
             entry.set_value(None);
@@ -180,6 +179,5 @@ impl Data {
         events::DataCacheBytes.add(-(bytes as i64));
         self.table.remove(hash(slot.tag), at);
         self.vacant.push(at);
-        slot.value
     }
 }

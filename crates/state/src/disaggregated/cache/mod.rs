@@ -47,7 +47,35 @@ const SHARD_BYTES_MIN: usize = 1 << 20;
 
 /// Proof of when a look-up began; see [the module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Token(u64);
+pub struct Token {
+    count: u64,
+    /// Once that is known.
+    worth: Option<Worth>,
+}
+
+/// Whether what is found of a key is to be remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Worth {
+    /// No: it was not asked for before, and there is no room.
+    Nothing,
+    /// For as long as there is room.
+    Room,
+    /// Others leave for it.
+    Others,
+}
+
+impl Token {
+    /// Whether learning under it can have an effect, as far as is known.
+    #[inline]
+    pub fn is_worth_learning(&self) -> bool {
+        self.worth != Some(Worth::Nothing)
+    }
+
+    /// The same, to be weighed anew: the key was asked for until now.
+    pub fn unweighed(self) -> Token {
+        Token { worth: None, ..self }
+    }
+}
 
 /// What tells the data of one version from those of others: its pointer, or a number of its own where it has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -210,12 +238,12 @@ impl Caches {
     /// Step 1 of learning.
     #[inline]
     pub fn token(&self, hash: KeyHash) -> Token {
-        Token(self.counter(hash).load(Ordering::Acquire))
+        Token { count: self.counter(hash).load(Ordering::Acquire), worth: None }
     }
 
     /// Whether anything learnt under the token may still be used.
     pub fn is_alive(&self, hash: KeyHash, token: Token) -> bool {
-        self.token(hash) == token || mutant(Mutant::FillSurvives)
+        self.token(hash).count == token.count || mutant(Mutant::FillSurvives)
     }
 
     /// What is known of a key, with its value, at a height.
@@ -273,15 +301,25 @@ impl Caches {
         }
     }
 
+    /// Finds out whether what a look-up may find is worth remembering: while its verbs are under way there is time for that.
+    #[inline]
+    pub fn weigh(&self, token: &mut Token, hash: KeyHash, name: Name<'_>) {
+        token.worth = Some(weigh(&mut self.shard(hash), hash, name));
+    }
+
     /// Step 3 of learning: what was found is the newest version of the key, unless the token died.
     pub fn learn(&self, token: Token, hash: KeyHash, name: Name<'_>, known: Known, kept: Option<&Kept>) {
+        if !token.is_worth_learning() {
+            return;
+        }
         let mut shard = self.shard(hash);
         if !self.is_alive(hash, token) {
             return;
         }
-        let was_seen = shard.doorkeeper.saw(hash);
-        if was_seen || shard.metadata.has_room(name) || shard.metadata.place(hash, name).is_some() {
-            let kept = kept.filter(|kept| was_seen || shard.data.has_room(kept.bytes)).cloned();
+        let worth = token.worth.unwrap_or_else(|| weigh(&mut shard, hash, name));
+        if worth != Worth::Nothing {
+            let has_room = |kept: &&Kept| worth == Worth::Others || shard.data.has_room(kept.bytes);
+            let kept = kept.filter(has_room).cloned();
             self.put(&mut shard, hash, name, known, kept);
         }
     }
@@ -362,6 +400,16 @@ impl Caches {
         if let Some(owner) = metadata.put(hash, name, known, tag) {
             data.hand_to(owner, tag, metadata);
         }
+    }
+}
+
+fn weigh(shard: &mut Shard, hash: KeyHash, name: Name<'_>) -> Worth {
+    if shard.doorkeeper.saw(hash) {
+        Worth::Others
+    } else if shard.metadata.has_room(name) || shard.metadata.place(hash, name).is_some() {
+        Worth::Room
+    } else {
+        Worth::Nothing
     }
 }
 

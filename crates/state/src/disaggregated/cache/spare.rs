@@ -1,5 +1,7 @@
-//! A few buffers a thread, between the eviction of a version and the read or write of another: such buffers are too long for
+//! A few buffers a thread, between the last use of a version and the read or write of another: such buffers are too long for
 //! what the allocator keeps at hand, and a cold read needs and frees one, as does a write of what the cache has.
+//!
+//! A buffer comes back by itself, to whichever thread lets go of the last part of it ([`lend`]).
 
 use std::cell::{Cell, RefCell};
 
@@ -17,21 +19,34 @@ thread_local! {
     static LAST_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Keeps the buffer of a value that nobody else holds.
-pub fn put(value: Bytes) {
-    if value.is_empty() || value.len() > BYTES_MAX {
-        return;
+/// What a buffer has, as bytes that anybody may hold; it is kept when nobody does any more.
+pub fn lend(buffer: BytesMut) -> Bytes {
+    match buffer.capacity() {
+        1..=BYTES_MAX => Bytes::from_owner(Lent(buffer)),
+        _ => buffer.freeze(),
     }
-    if let Ok(mut buffer) = value.try_into_mut() {
+}
+
+struct Lent(BytesMut);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut buffer = std::mem::take(&mut self.0);
         buffer.clear();
-        // What lay before the value, names and header, is room again.
-        let _ = buffer.try_reclaim(buffer.capacity() + 1);
         keep(buffer);
     }
 }
 
 fn keep(buffer: BytesMut) {
-    KEPT.with_borrow_mut(|kept| {
+    // A thread that ends keeps nothing.
+    let _ = KEPT.try_with(|kept| {
+        let mut kept = kept.borrow_mut();
         let place = kept.iter().position(|one| one.capacity() == 0).unwrap_or_else(|| {
             NEXT.set((NEXT.get() + 1) % SPARES);
             NEXT.get()
@@ -50,7 +65,7 @@ pub fn take(bytes: usize) -> BytesMut {
 pub fn copy(value: &[u8]) -> Bytes {
     let mut buffer = exactly(value.len());
     buffer.extend_from_slice(value);
-    buffer.freeze()
+    lend(buffer)
 }
 
 fn exactly(bytes: usize) -> BytesMut {
@@ -76,20 +91,33 @@ mod tests {
     fn a_buffer_is_used_again_for_the_same_length_only_and_only_once_nobody_holds_it() {
         let mut read = take(200);
         read.extend_from_slice(&[1; 200]);
-        let mut read = read.freeze();
+        let mut read = lend(read);
         let place = read.as_ptr();
         // A head was before the value.
         read.advance(40);
         let held = read.clone();
-        put(read);
+        drop(read);
         assert_ne!(take(200).as_ptr(), place);
-        put(held);
+        drop(held);
         let copied = copy(&[2; 160]);
         assert_eq!(copied, [2; 160][..]);
         assert!(!(place..place.wrapping_add(200)).contains(&copied.as_ptr()));
         let again = take(200);
         assert_eq!((again.as_ptr(), again.len(), again.capacity()), (place, 0, 200));
-        put(copied);
+        drop(copied);
         assert_eq!(copy(&[3; 160]), [3; 160][..]);
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "what a thread leaves behind is the matter")]
+    fn a_thread_that_ends_with_a_value_in_its_own_keeping_ends_well() {
+        thread_local!(static HELD: RefCell<Bytes> = const { RefCell::new(Bytes::new()) });
+        std::thread::spawn(|| {
+            HELD.set(copy(&[4; 300]));
+            // Touched after it, so gone before it.
+            drop(copy(&[5; 300]));
+        })
+        .join()
+        .expect("no panic");
     }
 }

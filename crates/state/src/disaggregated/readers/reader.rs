@@ -383,10 +383,10 @@ impl Following<'_> {
             }
             Change::Gone { base } => {
                 shared.mark_gone(base);
-                shared.directory_mut().forget(|subtable| shared.base(subtable.address) == base);
+                shared.directory.forget(|subtable| shared.base(subtable.address) == base);
                 self.memory.leave(base);
             }
-            Change::Subtable(subtable) => shared.directory_mut().set(subtable),
+            Change::Subtable(subtable) => shared.directory.set(subtable),
             Change::Detached { namespace, key, pointer } => {
                 let name = Name { namespace: &namespace, key: &key };
                 let hash = KeyHash::new(name, shared.seed);

@@ -98,7 +98,7 @@ impl Shared {
                 Err(error) => tracing::debug!(%error, section = id, "a reader goes without a section"),
             }
         }
-        for subtable in self.directory().subtables() {
+        for subtable in self.directory.subtables() {
             parts.add(|changes| changes.subtable(&subtable));
         }
         let height = self.height.load(Ordering::Acquire);
