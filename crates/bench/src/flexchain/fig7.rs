@@ -3,8 +3,9 @@
 //! 1. YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, through `shm` and under a latency of 2 µs a verb: runs of
 //!    both forms in turn, with equal caches, and a savepoint in the background every 32 blocks for both.
 //! 2. The write-heavy ones again, the monolithic form with a memtable as large as the data and all data cached beside it, as
-//!    in the paper's section 6.3: it persists once the memtable is full, and blocks wait for that. The disaggregated form
-//!    keeps caches of an eighth of the data, as the paper's does, and its savepoint moves as always.
+//!    in the paper's section 6.3: it persists once the memtable is full, and blocks wait for that. The disaggregated form's
+//!    savepoint moves as always; its caches are an eighth of the data, as the paper's are under YCSB, and then as large as the
+//!    monolithic form's (the paper does not say what they were under SmallBank, whose data its cache of 500 MB could hold).
 //!
 //! Whole networks are measured by the command, with the driver of `heddle bench ycsb` and `smallbank`.
 
@@ -112,31 +113,35 @@ pub async fn large_memtable(
     stop: &Stop,
     tell: &mut dyn FnMut(&str),
 ) -> Result<(), Error> {
-    let mut least = f64::INFINITY;
+    let mut least = [f64::INFINITY; 2];
     for (name, load) in options.loads().into_iter().filter(|(_, load)| is_write_heavy(load)) {
-        check(stop)?;
-        tell(&format!("state alone: {name}, the monolithic form with a memtable as large as the data"));
         let data = load.data_bytes() as usize;
-        let memory_bytes = data as u64 * 5 / 4 + MEMORY_BESIDE_BYTES;
-        let disaggregated = Sizes {
-            memory_bytes,
-            section_bytes: pool::SECTION_BYTES_DEFAULT,
-            cache_bytes: (data / 8).max(CACHE_BYTES_MIN),
-            delta_bytes_max: state::Settings::default().delta_bytes_max,
-            persist_blocks: Some(PERSIST_BLOCKS),
-        };
-        let monolithic = Sizes {
-            // An entry of a small record takes several times its bytes.
-            cache_bytes: data * if load.value_bytes() < 1024 { 8 } else { 2 },
-            delta_bytes_max: data.max(MEMTABLE_BYTES_MIN),
-            persist_blocks: None,
-            ..disaggregated.clone()
-        };
-        let compared = compare(&options.comparison(load, None, [disaggregated, monolithic]), stop).await?;
-        add(figure, "state, large memtable", &name, &setup::provider(None), &compared);
-        least = least.min(compared.ratio);
+        // An entry of a small record takes several times its bytes.
+        let all_cached = data * if load.value_bytes() < 1024 { 8 } else { 2 };
+        let caches = [("state, large memtable", data / 8), ("state, large memtable, equal caches", all_cached)];
+        for ((part, cache_bytes), least) in caches.into_iter().zip(&mut least) {
+            check(stop)?;
+            tell(&format!("{part}: {name}"));
+            let disaggregated = Sizes {
+                memory_bytes: data as u64 * 5 / 4 + MEMORY_BESIDE_BYTES,
+                section_bytes: pool::SECTION_BYTES_DEFAULT,
+                cache_bytes: cache_bytes.max(CACHE_BYTES_MIN),
+                delta_bytes_max: state::Settings::default().delta_bytes_max,
+                persist_blocks: Some(PERSIST_BLOCKS),
+            };
+            let monolithic = Sizes {
+                cache_bytes: all_cached,
+                delta_bytes_max: data.max(MEMTABLE_BYTES_MIN),
+                persist_blocks: None,
+                ..disaggregated.clone()
+            };
+            let compared = compare(&options.comparison(load.clone(), None, [disaggregated, monolithic]), stop).await?;
+            add(figure, part, &name, &setup::provider(None), &compared);
+            *least = least.min(compared.ratio);
+        }
     }
-    figure.ratio("large_memtable_over_monolithic_min", least, Some(Bound::AtLeast(1.0)));
+    figure.ratio("large_memtable_over_monolithic_min", least[0], Some(Bound::AtLeast(1.0)));
+    figure.ratio("large_memtable_equal_caches_min", least[1], Some(Bound::AtLeast(1.0)));
     Ok(())
 }
 

@@ -99,6 +99,7 @@ fn figure_7_sets_both_forms_beside_each_other() {
         "state_over_monolithic_min",
         "state_over_monolithic_shaped_min",
         "large_memtable_over_monolithic_min",
+        "large_memtable_equal_caches_min",
     ];
     let figure = quick_figure("flexchain-fig7", &ratios, &[]);
     let rows = figure["rows"].as_array().expect("rows");
