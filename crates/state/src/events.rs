@@ -87,6 +87,10 @@ base::events! {
     counter ReadersJoined("heddle_state_readers_joined_total");
     /// Times that a reader was fenced, because its link was lost or it did not keep up.
     counter ReadersFenced("heddle_state_readers_fenced_total");
+    /// Pieces of work that readers have done for the primary, and that counted.
+    counter PiecesDone("heddle_state_reader_pieces_total");
+    /// Pieces that a reader was given and did not do, not in time, or not under a lease: the primary did them itself.
+    counter PiecesFailed("heddle_state_reader_pieces_failed_total");
     /// Blocks that readers have put in force.
     counter BlocksFollowed("heddle_state_reader_blocks_total");
     /// Answers that a reader did not give for want of a lease.

@@ -88,6 +88,17 @@ pub trait WorldState: Send + Sync + 'static {
         false
     }
 
+    /// How many other compute nodes of the peer follow this one.
+    fn readers(&self) -> usize {
+        0
+    }
+
+    /// Room for a piece of work at another compute node of the peer that is at most so busy, in percent
+    /// ([`disaggregated::readers::work`]).
+    fn place_work(&self, _load_max: u8) -> Option<disaggregated::readers::Place> {
+        None
+    }
+
     /// Makes every applied block durable and moves the savepoint to the current height.
     async fn persist(&self) -> Result<u64, Error>;
 

@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base::rt;
 use base::rt::simulation::Simulation;
 use base::{Bytes, Version};
 use state::{
@@ -331,6 +332,36 @@ fn a_budget_below_one_section_is_refused_and_says_what_to_give() {
         assert_eq!(space.budget_bytes(), 64 << 10, "nothing was changed");
         state.set_budget(8192).expect("it is a section");
         assert_eq!(space.budget_bytes(), 8192);
+    });
+    report.expect("the run is whole");
+}
+
+/// Memory was full, and the pool had said so. For up to a second a budget that was raised then changed nothing.
+#[test]
+fn a_raised_budget_is_used_at_once() {
+    let report = Simulation::new(1).run(|sim| async move {
+        let donors = Donors::start(&sim, 1, 64 << 10, 1 << 20).await;
+        let space = donors.open(1, 64 << 10).await.expect("the donor is there");
+        let store = MemoryStateStore::new();
+        let state = disaggregated(space, &store, DisaggregatedSettings::default()).await;
+        let grow = async |blocks: std::ops::Range<u64>| {
+            for number in blocks {
+                let mut batch = UpdateBatch::default();
+                for tx in 0..8 {
+                    let key = format!("k{number}-{tx}");
+                    batch.put(&"basic".into(), key.into(), Some(vec![7; 1500].into()), Version::new(number, tx));
+                }
+                store.add_block(rows(&batch));
+                state.apply(number, batch).await.expect("in order");
+            }
+        };
+        grow(0..20).await;
+        assert_eq!(state.usage().await.leased, 64 << 10, "it has all that it may have, and has asked for more");
+        let raised = rt::now();
+        state.set_budget(1 << 20).expect("it is more than a section");
+        grow(20..40).await;
+        assert!(state.usage().await.leased > 64 << 10, "it goes on without what it may have now");
+        assert!(raised.elapsed() < std::time::Duration::from_secs(1), "{:?}", raised.elapsed());
     });
     report.expect("the run is whole");
 }

@@ -135,10 +135,14 @@ impl Shared {
     fn capacity(&self, writer: &Writer) -> u64 {
         let leased = writer.space.accounts().leased;
         let allowed = self.allowed();
-        match writer.exhausted_until {
-            Some(_) => leased.min(allowed),
-            None => allowed,
+        match self.is_exhausted(writer) {
+            true => leased.min(allowed),
+            false => allowed,
         }
+    }
+
+    fn is_exhausted(&self, writer: &Writer) -> bool {
+        writer.exhausted.is_some_and(|exhausted| exhausted.holds(self.memory.budget_bytes()))
     }
 
     /// Wakes the task when memory is crowded, and has uses noted when it soon may be.
@@ -165,8 +169,7 @@ impl Shared {
         };
         let (_, excess) = above(self, writer);
         let may_grow = writer.space.accounts().leased < self.allowed();
-        if (short > 0 || (excess > 0 && writer.exhausted_until.is_some())) && may_grow && self.grow_space(writer).await
-        {
+        if (short > 0 || (excess > 0 && self.is_exhausted(writer))) && may_grow && self.grow_space(writer).await {
             return 0;
         }
         match above(self, writer) {

@@ -57,6 +57,8 @@ pub enum Mutant {
     GrantUnproven,
     /// A new primary raises heights while readers may hold leases of the old one.
     ReignEarly,
+    /// What a reader has done for its primary counts although its lease has ended.
+    CountLapsed,
     /// What is copied of a part of the index that moves was read before the writer's lock was taken.
     MovedStale,
 }

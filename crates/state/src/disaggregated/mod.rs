@@ -201,6 +201,21 @@ pub struct Usage {
     pub sections_drained: u64,
 }
 
+/// The pool had nothing to give to an owner with this budget.
+#[derive(Clone, Copy)]
+struct Exhausted {
+    /// It is not asked again before that time.
+    until: Instant,
+    budget_bytes: u64,
+}
+
+impl Exhausted {
+    /// A budget that was raised may change it.
+    fn holds(&self, budget_bytes: u64) -> bool {
+        budget_bytes <= self.budget_bytes
+    }
+}
+
 /// What only the writer touches.
 #[derive(Default)]
 struct Writer {
@@ -222,8 +237,8 @@ struct Writer {
     hand: u64,
     /// Records that were evicted, marked as given up, and are still put aside, with the time at which they were.
     evicted: VecDeque<(Instant, Pointer)>,
-    /// The pool had nothing to give; not asked again before that time.
-    exhausted_until: Option<Instant>,
+    /// The pool had nothing to give.
+    exhausted: Option<Exhausted>,
     /// The counts of what was done; the bytes are the space's.
     usage: Usage,
 }
@@ -335,6 +350,14 @@ impl WorldState for Disaggregated {
 
     fn snapshot(&self) -> Arc<dyn Snapshot> {
         self.shared.newest_view()
+    }
+
+    fn readers(&self) -> usize {
+        self.shared.holders.count()
+    }
+
+    fn place_work(&self, load_max: u8) -> Option<readers::Place> {
+        self.shared.holders.place(load_max, WorldState::height(self))
     }
 
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
@@ -616,15 +639,17 @@ impl Shared {
 
     /// Leases one more section. Not asked for again for a while when there was none.
     async fn grow_space(&self, writer: &mut Writer) -> bool {
-        if writer.exhausted_until.is_some_and(|until| rt::now() < until) {
+        let budget_bytes = self.memory.budget_bytes();
+        if writer.exhausted.is_some_and(|exhausted| exhausted.holds(budget_bytes) && rt::now() < exhausted.until) {
             return false;
         }
+        let exhausted = Some(Exhausted { until: rt::now() + keeper::EXHAUSTED_PAUSE, budget_bytes });
         fault::hold_up("state.grow").await;
         match self.memory.grow().await {
             Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
                 writer.space.add(section.address, section.bytes);
                 writer.sections.insert(section.address, section.id);
-                writer.exhausted_until = None;
+                writer.exhausted = None;
                 events::SectionsLeased.add(1);
                 for holder in self.holders.ids() {
                     fault::hold_up("state.readers.share").await;
@@ -638,7 +663,7 @@ impl Shared {
             Ok(section) => {
                 // Beyond what pointers can say.
                 drop(self.memory.release(section.id).await);
-                writer.exhausted_until = Some(rt::now() + keeper::EXHAUSTED_PAUSE);
+                writer.exhausted = exhausted;
                 false
             }
             Err(error) => {
@@ -646,7 +671,7 @@ impl Shared {
                     self.fenced.store(true, Ordering::Relaxed);
                 }
                 tracing::debug!(%error, "no further section");
-                writer.exhausted_until = Some(rt::now() + keeper::EXHAUSTED_PAUSE);
+                writer.exhausted = exhausted;
                 false
             }
         }

@@ -9,7 +9,9 @@
 //!    is there, and what was evicted says so;
 //! 5. when the faults are over, the state answers for every key, nothing is leaked, and no donor, cache or delta is above its
 //!    budget;
-//! 6. what a reader's snapshot shows is no older than what any primary had shown when it was taken ([`readers`]).
+//! 6. what a reader's snapshot shows is no older than what any primary had shown when it was taken ([`readers`]);
+//! 7. what a reader has done for a primary counts for the piece of work that it was given, and for the height that the primary
+//!    had shown. Which leases it needs is `borrowed_work.rs`'s matter.
 //!
 //! `STATE_SEEDS=from..to` runs other seeds; a failure names the one that repeats it.
 
@@ -40,7 +42,7 @@ const MUTANT_SEEDS: u64 = 400;
 const NAMESPACE: &str = "cc";
 
 /// Fault points that some seed must have struck.
-const FAULT_POINTS: [&str; 40] = [
+const FAULT_POINTS: [&str; 42] = [
     "rma.sim.lose_completion",
     "rma.sim.lose_verb",
     "rma.sim.tear",
@@ -72,6 +74,7 @@ const FAULT_POINTS: [&str; 40] = [
     "state.read.record",
     "state.read.storage",
     "state.readers.ack",
+    "state.readers.done",
     "state.readers.fill",
     "state.readers.follow",
     "state.readers.grant",
@@ -79,17 +82,20 @@ const FAULT_POINTS: [&str; 40] = [
     "state.readers.serve",
     "state.readers.share",
     "state.readers.tell",
+    "state.readers.work",
     "state.split.directory",
     "state.verb.ambiguous",
 ];
 
 /// What must have happened, and in one of how many seeds.
-const HAPPENED: [(&str, u64); 10] = [
+const HAPPENED: [(&str, u64); 12] = [
     ("heddle_state_evicted_records_total", 2),
     ("heddle_state_evicted_superseded_total", 4),
     ("heddle_state_eviction_persists_total", 4),
     ("heddle_state_fills_total", 2),
     ("heddle_state_reader_blocks_total", 4),
+    ("heddle_state_reader_pieces_failed_total", 8),
+    ("heddle_state_reader_pieces_total", 4),
     ("heddle_state_readers_fenced_total", 4),
     ("heddle_state_readers_joined_total", 3),
     ("heddle_state_reads_without_lease_total", 40),
@@ -336,6 +342,7 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
         let reading = read(Arc::clone(&world), Arc::clone(&state), Chance::new(chance.number()), stop.clone());
         readers.push(rt::spawn(reading));
     }
+    readers.push(rt::spawn(readers::borrow(Arc::clone(&state), Chance::new(epoch), stop.clone())));
     let _serving = readers::serve(epoch, Arc::clone(&state)).await;
     let mut lingering = 3;
     while !stop.is_stopped() {
@@ -506,7 +513,8 @@ async fn scenario(sim: Sim) {
             "state.verb.ambiguous" => 0.000_3,
             "state.grow" | "state.loss" | "state.split.directory" => 0.3,
             "state.readers.join" | "state.readers.share" | "state.readers.fill" => 0.2,
-            "state.readers.serve" => 0.02,
+            "state.readers.serve" | "state.readers.done" => 0.02,
+            "state.readers.work" => 0.2,
             "state.drain.choose" => 0.8,
             _ if name.starts_with("state.drain") => 0.4,
             "state.read.learn" => 0.3,

@@ -2,16 +2,18 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::Bytes;
 use base::rt::net::{self, Link};
 use base::rt::simulation::{Chance, Sim};
 use base::rt::{self, AbortOnDrop, Stop};
 use state::disaggregated::memory::{LentMemory, MemoryError};
-use state::disaggregated::readers::Surroundings;
-use state::{Disaggregated, Error, Reader, Snapshot as _};
+use state::disaggregated::readers::work::PIECES_MAX;
+use state::disaggregated::readers::{Helper, Surroundings};
+use state::{Disaggregated, Error, Reader, Snapshot as _, WorldState as _};
 use storage::StateStore;
 
 use super::{NAMESPACE, World};
@@ -35,8 +37,56 @@ pub async fn serve(epoch: u64, state: Arc<Disaggregated>) -> AbortOnDrop<()> {
     .abort_on_drop()
 }
 
+/// How long work for a primary is waited for.
+const WORK_PATIENCE_MAX: Duration = Duration::from_millis(300);
+
+/// The reader of a node, once there is one.
+type Own = Arc<OnceLock<Weak<Reader>>>;
+
+/// What a reader makes of a piece of work: the piece, and the height that it knows when it has done it.
+struct Works(Own);
+
+#[async_trait]
+impl Helper for Works {
+    fn load(&self) -> u8 {
+        rt::random_below(101) as u8
+    }
+
+    async fn work(&self, piece: Bytes) -> Option<Bytes> {
+        if rt::fault_point("state.readers.work") {
+            rt::sleep(Duration::from_millis(rt::random_below(120))).await;
+        }
+        let reader = self.0.get().and_then(Weak::upgrade)?;
+        let height = *reader.heights().borrow();
+        Some([&piece[..], &height.to_le_bytes()].concat().into())
+    }
+}
+
+/// Has readers work for a primary. Check 7: an answer that counts is one to the question, of somebody who knows no less than
+/// the primary had shown.
+pub async fn borrow(state: Arc<Disaggregated>, mut chance: Chance, stop: Stop) {
+    let mut unused = Vec::new();
+    while !stop.is_stopped() {
+        rt::sleep(chance.duration(&(Duration::from_micros(100)..Duration::from_millis(8)))).await;
+        let (load_max, height) = (chance.below(101) as u8, state.height());
+        let Some(place) = state.place_work(load_max) else { continue };
+        if chance.one_in(8) {
+            unused.push(place);
+            unused.truncate(PIECES_MAX - 1);
+            continue;
+        }
+        let question = chance.number().to_le_bytes();
+        let patience = chance.duration(&(Duration::ZERO..WORK_PATIENCE_MAX));
+        if let Some(answer) = place.work(Bytes::copy_from_slice(&question), patience).await {
+            let (echo, known) = answer.split_at(question.len());
+            let known = u64::from_le_bytes(known.try_into().expect("a height"));
+            assert!(echo == question && known >= height, "who knows height {known} is believed at {height}");
+        }
+    }
+}
+
 /// What readers find: the newest primary, the donors, and the store.
-struct Around(Arc<World>);
+struct Around(Arc<World>, Own);
 
 #[async_trait]
 impl Surroundings for Around {
@@ -52,11 +102,18 @@ impl Surroundings for Around {
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
         Ok(Arc::new(self.0.store.clone()))
     }
+
+    fn helper(&self) -> Option<Arc<dyn Helper>> {
+        Some(Arc::new(Works(self.1.clone())))
+    }
 }
 
 /// Reads as clients of a reader do, until it is promoted or everything ends.
 async fn follow(world: Arc<World>, mut chance: Chance, promoted: Stop, stop: Stop) {
-    let reader = Reader::start(Arc::new(Around(Arc::clone(&world))), world.settings.clone());
+    let own = Own::default();
+    let around = Around(Arc::clone(&world), own.clone());
+    let reader = Arc::new(Reader::start(Arc::new(around), world.settings.clone()));
+    own.set(Arc::downgrade(&reader)).expect("there is one");
     while !stop.is_stopped() && !promoted.is_stopped() {
         let shown = world.shown.load(Ordering::Acquire);
         match reader.view().await {

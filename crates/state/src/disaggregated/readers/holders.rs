@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use base::rt::channel::{OneshotSender, Sender, oneshot};
+use base::rt::channel::{OneshotReceiver, OneshotSender, Sender, oneshot};
 use base::rt::sync::Notify;
 use base::rt::{self, Instant, Stop};
 use base::{Bytes, BytesMut};
@@ -17,6 +17,7 @@ use super::super::evict::Candidate;
 use super::super::fault::{Mutant, mutant};
 use super::super::lease::{Grantor, HolderId};
 use super::message::{Changes, ToReader};
+use super::work::{NO_WORK, Pieces, Place};
 use crate::events;
 
 /// Updates that may wait for one reader; one more and it is fenced.
@@ -62,6 +63,9 @@ struct Member {
     asked: Option<u64>,
     /// The question about records in use that is open.
     question: Option<(u64, OneshotSender<Vec<bool>>)>,
+    /// How busy it is, in percent.
+    load: u8,
+    pieces: Pieces,
     /// Ends the link.
     stop: Stop,
 }
@@ -118,7 +122,9 @@ impl Holders {
         }
         let (pending, asked, question) = (BytesMut::new(), None, None);
         let acked = state.sequence;
-        state.members.insert(holder, Member { updates, pending, acked, floor, asked, question, stop });
+        let (load, pieces) = (NO_WORK, Pieces::default());
+        let member = Member { updates, pending, acked, floor, asked, question, load, pieces, stop };
+        state.members.insert(holder, member);
         self.any.store(true, Ordering::Release);
         events::Readers.add(1);
         drop(state);
@@ -146,6 +152,11 @@ impl Holders {
     /// Who is there.
     pub fn ids(&self) -> Vec<HolderId> {
         if self.any() { self.state().members.keys().copied().collect() } else { Vec::new() }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        if self.any() { self.state().members.len() } else { 0 }
     }
 
     /// Logs changes for all readers, to travel with the next update.
@@ -214,13 +225,14 @@ impl Holders {
     }
 
     /// A reader has acknowledged an update.
-    pub fn acked(&self, holder: HolderId, sequence: u64, asked: u64, floor: u64) {
+    pub fn acked(&self, holder: HolderId, sequence: u64, asked: u64, floor: u64, load: u8) {
         let mut state = self.state();
         let newest = state.sequence;
         if let Some(member) = state.members.get_mut(&holder) {
             member.acked = member.acked.max(sequence.min(newest));
             member.floor = member.floor.max(floor);
             member.asked = Some(asked);
+            member.load = load;
         }
         drop(state);
         self.progress.notify_waiters();
@@ -307,6 +319,56 @@ impl Holders {
             }
         }
         in_use
+    }
+
+    /// Room for a piece of work at this height, at a reader that is at most so busy ([`super::work`]).
+    pub fn place(self: &Arc<Self>, load_max: u8, height: u64) -> Option<Place> {
+        if !self.any() {
+            return None;
+        }
+        let now = rt::now();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let is_fit = |holder: &HolderId, member: &Member| {
+            member.load <= load_max && member.pieces.have_room(now) && state.live_until(*holder, now).is_some()
+        };
+        let fit = state.members.iter().filter(|(holder, member)| is_fit(holder, member));
+        let (holder, _) = fit.min_by_key(|(_, member)| (member.pieces.count(), member.load))?;
+        let holder = *holder;
+        state.asked += 1;
+        let (number, position) = (state.asked, state.sequence);
+        state.members.get_mut(&holder).expect("it is one of them").pieces.open(number, position, height);
+        Some(Place::new(Arc::clone(self), holder, number))
+    }
+
+    /// Sends a piece that has a place; nothing where its reader has gone.
+    pub(super) fn send_piece(
+        &self,
+        holder: HolderId,
+        number: u64,
+        piece: Bytes,
+    ) -> Option<OneshotReceiver<Option<Bytes>>> {
+        let mut state = self.state();
+        let member = state.members.get_mut(&holder)?;
+        let (answer, answered) = oneshot();
+        let height = member.pieces.sent(number, answer)?;
+        member.updates.try_send(ToReader::Work { number, height, piece }.encode()).ok()?;
+        Some(answered)
+    }
+
+    /// A reader says what became of a piece.
+    pub(super) fn piece_done(&self, holder: HolderId, number: u64, height: u64, answer: Bytes) {
+        let mut state = self.state();
+        let is_live = state.live_until(holder, rt::now()).is_some();
+        let Some(member) = state.members.get_mut(&holder) else { return };
+        let is_in_fold = is_live || mutant(Mutant::CountLapsed);
+        member.pieces.done(number, height, answer, is_in_fold, member.acked);
+    }
+
+    pub(super) fn close_piece(&self, holder: HolderId, number: u64, has_failed: bool) {
+        if let Some(member) = self.state().members.get_mut(&holder) {
+            member.pieces.close(number, has_failed);
+        }
     }
 
     /// A reader has answered a question.

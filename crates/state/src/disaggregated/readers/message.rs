@@ -18,7 +18,7 @@ use super::super::pointer::Pointer;
 use super::super::record::Name;
 
 /// Raised with every change of the messages or of what they mean.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Candidates that are asked about at once.
 pub const CANDIDATES_MAX: usize = 1024;
 
@@ -33,14 +33,16 @@ pub enum ToPrimary {
     /// First of all.
     Join { version: u32 },
     /// Everything up to this update is in force here. `asked` is the reader's time, from which on it asks for a lease; views
-    /// below `floor` are not read any more.
-    Ack { sequence: u64, asked: u64, floor: u64 },
+    /// below `floor` are not read any more. `load` is how busy the reader's processors are, in percent.
+    Ack { sequence: u64, asked: u64, floor: u64, load: u8 },
     /// Which of the candidates are in use, in the order asked.
     InUse { number: u64, in_use: Vec<bool> },
     /// This key was read from storage.
     Fill { namespace: Arc<str>, key: Arc<str> },
     /// A version below this height is in no memory that the reader can read: storage has to make rows.
     Persist { height: u64 },
+    /// What became of a piece of work, which was begun at this height; nothing where the reader has not done it.
+    Done { number: u64, height: u64, answer: Bytes },
 }
 
 /// What the primary says.
@@ -55,6 +57,8 @@ pub enum ToReader {
     Update { sequence: u64, granted: u64, oldest: u64, notes_uses: bool, changes: Bytes },
     /// Which of these are in use?
     Ask { number: u64, candidates: Vec<Candidate> },
+    /// A piece of work, for whoever has followed to this height.
+    Work { number: u64, height: u64, piece: Bytes },
 }
 
 /// A change of the primary's.
@@ -92,10 +96,12 @@ mod kind {
     pub const IN_USE: u8 = 0x03;
     pub const FILL: u8 = 0x04;
     pub const PERSIST: u8 = 0x05;
+    pub const DONE: u8 = 0x06;
     pub const WELCOME: u8 = 0x81;
     pub const PART: u8 = 0x82;
     pub const UPDATE: u8 = 0x83;
     pub const ASK: u8 = 0x84;
+    pub const WORK: u8 = 0x85;
 }
 
 mod change {
@@ -124,9 +130,10 @@ impl ToPrimary {
                 bytes.put_u8(kind::JOIN);
                 bytes.put_u32_le(*version);
             }
-            ToPrimary::Ack { sequence, asked, floor } => {
+            ToPrimary::Ack { sequence, asked, floor, load } => {
                 bytes.put_u8(kind::ACK);
                 [sequence, asked, floor].into_iter().for_each(|number| bytes.put_u64_le(*number));
+                bytes.put_u8(*load);
             }
             ToPrimary::InUse { number, in_use } => {
                 bytes.put_u8(kind::IN_USE);
@@ -141,6 +148,11 @@ impl ToPrimary {
                 bytes.put_u8(kind::PERSIST);
                 bytes.put_u64_le(*height);
             }
+            ToPrimary::Done { number, height, answer } => {
+                bytes.put_u8(kind::DONE);
+                [number, height].into_iter().for_each(|number| bytes.put_u64_le(*number));
+                bytes.put_slice(answer);
+            }
         }
         bytes.freeze()
     }
@@ -149,7 +161,10 @@ impl ToPrimary {
         let mut reader = Reader(bytes);
         let message = match reader.u8()? {
             kind::JOIN => ToPrimary::Join { version: reader.u32()? },
-            kind::ACK => ToPrimary::Ack { sequence: reader.u64()?, asked: reader.u64()?, floor: reader.u64()? },
+            kind::ACK => {
+                let (sequence, asked, floor) = (reader.u64()?, reader.u64()?, reader.u64()?);
+                ToPrimary::Ack { sequence, asked, floor, load: reader.u8()? }
+            }
             kind::IN_USE => {
                 let number = reader.u64()?;
                 let bits = reader.take(reader.0.len())?;
@@ -163,6 +178,10 @@ impl ToPrimary {
                 ToPrimary::Fill { namespace, key }
             }
             kind::PERSIST => ToPrimary::Persist { height: reader.u64()? },
+            kind::DONE => {
+                let (number, height) = (reader.u64()?, reader.u64()?);
+                ToPrimary::Done { number, height, answer: reader.take(reader.0.len())? }
+            }
             _ => return Err(Malformed("an unknown kind")),
         };
         reader.end()?;
@@ -198,6 +217,12 @@ impl ToReader {
                     bytes.put_u64_le(pointer.bits());
                     bytes.put_u64_le(hash.0);
                 }
+            }
+            ToReader::Work { number, height, piece } => {
+                bytes.reserve(17 + piece.len());
+                bytes.put_u8(kind::WORK);
+                [number, height].into_iter().for_each(|number| bytes.put_u64_le(*number));
+                bytes.put_slice(piece);
             }
         }
         bytes.freeze()
@@ -244,6 +269,7 @@ impl ToReader {
                 let candidates = (0..count).map(candidate).collect::<Result<_, Malformed>>()?;
                 Ok(ToReader::Ask { number, candidates })
             }
+            kind::WORK => Ok(ToReader::Work { number: reader.u64()?, height: reader.u64()?, piece: reader.0 }),
             _ => Err(Malformed("an unknown kind")),
         }
     }

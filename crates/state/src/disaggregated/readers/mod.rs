@@ -33,6 +33,8 @@
 //! 9. What a reader finds in storage alone it asks the primary to bring back to memory, and what is in no memory to have
 //!    storage make rows of. Such requests may be dropped.
 //!
+//! Readers may also do work for the primary: see [`work`].
+//!
 //! Ends:
 //! 10. A reader whose link is lost, or that lets [`UPDATES_MAX`](holders::UPDATES_MAX) updates wait, is fenced: its
 //!     capabilities are revoked, its lease is waited for, and it joins anew, with empty caches. A reader that hears nothing
@@ -52,6 +54,7 @@ mod reader;
 mod serve;
 #[cfg(test)]
 mod tests;
+pub mod work;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,6 +68,7 @@ use super::fault::{Mutant, mutant};
 use super::lease::LEASE;
 pub use holders::Holders;
 pub use reader::{Patience, Reader, Surroundings};
+pub use work::{Helper, Place};
 
 /// Readers of one primary: memory nodes serve twice as many connections of one owner.
 pub const READERS_MAX: usize = 8;

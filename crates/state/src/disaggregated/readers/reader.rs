@@ -21,6 +21,7 @@ use super::super::pointer::Pointer;
 use super::super::record::Name;
 use super::super::{DisaggregatedSettings, Shared, View};
 use super::message::{Change, Malformed, ToPrimary, ToReader, VERSION, Write};
+use super::work::{Helper, NO_WORK, PIECES_MAX};
 use super::{JOIN_MAX, LEASELESS_MAX, Life, Role, SILENCE_MAX};
 use crate::{Error, Snapshot, events};
 
@@ -55,6 +56,11 @@ pub trait Surroundings: Send + Sync + 'static {
     /// # Errors
     /// If they cannot be opened.
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error>;
+
+    /// Who does the primary's work here, if anybody does.
+    fn helper(&self) -> Option<Arc<dyn Helper>> {
+        None
+    }
 }
 
 /// A compute node of a peer that reads. See [`super`]. Dropping it ends it.
@@ -287,7 +293,9 @@ impl Inner {
         shared.forgotten.store(forgotten, Ordering::Release);
         let shared = Arc::new(shared);
         Shared::publish(&shared, base);
-        let mut following = Following { inner: self, shared, memory, sender, leased: rt::now(), is_present: false };
+        let helper = surroundings.helper();
+        let (leased, is_present, working) = (rt::now(), false, Vec::new());
+        let mut following = Following { inner: self, shared, memory, sender, leased, is_present, helper, working };
         loop {
             let message = rt::timeout(SILENCE_MAX, receiver.receive()).await.map_err(|_| Ended::Silence)?;
             following.heard(message.map_err(|_| Ended::Closed)?).await?;
@@ -304,6 +312,9 @@ struct Following<'a> {
     /// When it last got a lease, or began to wait for its first.
     leased: Instant,
     is_present: bool,
+    helper: Option<Arc<dyn Helper>>,
+    /// Pieces of work that are being done.
+    working: Vec<AbortOnDrop<()>>,
 }
 
 impl Drop for Following<'_> {
@@ -356,14 +367,37 @@ impl Following<'_> {
                 let answer = ToPrimary::InUse { number, in_use };
                 self.sender.send(answer.encode()).await.map_err(|_| Ended::Closed)?;
             }
+            ToReader::Work { number, height, piece } => self.work(number, height, piece).await?,
         }
         if self.leased.elapsed() > LEASELESS_MAX { Err(Ended::Silence) } else { Ok(()) }
     }
 
     async fn acknowledge(&self, sequence: u64) -> Result<(), Ended> {
         let (floor, asked) = (self.shared.floor(), rt::now().nanos());
-        let ack = ToPrimary::Ack { sequence, asked, floor };
+        let load = self.helper.as_ref().map_or(NO_WORK, |helper| helper.load());
+        let ack = ToPrimary::Ack { sequence, asked, floor, load };
         self.sender.send(ack.encode()).await.map_err(|_| Ended::Closed)
+    }
+
+    /// Step 4 of [`super::work`].
+    async fn work(&mut self, number: u64, height: u64, piece: Bytes) -> Result<(), Ended> {
+        self.working.retain(|one| !one.is_finished());
+        let began = self.shared.height.load(Ordering::Acquire);
+        let is_live = |shared: &Shared| shared.role.life().is_some_and(Life::is_live);
+        let is_fit = began >= height && self.working.len() < PIECES_MAX && is_live(&self.shared);
+        let done = move |answer| ToPrimary::Done { number, height: began, answer }.encode();
+        let Some(helper) = self.helper.clone().filter(|_| is_fit) else {
+            return self.sender.send(done(Bytes::new())).await.map_err(|_| Ended::Closed);
+        };
+        let (shared, sender) = (Arc::clone(&self.shared), Arc::clone(&self.sender));
+        let doing = async move {
+            let answer = helper.work(piece).await.filter(|_| is_live(&shared));
+            hold_up("state.readers.done").await;
+            // The link's end is noticed where it is read.
+            let _ = sender.send(done(answer.unwrap_or_default())).await;
+        };
+        self.working.push(rt::spawn(doing).abort_on_drop());
+        Ok(())
     }
 
     fn put_in_force(&self, mut changes: Bytes) -> Result<(), Ended> {

@@ -132,8 +132,11 @@ impl Shared {
     async fn listen_to(shared: &Arc<Shared>, holder: HolderId, receiver: &mut LinkReceiver) {
         while let Ok(message) = receiver.receive().await {
             match ToPrimary::decode(message) {
-                Ok(ToPrimary::Ack { sequence, asked, floor }) => {
-                    shared.holders.acked(holder, sequence, asked, floor);
+                Ok(ToPrimary::Ack { sequence, asked, floor, load }) => {
+                    shared.holders.acked(holder, sequence, asked, floor, load);
+                }
+                Ok(ToPrimary::Done { number, height, answer }) => {
+                    shared.holders.piece_done(holder, number, height, answer);
                 }
                 Ok(ToPrimary::InUse { number, in_use }) => shared.holders.answered(holder, number, in_use),
                 Ok(ToPrimary::Fill { namespace, key }) => {

@@ -13,14 +13,18 @@ use super::message::{Change, Changes, ToPrimary, ToReader, VERSION};
 fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
     let text = Arc::<str>::from;
     vec![
-        (ToPrimary::Join { version: VERSION }, b"\x01\x01\0\0\0"),
+        (ToPrimary::Join { version: VERSION }, b"\x01\x02\0\0\0"),
         (
-            ToPrimary::Ack { sequence: 7, asked: 8, floor: 9 },
-            b"\x02\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0",
+            ToPrimary::Ack { sequence: 7, asked: 8, floor: 9, load: 10 },
+            b"\x02\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x0a",
         ),
         (ToPrimary::InUse { number: 3, in_use: vec![true, false] }, b"\x03\x03\0\0\0\0\0\0\0\x01\0"),
         (ToPrimary::Fill { namespace: text("cc"), key: text("a") }, b"\x04\x02\0cc\x01\0a"),
         (ToPrimary::Persist { height: 6 }, b"\x05\x06\0\0\0\0\0\0\0"),
+        (
+            ToPrimary::Done { number: 3, height: 4, answer: Bytes::from_static(b"it is so") },
+            b"\x06\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0it is so",
+        ),
     ]
 }
 
@@ -54,6 +58,7 @@ fn of_primary() -> Vec<ToReader> {
         ToReader::Part { changes: changes() },
         ToReader::Update { sequence: 6, granted: 7, oldest: 8, notes_uses: true, changes: changes() },
         ToReader::Ask { number: 9, candidates: vec![candidate, candidate] },
+        ToReader::Work { number: 10, height: 11, piece: Bytes::from_static(b"is it so?") },
     ]
 }
 
@@ -71,6 +76,8 @@ fn messages_have_the_documented_bytes_and_are_read_again() {
     for message in of_primary() {
         assert_eq!(ToReader::decode(message.encode()), Ok(message));
     }
+    let work = of_primary().pop().expect("it is the last").encode();
+    assert_eq!(work[..], *b"\x85\x0a\0\0\0\0\0\0\0\x0b\0\0\0\0\0\0\0is it so?");
     let gone = changes().slice(30..39);
     assert_eq!(gone[..], *b"\x02\0\0\x10\0\0\0\0\0");
     let read = read_all(changes());

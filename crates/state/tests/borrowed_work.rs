@@ -1,0 +1,206 @@
+//! Work that a primary has a reader do, under faults: what counts, and what does not because the reader was late, gone, or had
+//! not the lease that it needs. A planted mistake, answers that count without a lease, must be seen here.
+
+mod support;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::Bytes;
+use base::rt::net::{self, Link};
+use base::rt::simulation::{Plan, Sim, Simulation};
+use base::rt::{self, Stop};
+use state::disaggregated::fault::{Mutant, plant};
+use state::disaggregated::memory::{LentMemory, MemoryError};
+use state::disaggregated::readers::work::{NO_WORK, PIECES_MAX, SHUNNED};
+use state::disaggregated::readers::{Helper, Surroundings};
+use state::{Disaggregated, DisaggregatedSettings, Reader, UpdateBatch, WorldState};
+use storage::{MemoryStateStore, StateStore};
+use support::{Donors, rows};
+
+const ADDRESS: &str = "primary's readers";
+const LOAD: u8 = 40;
+const SECTION_BYTES: u64 = 64 << 10;
+
+/// What a reader finds, and how long it takes for a piece of work.
+struct Around {
+    donors: Donors,
+    store: MemoryStateStore,
+    work: Duration,
+    load: u8,
+}
+
+struct Slow(Duration, u8);
+
+#[async_trait]
+impl Helper for Slow {
+    fn load(&self) -> u8 {
+        self.1
+    }
+
+    async fn work(&self, piece: Bytes) -> Option<Bytes> {
+        rt::sleep(self.0).await;
+        (piece[..] != *b"what it cannot do").then(|| [b"done: ", &piece[..]].concat().into())
+    }
+}
+
+#[async_trait]
+impl Surroundings for Around {
+    async fn primary(&self) -> io::Result<Link> {
+        net::connect(ADDRESS).await
+    }
+
+    async fn memory(&self) -> Result<Arc<dyn LentMemory>, MemoryError> {
+        let lent = self.donors.lent().await;
+        Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
+    }
+
+    async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
+        Ok(Arc::new(self.store.clone()))
+    }
+
+    fn helper(&self) -> Option<Arc<dyn Helper>> {
+        (self.load != NO_WORK).then(|| Arc::new(Slow(self.work, self.load)) as Arc<dyn Helper>)
+    }
+}
+
+/// A primary that goes on making blocks, and the state that it has.
+async fn reign(around: Arc<Around>, shown: Arc<Mutex<Option<Arc<Disaggregated>>>>) {
+    let space = around.donors.open(1, 8 * SECTION_BYTES).await.expect("there is memory");
+    let store: Arc<dyn StateStore> = Arc::new(around.store.clone());
+    let state = Disaggregated::open(Arc::new(space), store, DisaggregatedSettings::default()).await;
+    let state = Arc::new(state.expect("the store answers"));
+    state.admit_readers();
+    *shown.lock().expect("nobody panics with it") = Some(Arc::clone(&state));
+    let mut listener = net::listen(ADDRESS).await.expect("it is free");
+    let serving = Arc::clone(&state);
+    let _serving = rt::spawn(async move {
+        while let Ok(link) = listener.accept().await {
+            let state = Arc::clone(&serving);
+            drop(rt::spawn(async move {
+                // Why it ended, its reader finds out by itself.
+                let _ = state.serve_reader(link).await;
+            }));
+        }
+    })
+    .abort_on_drop();
+    loop {
+        let batch = UpdateBatch::default();
+        around.store.add_block(rows(&batch));
+        state.apply(state.height(), batch).await.expect("nothing is in its way");
+        rt::sleep(Duration::from_millis(7)).await;
+    }
+}
+
+/// A primary, a reader beside it that has a lease, and what is done with them.
+fn with_a_reader<F, T>(work: Duration, load: u8, what: impl FnOnce(Sim, Arc<Disaggregated>) -> F + Send + 'static) -> T
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    let report = Simulation::new(1).run(move |sim| async move {
+        let donors = Donors::start(&sim, 1, SECTION_BYTES, 8 * SECTION_BYTES).await;
+        let around = Arc::new(Around { donors, store: MemoryStateStore::new(), work, load });
+        let shown = Arc::new(Mutex::new(None));
+        let reigning = (Arc::clone(&around), Arc::clone(&shown));
+        sim.node("primary").start(move || reign(Arc::clone(&reigning.0), Arc::clone(&reigning.1)));
+        rt::sleep(Duration::from_millis(20)).await;
+        let following = Arc::clone(&around);
+        sim.node("reader").start(move || {
+            let around = Arc::clone(&following);
+            async move {
+                let _reader = Reader::start(around, DisaggregatedSettings::default());
+                Stop::new().stopped().await;
+            }
+        });
+        rt::sleep(Duration::from_millis(200)).await;
+        let state = shown.lock().expect("nobody panics with it").take().expect("it is open");
+        what(sim, state).await
+    });
+    report.unwrap_or_else(|failure| panic!("{failure}")).value
+}
+
+/// What a piece comes to whose reader needs so long, which is waited for so long, while this happens.
+fn asked(work_ms: u64, patience_ms: u64, plan: &str) -> Option<Bytes> {
+    let plan = Plan::parse(plan).expect("it is well formed");
+    with_a_reader(Duration::from_millis(work_ms), LOAD, move |sim, state| async move {
+        let asking = sim.node("primary").spawn(async move {
+            let place = state.place_work(LOAD).expect("the reader has a lease, and is not busy");
+            let began = rt::now();
+            let patience = Duration::from_millis(patience_ms);
+            let answer = place.work(Bytes::from_static(b"piece"), patience).await;
+            let waited = began.elapsed();
+            // A node that stands still cannot tell in time.
+            assert!(waited <= patience + Duration::from_millis(160), "it waited {waited:?}");
+            answer
+        });
+        sim.run_plan(&plan).await;
+        asking.await.expect("the primary lives")
+    })
+}
+
+/// What befalls a piece of work of 30 ms, whose answer is waited for long enough: whether it counts.
+const CASES: [(&str, &str, bool); 8] = [
+    ("nothing happens", "", true),
+    ("the reader dies", "at 10ms crash reader for 20ms", false),
+    ("the reader dies for good", "at 10ms crash reader for 2s", false),
+    ("their links break", "at 10ms break primary reader", false),
+    ("they are cut off for a moment", "at 10ms cut primary reader for 25ms", true),
+    ("they are cut off for longer than a lease", "at 10ms cut primary reader for 150ms", false),
+    ("the reader stands still for longer than a lease", "at 10ms pause reader for 150ms", false),
+    ("the primary stands still for longer than a lease", "at 10ms pause primary for 150ms", false),
+];
+
+#[test]
+fn what_a_reader_has_done_counts_only_under_its_lease() {
+    for (what, plan, counts) in CASES {
+        let answer = asked(30, 500, plan);
+        assert_eq!(answer.is_some(), counts, "{what}");
+        assert!(answer.is_none_or(|answer| answer[..] == *b"done: piece"));
+    }
+}
+
+#[test]
+fn a_reader_that_is_late_is_not_waited_for() {
+    assert_eq!(asked(120, 100, ""), None);
+    assert!(asked(120, 200, "").is_some());
+}
+
+#[test]
+fn answers_that_count_without_a_lease_are_noticed() {
+    plant(Mutant::CountLapsed);
+    let caught: Vec<&str> = CASES
+        .into_iter()
+        .filter(|(_, plan, counts)| asked(30, 500, plan).is_some() != *counts)
+        .map(|(what, _, _)| what)
+        .collect();
+    plant(Mutant::None);
+    assert!(caught.contains(&"they are cut off for longer than a lease"), "{caught:?}");
+}
+
+#[test]
+fn work_goes_to_readers_that_have_room_and_are_not_busy() {
+    with_a_reader(Duration::from_millis(5), LOAD, |sim, state| async move {
+        let asking = sim.node("primary").spawn(async move {
+            assert!(state.place_work(LOAD - 1).is_none(), "it is too busy");
+            let places: Vec<_> = (0..PIECES_MAX).map(|_| state.place_work(LOAD).expect("there is room")).collect();
+            assert!(state.place_work(LOAD).is_none(), "there is no room");
+            drop(places);
+            let place = state.place_work(LOAD).expect("what was not used is given back");
+            let piece = Bytes::from_static(b"what it cannot do");
+            assert_eq!(place.work(piece, Duration::from_millis(100)).await, None);
+            assert!(state.place_work(LOAD).is_none(), "it is passed over");
+            rt::sleep(SHUNNED + Duration::from_millis(50)).await;
+            assert!(state.place_work(LOAD).is_some(), "for a while");
+        });
+        asking.await.expect("the primary lives");
+    });
+    with_a_reader(Duration::ZERO, NO_WORK, |sim, state| async move {
+        let asking = sim.node("primary").spawn(async move {
+            assert!(state.place_work(100).is_none(), "it does no work");
+        });
+        asking.await.expect("the primary lives");
+    });
+}
