@@ -9,8 +9,10 @@ use std::sync::Arc;
 use base::{Bytes, ChannelId};
 use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
 use identity::{Identity, MspManager, Policy};
-use ledger::ChannelConfig;
+use ledger::hash::sha256;
 use ledger::transaction::Action;
+use ledger::{ChannelConfig, Hash};
+use prost::Message as _;
 
 /// The resource whose policy says who may propose transactions.
 pub const PROPOSE: &str = "peer/Propose";
@@ -59,6 +61,7 @@ pub struct Rules {
     channel_writers: Policy,
     definitions: Definitions,
     endorsement: BTreeMap<String, Policy>,
+    digest: Hash,
 }
 
 impl Rules {
@@ -68,9 +71,15 @@ impl Rules {
     /// If the policy of a definition is malformed.
     pub fn new(config: Arc<ChannelConfig>, definitions: Definitions) -> Result<Rules, identity::Error> {
         let mut endorsement = BTreeMap::new();
+        let mut stated = config.digest().to_vec();
         for (name, definition) in &definitions {
             let policy = ApplicationPolicy::from_wire(&definition.endorsement)?;
             endorsement.insert(name.clone(), policy.resolve(config.policies()));
+            for part in [name.as_bytes(), definition.version.as_bytes(), &definition.endorsement.encode_to_vec()] {
+                stated.extend_from_slice(&(part.len() as u64).to_le_bytes());
+                stated.extend_from_slice(part);
+            }
+            stated.extend_from_slice(&definition.sequence.to_le_bytes());
         }
         Ok(Rules {
             proposers: config.policy(config.acl(PROPOSE)),
@@ -78,12 +87,18 @@ impl Rules {
             config,
             definitions,
             endorsement,
+            digest: sha256(&stated),
         })
     }
 
     /// The configuration behind the rules.
     pub fn config(&self) -> &Arc<ChannelConfig> {
         &self.config
+    }
+
+    /// SHA-256 of everything that the rules are made of, configuration and definitions: whoever has the same judges the same.
+    pub fn digest(&self) -> &Hash {
+        &self.digest
     }
 
     /// The channel.

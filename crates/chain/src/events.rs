@@ -55,6 +55,12 @@ base::events! {
     histogram ApplyTime("heddle_chain_apply_seconds", seconds);
     /// Time from receiving a block to its commit.
     histogram CommitTime("heddle_chain_commit_seconds", seconds);
+    /// Transactions whose signatures another compute node of the peer has verified.
+    counter TransactionsBorrowed("heddle_chain_transactions_borrowed_total");
+    /// Transactions that were given to another one, and whose signatures this one has verified after all.
+    counter TransactionsNotBorrowed("heddle_chain_transactions_not_borrowed_total");
+    /// Transactions whose signatures this compute node has verified for the primary of its peer.
+    counter TransactionsLent("heddle_chain_transactions_lent_total");
     /// Times that a compute node of a peer became its primary, where there are several.
     counter Promotions("heddle_chain_promotions_total");
     /// Times that one ceased to be it, or could not begin.

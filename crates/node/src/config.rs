@@ -16,7 +16,7 @@ use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
 
-pub use pool::{Form, Pool, Provider};
+pub use pool::{Borrow, Form, Pool, Provider};
 
 /// Organisations that one process holds at most.
 pub const ORGANIZATIONS_MAX: usize = 16;
@@ -530,6 +530,7 @@ mod tests {
             ("[pool]\nsection_bytes = 3000000", "a power of two"),
             ("[pool]\nform = \"pooled\"", "line 2"),
             ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
+            ("[pool]\nborrow = \"sometimes\"", "line 2"),
             ("[pool]\ncompute_nodes = 10", "pool.compute_nodes is 10; it must be from 1 to 9"),
             (
                 "[pool]\ncompute_nodes = 2\nform = \"monolithic\"",

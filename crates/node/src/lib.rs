@@ -17,6 +17,7 @@ pub mod control;
 mod disk;
 mod endpoints;
 pub mod kv;
+mod load;
 pub mod logging;
 mod metrics;
 pub mod network;

@@ -473,6 +473,7 @@ impl Planner<'_> {
             address: address.clone(),
             others: at.among[organization].iter().filter(|other| *other != address).cloned().collect(),
             nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
+            borrow: config.pool.borrow,
             budget_directory: matches!(self.placement, Placement::Here { .. })
                 .then(|| Path::new("..").join(compute_name(name, 0))),
         });

@@ -45,7 +45,10 @@ pub const FAULT_POINTS: [&str; 12] = [
 
 /// Fault points that only disaggregated peers pass, and how often they strike where they are drawn: a verb is posted
 /// thousands of times in a run, a section granted a few times.
-pub const POOLED_FAULT_POINTS: [(&str, f64); 55] = [
+pub const POOLED_FAULT_POINTS: [(&str, f64); 59] = [
+    ("chain.borrow.late", 0.1),
+    ("chain.borrow.other_block", 0.1),
+    ("chain.borrow.other_rules", 0.1),
     ("chain.succession.confirmed", 0.1),
     ("pool.fence.answer_lost", 0.2),
     ("pool.fence.lost", 0.2),
@@ -84,6 +87,7 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 55] = [
     ("state.read.record", 0.02),
     ("state.read.storage", 0.02),
     ("state.readers.ack", 0.02),
+    ("state.readers.done", 0.05),
     ("state.readers.follow", 0.02),
     ("state.readers.grant", 0.05),
     ("state.readers.join", 0.2),

@@ -20,6 +20,7 @@ use crate::access::Rules;
 use crate::fault::{Failure, Patience, Stalls, hold_up, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{Verdict, judge};
+use crate::validate::borrow::{Borrowing, Chunk};
 use crate::validate::examine::{Examined, examine};
 use crate::validate::view::View;
 use crate::{Error, events};
@@ -38,11 +39,13 @@ pub struct Settings {
     pub persist_interval_blocks: u64,
     /// Blocks that a restart may have to replay; at least the interval.
     pub replay_blocks_max: u64,
+    /// Whether other compute nodes of the peer verify signatures too.
+    pub borrowing: Borrowing,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { persist_interval_blocks: 32, replay_blocks_max: 64 }
+        Settings { persist_interval_blocks: 32, replay_blocks_max: 64, borrowing: Borrowing::default() }
     }
 }
 
@@ -206,7 +209,7 @@ impl Pipeline {
     /// # Errors
     /// [`Error::Stopped`].
     pub async fn offer(&self, block: Block) -> Result<(), Error> {
-        let chunks = examine_chunks(&block, &self.ledger.rules);
+        let chunks = examine_chunks(&block, &self.ledger);
         let examining = Examining { block, received: rt::now(), chunks };
         let sent = self.ledger.stop.or_stopped(self.examined.send(examining)).await;
         sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)
@@ -233,13 +236,22 @@ pub(crate) async fn run(ledger: Arc<Ledger>, stage: impl Future<Output = Result<
     run_stage(stage, failed).await;
 }
 
-fn examine_chunks(block: &Block, rules: &Arc<Rules>) -> Vec<AbortOnDrop<Vec<Examined>>> {
+fn examine_chunks(block: &Block, ledger: &Ledger) -> Vec<AbortOnDrop<Vec<Examined>>> {
     let mut chunks = Vec::with_capacity(block.len().div_ceil(EXAMINE_CHUNK_TRANSACTIONS));
     let mut start = 0;
     while start < block.len() {
         let end = (start + EXAMINE_CHUNK_TRANSACTIONS).min(block.len());
-        let (block, rules) = (block.clone(), rules.clone());
-        let chunk = async move { (start..end).map(|index| examine(&block.envelope(index), &rules)).collect() };
+        let (block, rules, borrowing) = (block.clone(), ledger.rules.clone(), ledger.settings.borrowing.clone());
+        let place = borrowing.place(&*ledger.state, (start..end).map(|index| block.envelope(index).len()));
+        let chunk = async move {
+            let envelopes = (start..end).map(|index| block.envelope(index));
+            let Some(place) = place else {
+                return envelopes.map(|envelope| examine(&envelope, &rules)).collect();
+            };
+            let (envelopes, block) = (envelopes.collect(), block.number().get());
+            let chunk = Chunk { rules: *rules.digest(), block, first: start as u32, envelopes };
+            borrowing.examine(place, &chunk, &rules).await
+        };
         chunks.push(rt::spawn(chunk).abort_on_drop());
         start = end;
     }

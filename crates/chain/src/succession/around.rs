@@ -13,11 +13,12 @@ use base::rt::{self, Instant};
 use base::{Bytes, Epoch};
 use futures_util::future::join_all;
 use state::disaggregated::memory::{LentMemory, MemoryError};
-use state::disaggregated::readers::Surroundings;
+use state::disaggregated::readers::{Helper, Surroundings};
 use storage::StateStore;
 use storage::node::{RemoteStateStore, newest_epoch};
 
 use super::{ComputeNodeOptions, Shared};
+use crate::validate::borrow::Lender;
 
 /// How long another node may take to say whether it is the primary.
 const GREETING_MAX: Duration = Duration::from_millis(200);
@@ -32,6 +33,8 @@ pub(super) fn greeting(epoch: Epoch) -> Bytes {
 /// What is known around a node that follows.
 pub(super) struct Around {
     options: ComputeNodeOptions,
+    /// Verifies signatures for the primary.
+    lender: Arc<Lender>,
     remote: storage::node::RemoteOptions,
     /// The newest epoch, and since when it is known to be; nothing since storage did not answer.
     newest: Mutex<Option<(Epoch, Instant)>>,
@@ -39,7 +42,9 @@ pub(super) struct Around {
 
 impl Around {
     pub(super) fn new(shared: &Shared) -> Around {
-        Around { options: shared.options.clone(), remote: shared.remote(Epoch(0)), newest: Mutex::default() }
+        let options = shared.options.clone();
+        let lender = Arc::new(Lender::new(shared.rules.clone(), options.settings.commit.borrowing.clone()));
+        Around { options, lender, remote: shared.remote(Epoch(0)), newest: Mutex::default() }
     }
 
     /// The newest epoch, if it has been that for so long.
@@ -108,6 +113,10 @@ impl Surroundings for Around {
 
     async fn memory(&self) -> Result<Arc<dyn LentMemory>, MemoryError> {
         self.options.memory.lend().await
+    }
+
+    fn helper(&self) -> Option<Arc<dyn Helper>> {
+        Some(self.lender.clone())
     }
 
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {

@@ -56,6 +56,7 @@ use storage::node::{RemoteOptions, begin_epoch_after};
 use crate::access::{Definitions, Rules};
 use crate::endorse::{Channels, Endorse, EndorseError, Endorser, EndorsingChannel};
 use crate::peer::{Settings, define};
+use crate::validate::borrow::Counts;
 use crate::view::{ChannelView, PeerView};
 use crate::{Channel, Error, Peer, events};
 use around::Around;
@@ -216,6 +217,8 @@ impl ComputeNode {
     /// If the channel's rules cannot be read from its first block.
     pub fn start(mut options: ComputeNodeOptions) -> Result<ComputeNode, Error> {
         define(&options.registry, &mut options.definitions);
+        // Settings may be those of several nodes.
+        options.settings.commit.borrowing.counts = Arc::default();
         let config = Arc::new(ChannelConfig::from_block(&options.genesis)?);
         let rules = Arc::new(Rules::new(config, options.definitions.clone())?);
         let present = Arc::new(Present::default());
@@ -268,6 +271,11 @@ impl ComputeNode {
             }),
             Role::None | Role::Following(_) => None,
         }
+    }
+
+    /// How many transactions others have verified for it, and it for others.
+    pub fn borrowing(&self) -> &Arc<Counts> {
+        &self.shared.options.settings.commit.borrowing.counts
     }
 
     /// Why it has ended by itself, if it has.

@@ -35,8 +35,41 @@ impl Examined {
     }
 }
 
+/// How far the signatures of a transaction carry it, by the word of another compute node of the same peer
+/// ([`super::borrow`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Word {
+    /// Its creator is no member, or has not signed.
+    Unsigned = 0,
+    /// Its endorsements do not satisfy a policy.
+    Unendorsed = 1,
+    /// Neither. It may be wrong in any other way.
+    Sound = 2,
+}
+
+impl Examined {
+    /// What was found of its signatures.
+    pub fn word(&self) -> Word {
+        match (self.form, self.endorsement) {
+            (Code::BAD_CREATOR_SIGNATURE, _) => Word::Unsigned,
+            (_, Code::ENDORSEMENT_POLICY_FAILURE) => Word::Unendorsed,
+            _ => Word::Sound,
+        }
+    }
+}
+
 /// Examines one envelope of a block. A pure function of its arguments; costs the signatures it verifies.
 pub fn examine(envelope: &Bytes, rules: &Rules) -> Examined {
+    examine_by(envelope, rules, None)
+}
+
+/// As [`examine`], with somebody's word for the signatures, who has examined the same envelope by the same rules.
+pub fn examine_with(envelope: &Bytes, rules: &Rules, word: Word) -> Examined {
+    examine_by(envelope, rules, Some(word))
+}
+
+fn examine_by(envelope: &Bytes, rules: &Rules, word: Option<Word>) -> Examined {
     let transaction = match Transaction::parse(envelope) {
         Ok(transaction) => transaction,
         Err(invalid) => {
@@ -47,7 +80,7 @@ pub fn examine(envelope: &Bytes, rules: &Rules) -> Examined {
     let header = transaction.header();
     let tx_id = Some(header.to_tx_id()).filter(|tx_id| !tx_id.is_empty());
     let kind = header.kind();
-    let action = match check_form(&transaction, rules) {
+    let action = match check_form(&transaction, rules, word) {
         Ok(action) => action,
         Err(code) => {
             // Filtered blocks name the event of invalid transactions too, as far as it can be read.
@@ -65,7 +98,7 @@ pub fn examine(envelope: &Bytes, rules: &Rules) -> Examined {
     };
     match action.outcome(header) {
         Ok(outcome) => {
-            match check_endorsement(&transaction, &action, &outcome, rules) {
+            match check_endorsement(&transaction, &action, &outcome, rules, word) {
                 Ok(set) => examined.set = set,
                 Err(code) => examined.endorsement = code,
             }
@@ -77,10 +110,16 @@ pub fn examine(envelope: &Bytes, rules: &Rules) -> Examined {
 }
 
 /// Steps 2 to 6.
-fn check_form(transaction: &Transaction, rules: &Rules) -> Result<Action, Code> {
+fn check_form(transaction: &Transaction, rules: &Rules, word: Option<Word>) -> Result<Action, Code> {
     let header = transaction.header();
-    let creator = rules.identify(&header.creator()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
-    creator.verify(transaction.payload(), transaction.signature()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
+    match word {
+        None => {
+            let creator = rules.identify(&header.creator()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
+            creator.verify(transaction.payload(), transaction.signature()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
+        }
+        Some(Word::Unsigned) => return Err(Code::BAD_CREATOR_SIGNATURE),
+        Some(Word::Unendorsed | Word::Sound) => {}
+    }
     transaction.check_type().map_err(|invalid| code(&invalid))?;
     if transaction.is_config() {
         // Reconfiguration is not offered; orderers refuse it, and a block that holds one all the same changes nothing.
@@ -98,6 +137,7 @@ fn check_endorsement(
     action: &Action,
     outcome: &Outcome,
     rules: &Rules,
+    word: Option<Word>,
 ) -> Result<ReadWriteSet, Code> {
     let set = ReadWriteSet::decode(outcome.results()).map_err(|_| Code::BAD_RWSET)?;
     let chaincode = outcome.check(transaction.header()).map_err(|invalid| code(&invalid))?;
@@ -117,11 +157,18 @@ fn check_endorsement(
         return Err(Code::INVALID_WRITESET);
     }
 
-    // Each signature is verified once, whatever the number of policies.
-    let endorsements = endorsements(action);
-    let signatures = SignatureSet::new(&endorsements, rules.members()).map_err(|_| Code::ENDORSEMENT_POLICY_FAILURE)?;
+    // Each signature is verified once, whatever the number of policies, and none for which somebody gives his word.
+    let endorsements = word.is_none().then(|| endorsements(action));
+    let signatures = match (&endorsements, word) {
+        (_, Some(Word::Unendorsed)) => return Err(Code::ENDORSEMENT_POLICY_FAILURE),
+        (Some(endorsements), _) => {
+            Some(SignatureSet::new(endorsements, rules.members()).map_err(|_| Code::ENDORSEMENT_POLICY_FAILURE)?)
+        }
+        (None, _) => None,
+    };
+    let satisfied = |policy| signatures.as_ref().is_none_or(|signatures| satisfies(policy, signatures));
     let policy = rules.endorsement_policy(chaincode.name).ok_or(Code::INVALID_CHAINCODE)?;
-    if !satisfies(policy, &signatures) {
+    if !satisfied(policy) {
         return Err(Code::ENDORSEMENT_POLICY_FAILURE);
     }
     for namespace in &set.namespaces {
@@ -130,7 +177,7 @@ fn check_endorsement(
             continue;
         }
         let policy = rules.endorsement_policy(name).ok_or(Code::INVALID_CHAINCODE)?;
-        if !satisfies(policy, &signatures) {
+        if !satisfied(policy) {
             return Err(Code::ENDORSEMENT_POLICY_FAILURE);
         }
     }

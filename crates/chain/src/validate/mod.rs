@@ -23,10 +23,13 @@
 //! | 11 | no earlier transaction of this block that passed steps 1 to 10 has the transaction id | 9 |
 //! | 12 | conflicts | 11, 12 |
 //!
+//! Signatures may be verified by other compute nodes of the same peer: [`borrow`].
+//!
 //! Invariant: a verdict depends on the chain up to the transaction and on nothing else, so that all peers agree. No
 //! signature is verified twice, and none on another organisation's word.
 
 pub mod block;
+pub mod borrow;
 pub mod code;
 pub mod conflicts;
 pub mod examine;

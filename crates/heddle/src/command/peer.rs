@@ -38,9 +38,14 @@ pub async fn nodes(arguments: &Nodes) -> Result<(), Failure> {
         return output::print_json(&serde_json::to_value(&reports).map_err(Failure::new)?);
     }
     let lines = reports.iter().map(|report| {
-        let ComputeReport { name, process, role, epoch, height, .. } = report;
+        let ComputeReport { name, process, role, epoch, height, borrowed, lent, .. } = report;
         let epoch = epoch.map(|epoch| format!(", epoch {epoch}")).unwrap_or_default();
-        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}\n")
+        let some = |count: u64, what: &str| match count {
+            0 => String::new(),
+            count => format!(", {count} transactions verified {what}"),
+        };
+        let (borrowed, lent) = (some(*borrowed, "by others"), some(*lent, "for others"));
+        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}{borrowed}{lent}\n")
     });
     output::print(&lines.collect::<String>())
 }
@@ -53,7 +58,7 @@ pub async fn memory(arguments: &Memory) -> Result<(), Failure> {
     };
     let mut report = ask(&folder, &request).await.map_err(failure)?;
     if arguments.set.is_some() && !arguments.no_wait && !report.is_settled() {
-        report = settled(&folder, report).await?;
+        report = settled(arguments, folder, report).await?;
     }
     match arguments.json {
         true => output::print_json(&serde_json::to_value(&report).map_err(Failure::new)?),
@@ -111,7 +116,7 @@ fn failure(error: ControlError) -> Failure {
 }
 
 /// Waits until the peer has given back what is above its budget.
-async fn settled(folder: &Path, mut report: MemoryReport) -> Result<MemoryReport, Failure> {
+async fn settled(arguments: &Memory, mut folder: PathBuf, mut report: MemoryReport) -> Result<MemoryReport, Failure> {
     let sections = |bytes: u64| bytes / report.section_bytes.max(1);
     let first = report.leased_bytes;
     let excess = |report: &MemoryReport| report.leased_bytes.saturating_sub(report.allowed_bytes);
@@ -122,9 +127,13 @@ async fn settled(folder: &Path, mut report: MemoryReport) -> Result<MemoryReport
     let mut answered = Instant::now();
     while !report.is_settled() {
         tokio::time::sleep(POLL).await;
-        match ask(folder, &Request::Memory {}).await {
+        match ask(&folder, &Request::Memory {}).await {
             Ok(newer) => (report, answered) = (newer, Instant::now()),
-            Err(ControlError::Absent { .. } | ControlError::Refused(_)) if answered.elapsed() < AWAY_MAX => continue,
+            Err(ControlError::Absent { .. } | ControlError::Refused(_)) if answered.elapsed() < AWAY_MAX => {
+                // Another compute node may be the primary by now.
+                folder = self::folder(arguments).await?;
+                continue;
+            }
             Err(error) => return Err(failure(error)),
         }
         bar.set_position(first.saturating_sub(report.leased_bytes) / report.section_bytes.max(1));

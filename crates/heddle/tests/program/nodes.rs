@@ -109,6 +109,38 @@ async fn a_primary_may_be_killed_under_load_and_nothing_told_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_primary_has_signatures_verified_by_the_other_compute_node() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let config = dir.with_extension("toml");
+    std::fs::write(&config, "[pool]\nborrow = \"always\"\n").expect("it can be written");
+    let config = config.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "1", "--isolate", "--compute-nodes", "2", "--config", &config]);
+    let nodes = folders(&dir, "org1", 2);
+    let primary = primary_after(&nodes, 0).await;
+    let load = Load::start(&dir, 1, CLIENTS);
+    let start = Instant::now();
+    loop {
+        load.progress(SOME, "beside borrowed workers").await;
+        let reports = reports(&nodes).await;
+        let of = |role: &str| reports.iter().find(|report| report.role == role);
+        // Which of the two commits may have changed.
+        if of("primary").is_some_and(|primary| primary.borrowed > 0)
+            && of("reader").is_some_and(|reader| reader.lent > 0)
+        {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing is borrowed: {reports:?}, after {primary:?}");
+    }
+    let output = run(&["peer", "nodes", "org1", "--dir", &shown]);
+    let said = text(&output);
+    assert!(said.contains("transactions verified by others") && said.contains("verified for others"), "{said}");
+    let told = load.end().await;
+    end_with_all(network, &dir, 1, &told).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn in_one_process_too_readers_answer_beside_the_primary() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");

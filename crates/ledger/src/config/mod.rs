@@ -44,6 +44,7 @@ use proto::orderer::consensus_type::State;
 use crate::block::Block;
 use crate::error::Error;
 use crate::transaction::Transaction;
+use crate::{Hash, sha256};
 
 /// The path of the policy that blocks must satisfy.
 pub const BLOCK_VALIDATION: &str = "/Channel/Orderer/BlockValidation";
@@ -77,6 +78,7 @@ pub struct Consensus {
 #[derive(Debug)]
 pub struct ChannelConfig {
     channel: ChannelId,
+    digest: Hash,
     sequence: u64,
     application: Vec<Organization>,
     orderers: Vec<Organization>,
@@ -149,6 +151,7 @@ impl ChannelConfig {
             |path: &str| policies.require(path).cloned().map_err(|cause| Error::config(path, cause.to_string()));
         Ok(ChannelConfig {
             channel: ChannelId::from(channel),
+            digest: sha256(&config.encode_to_vec()),
             sequence: config.sequence,
             msps: Arc::new(MspManager::new(msps)),
             endorsement: require(ENDORSEMENT)?,
@@ -168,6 +171,11 @@ impl ChannelConfig {
     /// The channel's name.
     pub fn channel(&self) -> &ChannelId {
         &self.channel
+    }
+
+    /// SHA-256 of the encoded configuration: equal ones are read, checked and compiled to the same.
+    pub fn digest(&self) -> &Hash {
+        &self.digest
     }
 
     /// How often the configuration was changed since the channel was made.

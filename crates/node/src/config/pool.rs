@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use chain::succession::NODES_MAX;
+use chain::validate::borrow::When;
 use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
 use serde::{Deserialize, Serialize};
 use state::DisaggregatedSettings;
@@ -41,6 +42,30 @@ pub enum Provider {
     Tcp,
 }
 
+/// Whether a peer's primary has its other compute nodes verify signatures of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Borrow {
+    /// It does everything by itself.
+    Never,
+    /// When its machine is busy, and theirs are not.
+    #[default]
+    Idle,
+    /// Always.
+    Always,
+}
+
+impl Borrow {
+    /// As the chain calls it.
+    pub(crate) fn when(self) -> When {
+        match self {
+            Borrow::Never => When::Never,
+            Borrow::Idle => When::Idle,
+            Borrow::Always => When::Always,
+        }
+    }
+}
+
 /// The form of peers, and the memory that they share.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -53,6 +78,8 @@ pub struct Pool {
     pub memory_nodes: usize,
     /// Compute nodes of each peer.
     pub compute_nodes: usize,
+    /// Whether the one that commits has the others verify signatures.
+    pub borrow: Borrow,
     /// Bytes that each of them may give.
     pub memory_bytes: u64,
     /// Bytes of a section.
@@ -76,6 +103,7 @@ impl Default for Pool {
             provider: Provider::default(),
             memory_nodes: 2,
             compute_nodes: 1,
+            borrow: Borrow::default(),
             memory_bytes: 1 << 30,
             section_bytes: pool::SECTION_BYTES_DEFAULT,
             peer_bytes: 256 << 20,

@@ -54,6 +54,12 @@ pub struct ComputeReport {
     /// The first block that it applied when it became the primary last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_block: Option<FirstBlockReport>,
+    /// Transactions whose signatures other compute nodes have verified for it since it was started.
+    #[serde(default)]
+    pub borrowed: u64,
+    /// Transactions whose signatures it has verified for others.
+    #[serde(default)]
+    pub lent: u64,
 }
 
 /// The first block of a primary, those not counted that were there before.

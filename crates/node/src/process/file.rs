@@ -216,6 +216,9 @@ pub struct AmongFile {
     pub others: Vec<String>,
     /// Their names and tokens.
     pub nodes: BTreeMap<String, Secret>,
+    /// Whether it has the others verify signatures while it is the primary.
+    #[serde(default)]
+    pub borrow: pool::Borrow,
     /// Where they keep the budget that the peer was given at run time, where they share a disk; else each keeps its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget_directory: Option<PathBuf>,

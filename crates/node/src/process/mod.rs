@@ -253,7 +253,8 @@ impl Here<'_> {
         accepted.extend(section.among.iter().flat_map(|among| among.nodes.clone()));
         links::register(&self.file.name, Some(&section.token), &accepted);
         links::register_tls(self.folder, &self.tls()?)?;
-        let config = file::config(&section.organizations, &section.contracts, &section.limits);
+        let mut config = file::config(&section.organizations, &section.contracts, &section.limits);
+        config.pool.borrow = section.among.as_ref().map_or_else(Default::default, |among| among.borrow);
         let registry = contracts::registry(&config)?;
         let options = compute::Options {
             name: &self.file.name,

@@ -23,6 +23,7 @@ use chain::endorse::{Endorse, EndorseError};
 use chain::peer::Settings;
 use chain::stores::{NodeStores, States, Stores};
 use chain::succession::{ComputeNode, ComputeNodeOptions, PATIENCE, PeerMemory, Standing};
+use chain::validate::borrow::Borrowing;
 use chain::view::{ChannelView, PeerView};
 use chain::{Channel, LocalStores, Peer, PeerOptions};
 use contract::Registry;
@@ -38,6 +39,7 @@ use storage::{DataDirectory, GroupSync, StateStore};
 
 use crate::config::Config;
 use crate::control::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory, budget};
+use crate::load;
 use crate::metrics;
 use crate::network::NodeError;
 
@@ -194,6 +196,8 @@ impl Pooled {
 pub(crate) fn settings(config: &Config) -> Settings {
     let mut settings = Settings::default();
     settings.endorse.concurrency_max = config.limits.proposals;
+    settings.commit.borrowing =
+        Borrowing { when: config.pool.borrow.when(), meter: load::meter(), ..Borrowing::default() };
     settings
 }
 
@@ -444,7 +448,8 @@ impl Compute {
         match &self.node {
             Node::Alone { channel, .. } => {
                 let (role, height) = ("alone".to_owned(), channel.height());
-                ComputeReport { name, process, role, epoch: None, height, first_block: None }
+                let (borrowed, lent) = (0, 0);
+                ComputeReport { name, process, role, epoch: None, height, first_block: None, borrowed, lent }
             }
             Node::Among(node) => {
                 let (role, epoch) = role(node.standing());
@@ -453,7 +458,9 @@ impl Compute {
                     number: first.number,
                     at_unix_ns: first.at.nanos(),
                 });
-                ComputeReport { name, process, role: role.to_owned(), epoch, height: node.height(), first_block }
+                let (role, height) = (role.to_owned(), node.height());
+                let (borrowed, lent) = (node.borrowing().borrowed(), node.borrowing().lent());
+                ComputeReport { name, process, role, epoch, height, first_block, borrowed, lent }
             }
         }
     }

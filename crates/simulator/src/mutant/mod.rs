@@ -10,6 +10,7 @@ mod pools;
 
 use std::time::Duration;
 
+use chain::validate::borrow::When;
 use state::disaggregated::fault;
 
 use crate::network::Network;
@@ -46,6 +47,8 @@ pub enum Mutant {
     MemoryKept,
     /// Primaries answer although storage has not confirmed that they still are.
     OfficeIgnored,
+    /// Primaries take any word for a signature, also of a node with other rules and for another block.
+    WordUnchecked,
     /// Links and slots point to a record before it was written.
     LinkEarly,
     /// A fill goes on although the key was invalidated meanwhile.
@@ -54,7 +57,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 15] = [
+    pub const ALL: [Mutant; 16] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -68,6 +71,7 @@ impl Mutant {
         Mutant::EpochKept,
         Mutant::MemoryKept,
         Mutant::OfficeIgnored,
+        Mutant::WordUnchecked,
         Mutant::LinkEarly,
         Mutant::FillSurvives,
     ];
@@ -90,6 +94,7 @@ impl Mutant {
             Mutant::EpochKept => "epoch-kept",
             Mutant::MemoryKept => "memory-kept",
             Mutant::OfficeIgnored => "office-ignored",
+            Mutant::WordUnchecked => "word-unchecked",
             Mutant::LinkEarly => "link-early",
             Mutant::FillSurvives => "fill-survives",
         }
@@ -122,6 +127,10 @@ impl Mutant {
             Mutant::OfficeIgnored => {
                 let (patience, whims_every) = (Duration::from_millis(60), Duration::from_millis(700));
                 Form::Disaggregated(Pools { has_spare: true, follows: true, patience, whims_every, ..pools })
+            }
+            // This where there is somebody to ask, whoever it is.
+            Mutant::WordUnchecked => {
+                Form::Disaggregated(Pools { has_spare: true, follows: true, borrow: When::Always, ..pools })
             }
             // And these where there is memory to go wrong, and where it is looked at.
             Mutant::LinkEarly | Mutant::FillSurvives => Form::Disaggregated(Pools {
@@ -159,6 +168,10 @@ impl Mutant {
             Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
             Mutant::OfficeIgnored => network.sim.inject("chain.succession.mutant.office", 1.0),
+            Mutant::WordUnchecked => {
+                network.sim.inject("chain.borrow.mutant.unchecked", 1.0);
+                network.sim.inject("chain.borrow.other_rules", 0.5);
+            }
             _ => {}
         }
     }

@@ -14,6 +14,7 @@ use base::{Bytes, Epoch, ErrorKind, TxId};
 use chain::access::Definitions;
 use chain::endorse::Endorse;
 use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
+use chain::validate::borrow::{Borrowing, Meter, When};
 use chain::view::ChannelView;
 use chain::{Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
 use contract::Registry;
@@ -180,13 +181,16 @@ pub struct NodeParts {
 pub fn node_parts(network: &Network, place: usize) -> NodeParts {
     let persist_interval_blocks = network.scenario.persist_interval_blocks;
     let replay_blocks_max = persist_interval_blocks + 8;
+    let meter = Meter::new(|| rt::random_below(101) as u8);
+    let when = network.scenario.forms[place].pools().map_or(When::Never, |pools| pools.borrow);
+    let borrowing = Borrowing { when, meter, ..Borrowing::default() };
     NodeParts {
         signer: network.members.peers[place].clone(),
         registry: Registry::native(),
         definitions: Default::default(),
         orderers: vec![BLOCKS_ADDRESS.to_owned()],
         settings: peer::Settings {
-            commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max },
+            commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max, borrowing },
             ..peer::Settings::default()
         },
     }

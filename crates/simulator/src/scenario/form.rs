@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use base::rt::simulation::Chance;
+use chain::validate::borrow::When;
 
 /// A peer's form.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Pools {
     /// Whether the compute nodes find out by themselves who is the primary, and the other one answers beside it. Else the
     /// simulator says so, and the spare waits.
     pub follows: bool,
+    /// Whether the one that is the primary then has the other verify signatures.
+    pub borrow: When,
     /// How long the primary must have been away before the spare is made the primary.
     pub patience: Duration,
     /// How often the spare is made the primary although nothing is wrong; never if zero.
@@ -68,6 +71,7 @@ impl Pools {
             has_spare,
             // Without a draw of its own, so that seeds of before stay what they were.
             follows: has_spare && patience.as_millis().is_multiple_of(2),
+            borrow: if patience.as_millis().is_multiple_of(3) { When::Idle } else { When::Always },
             patience,
             whims_every: if chance.one_in(3) { Duration::from_millis(200 + chance.below(800)) } else { Duration::ZERO },
             section_bytes,

@@ -19,7 +19,7 @@ use crate::commit::recent::CommittedBlock;
 use crate::rwset::{KEY_BYTES_MAX, Recorder};
 use crate::support::{CHANNEL, Consortium, Terms_, encode};
 use crate::validate::Code;
-use crate::validate::examine::examine;
+use crate::validate::examine::{Word, examine, examine_with};
 
 /// What is crafted, one word at a time; see [`Craft::change`].
 struct Craft<'a> {
@@ -370,6 +370,50 @@ fn every_fault_gets_fabrics_code() {
         let writes = examined.set.namespaces.iter().any(|namespace| namespace.writes_anything());
         assert!(code.is_valid() || !writes || examined.endorsement == code, "{line:?}");
     }
+}
+
+/// Every code of the table again, with the word of somebody else who has examined the same envelope.
+#[test]
+fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let rules = rules(&consortium);
+    let mut words = Vec::new();
+    for line in TABLE.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (changes, _) = line.split_once("-> ").expect("each line has an arrow");
+        let mut craft = Craft::right(&consortium);
+        for word in changes.split(' ').filter(|word| !word.is_empty()) {
+            craft.change(word);
+        }
+        let envelope = craft.build();
+        let own = examine(&envelope, &rules);
+        words.push(own.word());
+        assert_eq!(format!("{:?}", examine_with(&envelope, &rules, own.word())), format!("{own:?}"), "{line:?}");
+    }
+    for word in [Word::Unsigned, Word::Unendorsed, Word::Sound] {
+        assert!(words.contains(&word), "no line of the table leads to {word:?}");
+    }
+}
+
+#[test]
+fn equal_rules_have_one_digest_and_others_another() {
+    let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+    let config = Arc::new(ChannelConfig::from_block(&consortium.genesis).expect("it is a genesis block"));
+    let digest = |definitions: Definitions| *Rules::new(config.clone(), definitions).expect("well formed").digest();
+    let with = |name: &str, definition: Definition| Definitions::from([(name.to_owned(), definition)]);
+    let one = digest(with("basic", Definition::default()));
+    assert_eq!(one, digest(with("basic", Definition::default())));
+    let later = Definition { sequence: 2, ..Definition::default() };
+    let other = Definition { version: "1.1".to_owned(), ..Definition::default() };
+    let policy = identity::policy::channel_reference("/Channel/Application/Writers");
+    let easier = Definition { endorsement: policy, ..Definition::default() };
+    let others = [with("basic", later), with("basic", other), with("basic", easier), with("other", Default::default())];
+    for definitions in others {
+        assert_ne!(one, digest(definitions.clone()), "{definitions:?}");
+    }
+    let three = Consortium::found(Terms_::seeded(3, EndorsementRule::All));
+    let config = ChannelConfig::from_block(&three.genesis).expect("it is a genesis block");
+    let elsewhere = Rules::new(Arc::new(config), with("basic", Definition::default())).expect("well formed");
+    assert_ne!(one, *elsewhere.digest());
 }
 
 /// Filtered blocks named an invalid transaction while its block was among the newest; read from the store later, the same
