@@ -61,6 +61,9 @@ enum Task {
         /// Repeats the disturbances of an earlier run; by default other ones each time.
         #[arg(long)]
         seed: Option<u32>,
+        /// Compute nodes of each peer; by default one to three, as the seed has it.
+        #[arg(long)]
+        compute_nodes: Option<u32>,
     },
     /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
     ///
@@ -81,8 +84,8 @@ fn main() -> ExitCode {
     let passed = match arguments.task {
         Task::Test { only, without, list } => test(&only, &without, list),
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
-        Task::Soak { minutes, seed } => {
-            let outcome = soak(minutes, seed);
+        Task::Soak { minutes, seed, compute_nodes } => {
+            let outcome = soak(minutes, seed, compute_nodes);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::RdmaGuest { program, arguments } => {
@@ -170,13 +173,16 @@ fn simulate(seeds: u64, first: Option<u64>, seed: Option<u64>) -> bool {
     outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
 }
 
-fn soak(minutes: f64, seed: Option<u32>) -> Result<(), String> {
+fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(), String> {
     let mut command = Command::new("cargo");
     // Built as the tests have it; see `programs`.
     command.args(["test", "--release", "--workspace", "--test", "program", "--", "--ignored", "--nocapture", "soak::"]);
     command.env("HEDDLE_SOAK_MINUTES", minutes.to_string());
     if let Some(seed) = seed {
         command.env("HEDDLE_SOAK_SEED", seed.to_string());
+    }
+    if let Some(nodes) = compute_nodes {
+        command.env("HEDDLE_SOAK_COMPUTE_NODES", nodes.to_string());
     }
     step::run(&mut command)
 }

@@ -1,10 +1,12 @@
 //! A network of processes under load, for minutes: any of them is killed at any time, memory is given and taken meanwhile, and
 //! in the end everything must be there. `cargo xtask soak` runs it; by itself it is passed over.
 //!
-//! 1. Two organisations, every role a process of its own, and remote memory that the data does not fit into at times.
+//! 1. Two organisations, every role a process of its own, one to three compute nodes a peer, and remote memory that the data does
+//!    not fit into at times. Where there are several compute nodes, they verify signatures for their primary.
 //! 2. Clients run YCSB (records of their own, and some of everybody's), SmallBank and assets, and keep what they were told.
-//! 3. By chance, from a seed: a process is killed; everything is killed, the supervisor included, and started again; a peer's
-//!    budget is changed with `heddle peer memory`. After each of these clients must get on.
+//! 3. By chance, from a seed: a process, or the primary of a peer, is killed, or stands still for longer than a lease; everything
+//!    is killed, the supervisor included, and started again; a peer's budget is changed with `heddle peer memory`. After each of
+//!    these clients must get on.
 //! 4. In the end: every transaction that a client was told of has the code and the block that it was told. Every record, the
 //!    money, and the history of every asset are what clients can account for. Both peers serve the same. `heddle ledger
 //!    verify` replays each ledger, one transaction after the other, and compares what that leaves behind with the stored state;
@@ -13,6 +15,7 @@
 //! Chances of processes and clients are not in the seed's hand: it repeats the disturbances, not the run.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,7 +26,8 @@ use base::rt::simulation::Chance;
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use gateway::client::Client;
-use node::Endpoints;
+use node::control::ask_node;
+use node::{Endpoints, Ready};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::load::connect;
@@ -43,6 +47,8 @@ const BUDGETS: [u64; 7] = [2, 3, 4, 8, 12, 24, 32];
 /// How long clients may go without a commit, restarts of everything included.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(120);
 const SOME: usize = 20;
+/// Most of them end long after a lease, some after the others have lost patience.
+const STANDSTILL: Range<Duration> = Duration::from_millis(60)..Duration::from_millis(2_500);
 const PAUSE: Duration = Duration::from_millis(30);
 const ASKED_AT_ONCE: usize = 16;
 
@@ -57,6 +63,7 @@ memory_bytes = 41943040
 peer_bytes = 16777216
 metadata_cache_bytes = 262144
 data_cache_bytes = 1048576
+borrow = \"always\"
 ";
 
 /// What clients were told.
@@ -247,6 +254,7 @@ fn send(process: u32, signal: Signal) {
 #[derive(Default, Debug)]
 struct Done {
     kills: BTreeMap<String, usize>,
+    standstills: BTreeMap<String, usize>,
     all_killed: usize,
     raised: usize,
     lowered: usize,
@@ -275,11 +283,40 @@ fn change_budget(dir: &Path, chance: &mut Chance, done: &mut Done, budgets: &mut
         budgets[organization] = wanted;
         return format!("{name} has {size}");
     }
-    let is_away = ["does not answer", "not open yet", "more than the memory nodes have", "is not running"];
+    let is_away = [
+        "does not answer",
+        "not open yet",
+        "more than the memory nodes have",
+        "is not running",
+        "is a reader",
+        "is its primary",
+    ];
     assert!(is_away.iter().any(|part| said.contains(part)), "heddle {}: {said}", arguments.join(" "));
     done.refused += 1;
     // It may have been set before the peer ended: then its next life says so.
     format!("{name} does not take {size}: {}", said.lines().last().unwrap_or_default())
+}
+
+/// The process of a peer's primary, where there are several compute nodes and one of them says that it is.
+async fn primary(dir: &Path, organization: usize, known: &[Ready]) -> Option<Ready> {
+    let own = format!("compute-org{organization}");
+    for process in known.iter().filter(|process| process.name.starts_with(&own)) {
+        let folder = dir.join("nodes").join(&process.name);
+        if ask_node(&folder).await.is_ok_and(|report| report.role == "primary" && report.process == process.process) {
+            return Some(process.clone());
+        }
+    }
+    None
+}
+
+/// A process that something is to befall: in one of two cases a primary.
+async fn victim(dir: &Path, chance: &mut Chance) -> Ready {
+    let known = Endpoints::load(dir).expect("the network has said where it is").processes;
+    let (any, organization) = (chance.pick(&known).clone(), 1 + chance.index(ORGANIZATIONS));
+    if chance.one_in(2) {
+        return any;
+    }
+    primary(dir, organization, &known).await.unwrap_or(any)
 }
 
 async fn evaluate(
@@ -349,7 +386,10 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
     let config = dir.with_extension("toml");
-    std::fs::write(&config, CONFIG).expect("it can be written");
+    let drawn = 1 + chance.below(3);
+    let nodes = number("HEDDLE_SOAK_COMPUTE_NODES").map_or(drawn, |nodes| nodes as u64);
+    println!("soak: {nodes} compute nodes a peer");
+    std::fs::write(&config, format!("{CONFIG}compute_nodes = {nodes}\n")).expect("it can be written");
     let mut network = Network::start(&dir, &["--isolate", "--config", &config.display().to_string()]);
     {
         let client = network.client(1).await;
@@ -364,11 +404,18 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
         tokio::time::sleep(chance.duration(&(Duration::from_millis(200)..Duration::from_secs(4)))).await;
         let what = match chance.below(20) {
             0..=8 => {
-                let known = Endpoints::load(&dir).expect("the network has said where it is").processes;
-                let process = chance.pick(&known).clone();
+                let process = victim(&dir, &mut chance).await;
                 send(process.process, Signal::KILL);
                 *done.kills.entry(process.name.clone()).or_default() += 1;
                 format!("{} is killed", process.name)
+            }
+            10..=13 => {
+                let (process, time) = (victim(&dir, &mut chance).await, chance.duration(&STANDSTILL));
+                send(process.process, Signal::STOP);
+                tokio::time::sleep(time).await;
+                send(process.process, Signal::CONT);
+                *done.standstills.entry(process.name.clone()).or_default() += 1;
+                format!("{} stood still for {} ms", process.name, time.as_millis())
             }
             9 => {
                 let all = Endpoints::load(&dir).expect("the network has said where it is").processes;
@@ -409,8 +456,10 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
         .sum();
     assert_eq!(money, 2 * BALANCE * CUSTOMERS as i64, "seed {seed}: money was made or lost");
     for organization in 1..=ORGANIZATIONS {
-        let shown = run(&["peer", "memory", &format!("org{organization}"), "--dir", &dir.display().to_string()]);
-        println!("{}", text(&shown));
+        for what in ["nodes", "memory"] {
+            let shown = run(&["peer", what, &format!("org{organization}"), "--dir", &dir.display().to_string()]);
+            println!("{}", text(&shown));
+        }
     }
     network.down();
     let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
