@@ -51,6 +51,12 @@ pub enum Error {
         /// All.
         nodes: usize,
     },
+    /// This node of a Raft group does not lead; nothing was done.
+    #[error("this node does not lead{}", .0.map_or_else(String::new, |leader| format!(": node {leader} does")))]
+    NotLeading(Option<u64>),
+    /// This node was removed from its Raft group.
+    #[error("this node was removed from its group; it may come back under another number")]
+    Removed,
     /// Another candidate has the term, or the coordinator is alive after all.
     #[error("not elected")]
     NotElected,
@@ -108,9 +114,9 @@ impl Error {
             Error::Invalid(_) | Error::Refused { .. } | Error::AlreadyFormatted(_) => ErrorKind::Rejected,
             Error::NoRoom | Error::Forgotten { .. } => ErrorKind::Rejected,
             Error::NoAnswer { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
-            Error::NoMajority { .. } | Error::NotElected | Error::Busy => ErrorKind::Retry,
+            Error::NoMajority { .. } | Error::NotElected | Error::NotLeading(_) | Error::Busy => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) | Error::Journal(_) => ErrorKind::Corrupt,
-            Error::Fenced(_) | Error::LeaseLost(_) => ErrorKind::Fenced,
+            Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed => ErrorKind::Fenced,
             Error::Closed => ErrorKind::Closed,
             Error::Rma { error, .. } => error.kind(),
         }

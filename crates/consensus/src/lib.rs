@@ -45,6 +45,7 @@ pub mod memory_node;
 mod message;
 pub mod ordered;
 mod quorum;
+pub mod raft;
 mod scan;
 mod shares;
 pub mod standby;

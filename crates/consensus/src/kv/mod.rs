@@ -116,7 +116,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    fn holds(&self, found: Option<&Versioned>) -> bool {
+    pub(crate) fn holds(&self, found: Option<&Versioned>) -> bool {
         match (self, found) {
             (Expected::Absent, None) | (Expected::Present, Some(_)) => true,
             (Expected::Version(version), Some(found)) => found.version == *version,

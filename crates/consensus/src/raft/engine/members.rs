@@ -1,0 +1,107 @@
+//! Who is a member: changes, and links to whoever is.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use base::rt;
+use base::rt::channel::OneshotSender;
+use protobuf::Message as _;
+use raft::eraftpb::{ConfChange, ConfChangeType, Entry};
+
+use super::snapshots::address_of;
+use super::{Answer, Engine};
+use crate::Error;
+use crate::raft::codec::MEMBERS_MAX;
+use crate::raft::{Change, Machine, Member, links};
+
+impl<M: Machine> Engine<M> {
+    pub(super) fn change(&mut self, change: Change, answer: OneshotSender<Result<(), Error>>) {
+        if !self.leads() {
+            drop(answer.send(Err(self.not_leading())));
+            return;
+        }
+        let invalid = match &change {
+            Change::Learn(member) if self.members.get(&member.id).is_some_and(|known| !known.learns) => {
+                Some("a member that has a vote keeps it until it is removed")
+            }
+            Change::Learn(member) | Change::Vote(member) => {
+                let is_new = !self.members.contains_key(&member.id);
+                (is_new && self.members.len() >= MEMBERS_MAX).then_some("the group has as many members as it may have")
+            }
+            Change::Remove(id) if *id == self.node.raft.id => Some("a leader does not remove itself"),
+            Change::Remove(_) => None,
+        };
+        if let Some(reason) = invalid {
+            drop(answer.send(Err(Error::Invalid(reason.to_owned()))));
+            return;
+        }
+        let mut wanted = ConfChange::default();
+        let (kind, id, address) = match change {
+            Change::Learn(member) => (ConfChangeType::AddLearnerNode, member.id, member.address),
+            Change::Vote(member) => (ConfChangeType::AddNode, member.id, member.address),
+            Change::Remove(id) => (ConfChangeType::RemoveNode, id, String::new()),
+        };
+        wanted.set_change_type(kind);
+        wanted.node_id = id;
+        wanted.context = address.into_bytes().into();
+        let (before, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
+        if self.node.raft.has_pending_conf() || self.node.propose_conf_change(Vec::new(), wanted).is_err() {
+            drop(answer.send(Err(Error::Busy)));
+            return;
+        }
+        self.pending.push_back((before + 1, term, Answer::Changed(answer)));
+    }
+
+    pub(super) fn apply_change(&mut self, entry: &Entry) -> Result<(), Error> {
+        let change = ConfChange::parse_from_bytes(&entry.data)
+            .map_err(|_| Error::Corrupt("a change of members of a Raft group cannot be read"))?;
+        let state = self
+            .node
+            .apply_conf_change(&change)
+            .map_err(|_| Error::Corrupt("a change of members of a Raft group cannot be made"))?;
+        self.node.raft.mut_store().members = state;
+        let id = change.node_id;
+        match change.get_change_type() {
+            ConfChangeType::RemoveNode => {
+                if id == self.options.node {
+                    // Whoever led until now may have begun this before: even a leader leaves.
+                    return Err(Error::Removed);
+                }
+                self.members.remove(&id);
+                self.met.remove(&id);
+            }
+            kind => {
+                let learns = kind == ConfChangeType::AddLearnerNode;
+                let address = address_of(&change.context)?;
+                self.members.insert(id, Member { id, address, learns });
+            }
+        }
+        // A round that was answered by a majority of other members proves nothing now.
+        self.shared.lease_until.store(0, Ordering::SeqCst);
+        for round in self.rounds.drain(..) {
+            round.waiting.into_iter().for_each(|answer| drop(answer.send(Err(Error::Busy))));
+        }
+        self.reconnect();
+        Ok(())
+    }
+
+    /// Links to whoever is a member, or seems to be one, and to nobody else.
+    pub(super) fn reconnect(&mut self) {
+        self.met.retain(|id, _| !self.members.contains_key(id));
+        let members = self.members.values().map(|member| (member.id, member.address.clone()));
+        let met = self.met.iter().map(|(id, address)| (*id, address.clone()));
+        let others: BTreeMap<u64, String> = members.chain(met).filter(|(id, _)| *id != self.options.node).collect();
+        self.connectors.retain(|id, _| others.contains_key(id));
+        self.links.retain(|id, _| self.connectors.contains_key(id));
+        for (id, address) in others {
+            if self.connectors.contains_key(&id) {
+                continue;
+            }
+            let (ends, pause) = (self.ends(id), self.options.timing.tick * self.options.timing.heartbeat_ticks);
+            let connecting = links::connect(address, ends, self.events.clone(), pause, self.stop.clone());
+            self.connectors.insert(id, rt::spawn(connecting).abort_on_drop());
+        }
+        *self.shared.members.lock().unwrap_or_else(PoisonError::into_inner) = self.members.values().cloned().collect();
+    }
+}

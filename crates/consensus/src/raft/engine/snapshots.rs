@@ -1,0 +1,169 @@
+//! Snapshots: what is in them, when they are made, sent and taken over.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use base::bytes::BufMut as _;
+use base::{Bytes, BytesMut, rt};
+use raft::SnapshotStatus;
+use raft::eraftpb::{HardState, Message, Snapshot};
+
+use super::{Engine, Event};
+use crate::Error;
+use crate::raft::codec::{MEMBERS_MAX, Reader};
+use crate::raft::disk::DiskLog;
+use crate::raft::fault::{Mutant, crash_point, mutant};
+use crate::raft::{Machine, Member, links};
+
+/// Bytes of members and of the machine, as a snapshot holds them.
+fn snapshot_data(members: &BTreeMap<u64, Member>, machine: &[u8]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(machine.len() + 64 * members.len() + 16);
+    bytes.put_u32_le(members.len() as u32);
+    for (id, member) in members {
+        bytes.put_u64_le(*id);
+        bytes.put_u32_le(member.learns.into());
+        bytes.put_u32_le(member.address.len() as u32);
+        bytes.put_slice(member.address.as_bytes());
+    }
+    bytes.put_slice(machine);
+    bytes.freeze()
+}
+
+pub(super) fn members_of(data: Bytes) -> Result<(BTreeMap<u64, Member>, Bytes), Error> {
+    let mut reader = Reader(data);
+    let mut members = BTreeMap::new();
+    for _ in 0..reader.count(MEMBERS_MAX)? {
+        let (id, learns) = (reader.u64()?, reader.u32()? != 0);
+        let length = reader.u32()? as usize;
+        let address = address_of(&reader.bytes(length)?)?;
+        members.insert(id, Member { id, address, learns });
+    }
+    Ok((members, reader.0))
+}
+
+pub(super) fn address_of(bytes: &[u8]) -> Result<String, Error> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| Error::Corrupt("the address of a member of a Raft group is no text"))
+}
+
+/// What a node begins with: the same at each founder, and nothing at one that is to be added.
+pub(in crate::raft) fn first_snapshot(founders: &[Member], machine: &[u8]) -> Snapshot {
+    let members: BTreeMap<u64, Member> = founders.iter().map(|member| (member.id, member.clone())).collect();
+    let mut snapshot = Snapshot { data: snapshot_data(&members, machine), ..Snapshot::default() };
+    let point = u64::from(!members.is_empty());
+    let metadata = snapshot.mut_metadata();
+    (metadata.index, metadata.term) = (point, point);
+    let state = metadata.mut_conf_state();
+    for member in members.values() {
+        if member.learns { state.learners.push(member.id) } else { state.voters.push(member.id) }
+    }
+    snapshot
+}
+
+impl<M: Machine> Engine<M> {
+    pub(super) fn send_snapshot(&mut self, message: Message) {
+        let to = message.to;
+        let Some(member) = self.members.get(&to).filter(|_| !self.sending_snapshot.contains_key(&to)) else {
+            self.node.report_snapshot(to, SnapshotStatus::Failure);
+            return;
+        };
+        let (address, ends, events) = (member.address.clone(), self.ends(to), self.events.clone());
+        let task = rt::spawn(async move {
+            let is_whole = links::send_snapshot(&address, ends, message).await;
+            let _ = events.send(Event::SnapshotSent(to, is_whole)).await;
+        });
+        self.sending_snapshot.insert(to, task.abort_on_drop());
+    }
+
+    /// Makes a snapshot when one is wanted, or when the log on disk has become long.
+    pub(super) fn look_after_snapshots(&mut self) -> Result<(), Error> {
+        let is_wanted = self.node.raft.store().wanted.load(Ordering::Relaxed);
+        let is_long = self.disk.is_some() && self.bytes_since >= self.options.snapshot_after_bytes as u64;
+        let is_worth_it = is_long && self.applied > self.snapshot_index;
+        if self.is_making_snapshot || !(is_wanted || is_worth_it) || self.applied == 0 {
+            return Ok(());
+        }
+        self.is_making_snapshot = true;
+        self.node.raft.store().wanted.store(false, Ordering::Relaxed);
+        self.bytes_since = 0;
+        let (index, term) = (self.applied, self.applied_term);
+        let state = self.node.raft.store().members.clone();
+        let (members, machine) = (self.members.clone(), self.machine.snapshot());
+        let (events, group) = (self.events.clone(), self.options.group);
+        let directory = self.disk.as_ref().map(|disk| disk.directory().clone());
+        rt::spawn(async move {
+            let making = async {
+                let data = machine.await?;
+                let mut snapshot = Snapshot { data: snapshot_data(&members, &data), ..Snapshot::default() };
+                let metadata = snapshot.mut_metadata();
+                (metadata.index, metadata.term) = (index, term);
+                metadata.set_conf_state(state);
+                if let Some(directory) = directory {
+                    crash_point("consensus.raft.saving").await;
+                    DiskLog::save_snapshot(&directory, group, &snapshot).await?;
+                    crash_point("consensus.raft.saved").await;
+                }
+                Ok(snapshot)
+            };
+            let _ = events.send(Event::SnapshotMade(making.await)).await;
+        });
+        Ok(())
+    }
+
+    pub(super) async fn snapshot_made(&mut self, snapshot: Snapshot) -> Result<(), Error> {
+        self.is_making_snapshot = false;
+        let index = snapshot.get_metadata().index;
+        // Kept for whoever needs it, and no longer.
+        let is_wanted = self.node.raft.store().wanted.swap(false, Ordering::Relaxed);
+        let is_lagging = |progress: &raft::Progress| progress.matched < self.node.raft.raft_log.first_index();
+        let is_lagging = self.leads() && self.node.raft.prs().iter().any(|(_, progress)| is_lagging(progress));
+        if is_wanted || is_lagging {
+            self.node.raft.mut_store().snapshot = Some(snapshot);
+        }
+        if index > self.snapshot_index {
+            self.snapshot_index = index;
+            if let Some(disk) = &mut self.disk {
+                disk.remove_old(index).await?;
+            }
+            self.compact();
+        }
+        Ok(())
+    }
+
+    /// The crate must know at once that a snapshot is applied: it looks for entries behind what is.
+    pub(super) async fn installed(&mut self, number: u64) -> Result<(), Error> {
+        if let Some(disk) = &mut self.disk {
+            let durable = disk.syncing_all().run().await?;
+            disk.synced(durable);
+            self.synced(number);
+        }
+        self.node.advance_apply_to(self.applied);
+        Ok(())
+    }
+
+    /// Takes over what a leader has, in place of what this node has.
+    pub(super) async fn install(&mut self, snapshot: &Snapshot, hard: Option<&HardState>) -> Result<(), Error> {
+        let metadata = snapshot.get_metadata();
+        let (index, term) = (metadata.index, metadata.term);
+        if let Some(disk) = &mut self.disk {
+            crash_point("consensus.raft.installing").await;
+            DiskLog::save_snapshot(disk.directory(), self.options.group, snapshot).await?;
+            crash_point("consensus.raft.installed").await;
+            let hard = hard.unwrap_or(&self.node.raft.store().hard);
+            disk.restart(hard, index, term)?;
+        }
+        let (members, data) = members_of(snapshot.data.clone())?;
+        if !mutant(Mutant::SkipRestore) {
+            self.machine.restore(index, data)?;
+        }
+        let storage = self.node.raft.mut_store();
+        storage.restart(index, term);
+        storage.members = metadata.get_conf_state().clone();
+        self.members = members;
+        (self.applied, self.applied_term, self.snapshot_index) = (index, term, index);
+        self.bytes_since = 0;
+        self.shared.applied.store(index, Ordering::Release);
+        tracing::info!(node = self.options.node, index, "a Raft node takes over a snapshot");
+        self.reconnect();
+        Ok(())
+    }
+}

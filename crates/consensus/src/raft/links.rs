@@ -1,0 +1,279 @@
+//! Messages between nodes, over links of [`base::rt::net`].
+//!
+//! 1. Each node listens, and keeps one link to every other member over which it only sends. The first message is a hello; each
+//!    further one is a frame of Raft messages. A link that ends is made again after a while.
+//!    The hello says where the sender listens, so that a node which is added can answer before it knows the members.
+//! 2. The engine sends without waiting: what a link has no room for is dropped, and the crate is told that the other side
+//!    cannot be reached. Raft is made for lost messages.
+//! 3. A snapshot travels over a link of its own, in parts, and waits for room.
+//!
+//! 4. A link of kind 3 asks for what the machine keeps elsewhere: one message with a position, which is answered by the entries
+//!    from there on, as many as there are, and the link's end.
+//!
+//! ```text
+//! hello  magic u64 | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) | address u32 | address of the sender
+//! frame  messages u32 | messages
+//! part   bytes of one message that has a snapshot; the sender drops the link behind the last
+//! ```
+//!
+//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), links that are accepted ([`LINKS_MAX`]), frames
+//! ([`FRAME_MESSAGES_MAX`]), a snapshot ([`super::Options::snapshot_bytes_max`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base::bytes::BufMut as _;
+use base::rt::channel::Sender;
+use base::rt::net::{self, Link, LinkReceiver, LinkSender, Listener};
+use base::rt::{self, Stop};
+use base::{Bytes, BytesMut};
+use raft::eraftpb::Message;
+
+use super::codec::{self, Reader};
+use super::engine::Event;
+use crate::Error;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaft1");
+const HELLO_BYTES: usize = 40;
+/// Bytes of an address.
+const ADDRESS_BYTES_MAX: usize = 4096;
+const KIND_MESSAGES: u32 = 1;
+const KIND_SNAPSHOT: u32 = 2;
+const KIND_ENTRIES: u32 = 3;
+/// Messages of one frame.
+pub(super) const FRAME_MESSAGES_MAX: usize = 1 << 14;
+/// Links that are accepted at a time.
+const LINKS_MAX: usize = 256;
+/// Bytes of one part of a snapshot.
+const PART_BYTES: usize = 1 << 20;
+/// How long a part may wait for room.
+const PART_MAX: Duration = Duration::from_secs(10);
+
+/// Gives the entry at a position, for whoever lacks it.
+pub(super) type Serve = Arc<dyn Fn(u64) -> Option<Bytes> + Send + Sync>;
+
+/// Who is at both ends.
+#[derive(Clone)]
+pub(super) struct Ends {
+    pub group: u64,
+    pub from: u64,
+    /// Where the sender listens.
+    pub address: String,
+    pub to: u64,
+}
+
+fn hello(ends: &Ends, kind: u32) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(HELLO_BYTES);
+    for word in [MAGIC, ends.group, ends.from, ends.to] {
+        bytes.put_u64_le(word);
+    }
+    bytes.put_u32_le(kind);
+    bytes.put_u32_le(ends.address.len() as u32);
+    bytes.put_slice(ends.address.as_bytes());
+    bytes.freeze()
+}
+
+/// Who sends, from where, and what comes; an error when it is not for this node.
+fn understand(bytes: Bytes, group: u64, node: u64) -> Result<(u64, String, u32), Error> {
+    let mut reader = Reader(bytes);
+    if reader.u64()? != MAGIC {
+        return Err(Error::Corrupt("the other side of a link does not speak Raft"));
+    }
+    let (its_group, from, to) = (reader.u64()?, reader.u64()?, reader.u64()?);
+    let kind = reader.u32()?;
+    if (its_group, to) != (group, node) || !(KIND_MESSAGES..=KIND_ENTRIES).contains(&kind) {
+        return Err(Error::Corrupt("a link is for another group or node"));
+    }
+    let length = reader.count(ADDRESS_BYTES_MAX)?;
+    let address = String::from_utf8(reader.bytes(length)?.to_vec());
+    let address = address.map_err(|_| Error::Corrupt("the address of a member of a Raft group is no text"))?;
+    Ok((from, address, kind))
+}
+
+/// Makes a link to another member, again and again, and hands its sending half to the engine.
+pub(super) async fn connect<O: Send + 'static>(
+    address: String,
+    ends: Ends,
+    events: Sender<Event<O>>,
+    pause: Duration,
+    stop: Stop,
+) {
+    let attempts = async {
+        loop {
+            if let Ok(link) = net::connect(&address).await {
+                let (sender, mut receiver) = link.split();
+                if sender.send(hello(&ends, KIND_MESSAGES)).await.is_ok() {
+                    if events.send(Event::Linked(ends.to, sender)).await.is_err() {
+                        return;
+                    }
+                    // Nothing ever comes but the end.
+                    while receiver.receive().await.is_ok() {}
+                    if events.send(Event::Unlinked(ends.to)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            rt::sleep(pause).await;
+        }
+    };
+    stop.or_stopped(attempts).await;
+}
+
+/// Sends without waiting; false when it could not be sent.
+pub(super) fn try_send(link: &LinkSender, frame: Bytes) -> bool {
+    use futures_util::FutureExt as _;
+    // Dropped before it completes, it has sent nothing.
+    matches!(link.send(frame).now_or_never(), Some(Ok(())))
+}
+
+/// A frame with some messages.
+pub(super) fn frame(messages: &[Message]) -> Bytes {
+    debug_assert!(messages.len() <= FRAME_MESSAGES_MAX);
+    let bytes: usize = messages.iter().map(codec::message_bytes).sum();
+    let mut frame = BytesMut::with_capacity(4 + bytes);
+    frame.put_u32_le(messages.len() as u32);
+    messages.iter().for_each(|message| codec::put_message(&mut frame, message));
+    frame.freeze()
+}
+
+fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
+    let mut reader = Reader(frame);
+    let count = reader.count(FRAME_MESSAGES_MAX)?;
+    let messages = (0..count).map(|_| codec::message(&mut reader)).collect::<Result<_, _>>()?;
+    reader.end()?;
+    Ok(messages)
+}
+
+/// Sends a message that has a snapshot; gives whether all of it was taken.
+pub(super) async fn send_snapshot(address: &str, ends: Ends, message: Message) -> bool {
+    let mut bytes = BytesMut::with_capacity(codec::message_bytes(&message));
+    codec::put_message(&mut bytes, &message);
+    let mut bytes = bytes.freeze();
+    let Ok(link) = net::connect(address).await else { return false };
+    let (sender, mut receiver) = link.split();
+    if sender.send(hello(&ends, KIND_SNAPSHOT)).await.is_err() {
+        return false;
+    }
+    while !bytes.is_empty() {
+        let part = bytes.split_to(bytes.len().min(PART_BYTES));
+        if !matches!(rt::timeout(PART_MAX, sender.send(part)).await, Ok(Ok(()))) {
+            return false;
+        }
+    }
+    drop(sender);
+    // The other side drops its end when it has everything, and not before.
+    rt::timeout(PART_MAX, async { while receiver.receive().await.is_ok() {} }).await.is_ok()
+}
+
+/// Accepts links, and hands what arrives to the engine.
+pub(super) async fn accept<O: Send + 'static>(
+    mut listener: Listener,
+    group: u64,
+    node: u64,
+    snapshot_bytes_max: usize,
+    serve: Option<Serve>,
+    events: Sender<Event<O>>,
+    stop: Stop,
+) {
+    let links = Arc::new(AtomicUsize::new(0));
+    while let Some(Ok(link)) = stop.or_stopped(listener.accept()).await {
+        if links.fetch_add(1, Ordering::Relaxed) >= LINKS_MAX {
+            links.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (links, events, stop, serve) = (Arc::clone(&links), events.clone(), stop.clone(), serve.clone());
+        rt::spawn(async move {
+            let receiving = receive(link, group, node, snapshot_bytes_max, serve, events);
+            if let Some(Err(error)) = stop.or_stopped(receiving).await {
+                tracing::warn!(%error, node, "a link of a Raft group ends");
+            }
+            links.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+async fn receive<O: Send + 'static>(
+    link: Link,
+    group: u64,
+    node: u64,
+    snapshot_bytes_max: usize,
+    serve: Option<Serve>,
+    events: Sender<Event<O>>,
+) -> Result<(), Error> {
+    let (sender, mut receiver) = link.split();
+    let Ok(first) = receiver.receive().await else { return Ok(()) };
+    let (from, address, kind) = understand(first, group, node)?;
+    let wrong = Error::Corrupt("a Raft message tells of another sender or receiver");
+    if kind == KIND_ENTRIES {
+        let Ok(asked) = receiver.receive().await else { return Ok(()) };
+        let first = Reader(asked).u64()?;
+        let entries = serve.iter().flat_map(|serve| (first..).map_while(|position| serve(position)));
+        for entry in entries {
+            if sender.send(entry).await.is_err() {
+                break;
+            }
+        }
+        return Ok(());
+    }
+    if kind == KIND_SNAPSHOT {
+        let message = receive_snapshot(&mut receiver, snapshot_bytes_max).await?;
+        if (message.from, message.to) != (from, node) {
+            return Err(wrong);
+        }
+        // The engine has it before the sender learns so.
+        let _ = events.send(Event::Received(vec![message])).await;
+        drop(sender);
+        return Ok(());
+    }
+    if events.send(Event::Met(from, address)).await.is_err() {
+        return Ok(());
+    }
+    while let Ok(frame) = receiver.receive().await {
+        let messages = messages(frame)?;
+        if messages.iter().any(|message| (message.from, message.to) != (from, node)) {
+            return Err(wrong);
+        }
+        if events.send(Event::Received(messages)).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn receive_snapshot(receiver: &mut LinkReceiver, bytes_max: usize) -> Result<Message, Error> {
+    let mut bytes = BytesMut::new();
+    while let Ok(part) = receiver.receive().await {
+        if bytes.len() + part.len() > bytes_max {
+            return Err(Error::Corrupt("a snapshot is longer than this node takes"));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    let mut reader = Reader(bytes.freeze());
+    let message = codec::message(&mut reader)?;
+    reader.end()?;
+    Ok(message)
+}
+
+/// Entries that another member has, as they come.
+pub(super) struct Fetching {
+    receiver: LinkReceiver,
+    _sender: LinkSender,
+}
+
+impl Fetching {
+    /// The next one; nothing when there is no more, or it takes too long.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        rt::timeout(PART_MAX, self.receiver.receive()).await.ok()?.ok()
+    }
+}
+
+/// Asks another member for entries from a position on.
+pub(super) async fn fetch(address: &str, (group, from): (u64, u64), to: u64, position: u64) -> Option<Fetching> {
+    let link = rt::timeout(PART_MAX, net::connect(address)).await.ok()?.ok()?;
+    let (sender, receiver) = link.split();
+    let ends = Ends { group, from, address: String::new(), to };
+    sender.send(hello(&ends, KIND_ENTRIES)).await.ok()?;
+    sender.send(Bytes::copy_from_slice(&position.to_le_bytes())).await.ok()?;
+    Some(Fetching { receiver, _sender: sender })
+}

@@ -1,0 +1,527 @@
+//! A key-value store on the Raft engine under faults: three or five nodes with disks, a guest who is added, gets a vote and is
+//! removed again, and clients of whichever node leads.
+//!
+//! 1. A seed decides delays, what is asked, and the faults: nodes crash, also at the named points of the protocol, and lose what
+//!    they had not synced; they are paused, cut off and drift; disks fail and fill up; links break; messages are lost. In every fifth
+//!    seed nothing is durable and nobody crashes; in every third a node forgets what it has promised to a leader that another
+//!    has lost sight of.
+//! 2. Meanwhile what is applied, who leads and what versions are is held against one another.
+//! 3. All is healed. Every client's operation then succeeds soon, and every node applies everything. The history of every key must be
+//!    linearizable.
+//!
+//! Each of the planted mistakes ([`consensus::raft::fault`]) must be caught.
+
+#[path = "../support/campaign.rs"]
+mod campaign;
+#[path = "../kv_simulation/history.rs"]
+#[allow(dead_code, reason = "nobody watches here")]
+mod history;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base::rt::net::BoxFuture;
+use base::rt::simulation::{Bounds, CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim, Simulation};
+use base::rt::{self, Stop};
+use base::{Bytes, ErrorKind};
+use consensus::kv::{Expected, Swap};
+use consensus::raft::fault::{Mutant, plant};
+use consensus::raft::kv::{Keys, Store};
+use consensus::raft::{Applied, Machine, Member, Options, Timing};
+use consensus::{Error, Term};
+
+use campaign::{Campaign, Outcome};
+use history::{Asked, History, Outcome as Told};
+
+const NODES: [&str; 5] = ["n1", "n2", "n3", "n4", "n5"];
+const GUEST: &str = "guest";
+const KEYS: u64 = 12;
+const CLIENTS: usize = 5;
+/// Operations of a seed.
+const OPERATIONS_MIN: u64 = 300;
+/// How long faults happen.
+const TROUBLE: Duration = Duration::from_millis(3000);
+/// Within this everything works again.
+const CALM_MAX: Duration = Duration::from_secs(30);
+
+const CRASH_POINTS: &[&str] = &[
+    "consensus.raft.applying",
+    "consensus.raft.installed",
+    "consensus.raft.installing",
+    "consensus.raft.saved",
+    "consensus.raft.saving",
+    "consensus.raft.synced",
+    "consensus.raft.syncing",
+];
+/// Points that are come by all the time.
+const OFTEN: &[&str] = &["consensus.raft.applying", "consensus.raft.synced", "consensus.raft.syncing"];
+const FAULT_POINTS: &[&str] = &["consensus.raft.lose_message"];
+
+/// What all nodes together have shown.
+#[derive(Default)]
+struct Truth {
+    /// Term and bytes that were applied at an index.
+    applied: BTreeMap<u64, (Term, Bytes)>,
+    /// Who led in a term.
+    leaders: BTreeMap<Term, u64>,
+}
+
+/// What one seed is about.
+#[derive(Clone)]
+struct World {
+    history: Arc<History>,
+    truth: Arc<Mutex<Truth>>,
+    /// Each node's store as it is now, by the node's number.
+    stores: Arc<Mutex<BTreeMap<u64, Store>>>,
+    guest: Arc<Mutex<u64>>,
+    nodes: usize,
+    is_durable: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The machine, and a look at what it is given.
+struct Checked {
+    keys: Keys,
+    truth: Arc<Mutex<Truth>>,
+}
+
+impl Machine for Checked {
+    type Output = Option<Swap>;
+
+    fn apply(&mut self, entries: Vec<Applied>) -> Vec<Option<Swap>> {
+        for Applied { index, term, data } in &entries {
+            let mut truth = lock(&self.truth);
+            let before = truth.applied.entry(*index).or_insert_with(|| (*term, data.clone()));
+            assert!(*before == (*term, data.clone()), "applied: {index} is of {}, and of {term} too", before.0);
+        }
+        self.keys.apply(entries)
+    }
+
+    fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
+        self.keys.snapshot()
+    }
+
+    fn restore(&mut self, index: u64, snapshot: Bytes) -> Result<(), Error> {
+        self.keys.restore(index, snapshot)
+    }
+}
+
+fn timing() -> Timing {
+    Timing {
+        tick: Duration::from_millis(5),
+        heartbeat_ticks: 3,
+        election_ticks: 12,
+        drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
+    }
+}
+
+fn key_of(key: u64) -> Bytes {
+    Bytes::from(format!("key-{key}"))
+}
+
+/// A value's bytes: of some length, and all of them tell which it is.
+fn bytes_of(value: u64) -> Bytes {
+    Bytes::from(value.to_le_bytes().repeat(1 + (value * 7 % 40) as usize))
+}
+
+fn value_of(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("torn: a part of a word")));
+    let first = words.next().expect("torn: an empty value");
+    assert!(words.all(|word| word == first), "torn: {bytes:?}");
+    first
+}
+
+impl World {
+    fn founders(&self) -> Vec<Member> {
+        let member = |which: usize| Member { id: which as u64 + 1, address: NODES[which].to_owned(), learns: false };
+        (0..self.nodes).map(member).collect()
+    }
+
+    fn options(&self, id: u64) -> Options {
+        let founders = if id <= NODES.len() as u64 { self.founders() } else { Vec::new() };
+        Options {
+            listen: if id <= NODES.len() as u64 { NODES[id as usize - 1].to_owned() } else { guest_address(id) },
+            directory: self.is_durable.then(|| format!("/raft-{id}").into()),
+            timing: timing(),
+            is_commit_lazy: id % 2 == 1,
+            uncommitted_bytes_max: 1 << 20,
+            log_bytes: 1500,
+            snapshot_after_bytes: 12_000,
+            segment_bytes: Some(4096),
+            snapshot_bytes_max: 1 << 20,
+            ..Options::new(9, id, founders)
+        }
+    }
+
+    /// A node: it starts again when it has ended by itself.
+    async fn run(self, id: impl Fn() -> u64) {
+        loop {
+            let number = id();
+            let truth = Arc::clone(&self.truth);
+            match Store::start_with(self.options(number), |keys| Checked { keys, truth }).await {
+                Ok(store) => {
+                    lock(&self.stores).insert(number, store.clone());
+                    let error = self.serve(&store, number, &id).await;
+                    self.check_end(number, &error);
+                    store.raft().stop().await;
+                }
+                Err(error) => self.check_end(number, &error),
+            }
+            rt::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn check_end(&self, id: u64, error: &Error) {
+        let is_disk = matches!(error, Error::Journal(_));
+        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) && !is_disk {
+            self.history.fail(format!("report: node {id}: {error}"));
+        }
+    }
+
+    async fn serve(&self, store: &Store, number: u64, id: &impl Fn() -> u64) -> Error {
+        let mut tasks = Vec::new();
+        for _ in 0..CLIENTS {
+            let (world, store) = (self.clone(), store.clone());
+            tasks.push(rt::spawn(async move { world.ask(&store).await }).abort_on_drop());
+        }
+        let (truth, mut role) = (Arc::clone(&self.truth), store.raft().role());
+        tasks.push(
+            rt::spawn(async move {
+                while role.changed().await.is_ok() {
+                    let role = *role.borrow();
+                    if role.is_leading {
+                        let other = *lock(&truth).leaders.entry(role.term).or_insert(number);
+                        assert!(other == number, "leaders: {other} and {number} lead in term {}", role.term);
+                    }
+                }
+            })
+            .abort_on_drop(),
+        );
+        let moved = async {
+            while id() == number {
+                rt::sleep(Duration::from_millis(30)).await;
+            }
+            Error::Closed
+        };
+        let mut ended = std::pin::pin!(store.raft().ended());
+        let mut moved = std::pin::pin!(moved);
+        futures_util::future::select(&mut ended, &mut moved).await.factor_first().0
+    }
+
+    async fn ask(&self, store: &Store) {
+        loop {
+            match self.operate(store).await {
+                Ok(()) => {}
+                Err(Error::Closed) => return,
+                Err(_) => rt::sleep(Duration::from_micros(5000 + rt::random_below(10_000))).await,
+            }
+        }
+    }
+
+    /// One operation on a key.
+    async fn operate(&self, store: &Store) -> Result<(), Error> {
+        let (history, key) = (&self.history, rt::random_below(KEYS));
+        let name = key_of(key);
+        let asked = match rt::random_below(10) {
+            0..5 => Asked::Get,
+            5..8 => Asked::Put(history.next_value()),
+            8 => Asked::Delete,
+            _ => Asked::Swap(history.some_value(key), history.next_value()),
+        };
+        let begun = history.begin(key, asked);
+        let outcome = match asked {
+            Asked::Get => {
+                let found = store.get(&name).await;
+                found.map(|found| Told::Got(found.map(|found| (value_of(&found.value), found.version))))
+            }
+            Asked::Put(value) => store.put(&name, &bytes_of(value)).await.map(Told::Done),
+            Asked::Delete => store.delete(&name).await.map(|done| done.map_or(Told::Got(None), Told::Done)),
+            Asked::Swap(expected, value) => {
+                let expected = expected.map_or(Expected::Absent, |value| Expected::Value(bytes_of(value)));
+                store.compare_and_set(&name, expected, Some(bytes_of(value))).await.map(|swapped| match swapped {
+                    Swap::Done(version) => Told::Done(version),
+                    Swap::Found(found) => Told::Got(found.map(|found| (value_of(&found.value), found.version))),
+                })
+            }
+        };
+        match outcome {
+            Ok(outcome) => history.end(begun, outcome),
+            Err(error) => {
+                if error.kind() != ErrorKind::Ambiguous {
+                    history.refused(begun);
+                }
+                return Err(error);
+            }
+        }
+        rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
+        Ok(())
+    }
+
+    fn leading(&self) -> Option<Store> {
+        lock(&self.stores).values().find(|store| store.raft().role().borrow().is_leading).cloned()
+    }
+
+    /// Adds a guest, gives it a vote, removes it, and so on.
+    async fn change_members(self, sim: Sim, until: Stop) {
+        let mut chance = sim.chance();
+        let mut was_member = false;
+        while !until.is_stopped() {
+            rt::sleep(chance.duration(&(Duration::from_millis(30)..Duration::from_millis(250)))).await;
+            let Some(store) = self.leading() else { continue };
+            let guest = store.raft().members().into_iter().find(|member| member.id > NODES.len() as u64);
+            let changing = async {
+                match guest {
+                    None => {
+                        let id = {
+                            let mut guest = lock(&self.guest);
+                            // A number that was a member's is not used again.
+                            *guest += u64::from(std::mem::take(&mut was_member));
+                            *guest
+                        };
+                        store.raft().add_learner(id, &guest_address(id)).await
+                    }
+                    Some(guest) => {
+                        was_member = true;
+                        match guest.learns {
+                            true => store.raft().add_voter(guest.id, &guest.address).await,
+                            false => store.raft().remove(guest.id).await,
+                        }
+                    }
+                }
+            };
+            // Whatever comes of it: it is looked at again.
+            let _ = rt::timeout(Duration::from_millis(300), changing).await;
+        }
+    }
+
+    /// Cuts a leader off from one node, and lets the other forget what it has promised to that leader.
+    async fn break_promises(self, sim: Sim, until: Stop) {
+        let mut chance = sim.chance();
+        while !until.is_stopped() {
+            rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(300)))).await;
+            let Some(leader) = self.leading().map(|store| store.raft().node() as usize - 1) else { continue };
+            if leader >= self.nodes {
+                continue;
+            }
+            let [cut, forgetful] = [1, 2].map(|step| NODES[(leader + step) % 3]);
+            sim.cut(NODES[leader], cut);
+            rt::sleep(chance.duration(&(Duration::from_millis(40)..Duration::from_millis(110)))).await;
+            sim.node(forgetful).crash();
+            sim.cut(NODES[leader], forgetful);
+            sim.node(forgetful).restart();
+            rt::sleep(Duration::from_millis(200)).await;
+            sim.heal(NODES[leader], forgetful);
+            sim.heal(NODES[leader], cut);
+        }
+    }
+
+    /// Every node of the group applies what the others do, and clients go on.
+    async fn comes_to_rest(&self) {
+        let start = rt::now();
+        let late = || start.elapsed() >= CALM_MAX;
+        while self.history.operations() < OPERATIONS_MIN {
+            self.history.check_failed();
+            assert!(!late(), "progress: after {CALM_MAX:?} of calm: {}", self.history.operations());
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+        let before = self.history.operations();
+        while self.history.operations() < before + 20 {
+            assert!(!late(), "progress: nothing is read or written any more");
+            self.history.check_failed();
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+        let Some(members) = self.leading().map(|store| store.raft().members()) else {
+            panic!("progress: nobody leads")
+        };
+        let until = lock(&self.truth).applied.last_key_value().map_or(0, |(index, _)| *index);
+        // One that an old leader took for removed is a member that does not run.
+        let runs = |member: &Member| member.id <= NODES.len() as u64 || member.id == *lock(&self.guest);
+        for member in members.into_iter().filter(runs) {
+            let applied = || lock(&self.stores).get(&member.id).map_or(0, |store| store.raft().applied());
+            while applied() < until {
+                assert!(!late(), "progress: node {} has applied {} of {until}", member.id, applied());
+                rt::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+fn guest_address(id: u64) -> String {
+    format!("guest-{id}")
+}
+
+fn is_durable(seed: u64) -> bool {
+    seed % 5 != 4
+}
+
+fn nodes(seed: u64) -> usize {
+    if seed % 4 == 3 { 5 } else { 3 }
+}
+
+/// Faults of everybody, and crashes.
+fn plans(seed: u64) -> [Plan; 2] {
+    let mut kinds = vec![
+        FaultKind::Pause,
+        FaultKind::Pause,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Break,
+        FaultKind::Drift,
+    ];
+    if is_durable(seed) {
+        kinds.extend([FaultKind::Fail, FaultKind::Fill]);
+    }
+    let names: Vec<String> = NODES[..nodes(seed)].iter().chain(&[GUEST]).map(|name| (*name).to_owned()).collect();
+    let within = Duration::from_millis(300)..TROUBLE;
+    let lasting = Duration::from_millis(5)..Duration::from_millis(500);
+    let trouble = Bounds {
+        nodes: names.clone(),
+        kinds,
+        faults: 10,
+        within: within.clone(),
+        lasting: lasting.clone(),
+        down_max: 2,
+    };
+    let faults = if is_durable(seed) { 5 } else { 0 };
+    let crashes = Bounds { nodes: names, kinds: vec![FaultKind::Crash], faults, within, lasting, down_max: 2 };
+    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+}
+
+/// Starts nodes again that have crashed.
+async fn revive(sim: Sim, names: Vec<&'static str>, until: Stop) {
+    while !until.is_stopped() {
+        rt::sleep(Duration::from_millis(60)).await;
+        names.iter().for_each(|name| sim.node(name).restart());
+    }
+}
+
+async fn scenario(sim: Sim) -> u64 {
+    let seed = sim.seed();
+    let history = Arc::new(History::new(&sim));
+    let world = World {
+        history: Arc::clone(&history),
+        truth: Arc::default(),
+        stores: Arc::default(),
+        guest: Arc::new(Mutex::new(NODES.len() as u64 + 1)),
+        nodes: nodes(seed),
+        is_durable: is_durable(seed),
+    };
+    for (which, name) in NODES[..world.nodes].iter().enumerate() {
+        let world = world.clone();
+        sim.node(name).start(move || world.clone().run(move || which as u64 + 1));
+    }
+    let guest = world.clone();
+    sim.node(GUEST).start(move || {
+        let (world, number) = (guest.clone(), Arc::clone(&guest.guest));
+        world.run(move || *lock(&number))
+    });
+    rt::sleep(Duration::from_millis(300)).await;
+    let calm = Stop::new();
+    let changing = rt::spawn(world.clone().change_members(sim.clone(), calm.clone()));
+    let forgetting = (seed % 3 == 1 && world.is_durable && world.nodes == 3)
+        .then(|| rt::spawn(world.clone().break_promises(sim.clone(), calm.clone())));
+    let names: Vec<&'static str> = NODES[..world.nodes].iter().chain(&[GUEST]).copied().collect();
+    let reviving = rt::spawn(revive(sim.clone(), names.clone(), calm.clone()));
+    if !seed.is_multiple_of(4) {
+        FAULT_POINTS.iter().for_each(|point| sim.inject(point, 0.01));
+        for point in CRASH_POINTS.iter().filter(|_| world.is_durable) {
+            sim.inject(point, if OFTEN.contains(point) { 0.002 } else { 0.08 });
+        }
+    }
+    let [trouble, crashes] = plans(seed);
+    let other = sim.clone();
+    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
+    sim.run_plan(&trouble).await;
+    crashing.await.expect("the driver does not crash");
+    CRASH_POINTS.iter().chain(FAULT_POINTS).for_each(|point| sim.inject(point, 0.0));
+    sim.heal_all();
+    calm.stop();
+    changing.await.expect("the driver does not crash");
+    if let Some(forgetting) = forgetting {
+        forgetting.await.expect("the driver does not crash");
+    }
+    sim.heal_all();
+    reviving.await.expect("the driver does not crash");
+    names.iter().for_each(|name| sim.node(name).restart());
+    history.check_failed();
+    world.comes_to_rest().await;
+    history.check_failed();
+    history.check_linearizable();
+    history.operations()
+}
+
+fn simulation(seed: u64) -> Simulation {
+    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
+}
+
+fn run(seed: u64, mutant: Mutant) -> Outcome {
+    plant(mutant);
+    let outcome = simulation(seed).run(scenario);
+    plant(Mutant::None);
+    outcome
+}
+
+fn campaign() -> Campaign<'static> {
+    Campaign {
+        run: &|seed| run(seed, Mutant::None),
+        plans,
+        points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
+        enough: 75,
+        repeat: ["RAFT_SEED=", " cargo test --release -p heddle-consensus --test raft_simulation one_seed"],
+    }
+}
+
+#[test]
+fn seeds_0_to_74() {
+    campaign().run(0..75);
+}
+
+#[test]
+fn seeds_75_to_149() {
+    campaign().run(75..150);
+}
+
+/// `RAFT_SEEDS=0..5000 cargo test --release -p heddle-consensus --test raft_simulation chosen_seeds`
+#[test]
+fn chosen_seeds() {
+    campaign().run_chosen("RAFT_SEEDS");
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 0..4 {
+        simulation(seed).check(scenario).expect("both runs succeed and are the same");
+    }
+}
+
+/// How the messages of the checks begin that may catch a mistake.
+const MISTAKES: &[(Mutant, &[&str])] = &[
+    (Mutant::ConfirmUnsynced, &["linearizable:", "changed:", "applied:", "report:"]),
+    (Mutant::ForgetVote, &["leaders:", "applied:", "linearizable:", "changed:"]),
+    (Mutant::AnswerUncommitted, &["linearizable:", "changed:"]),
+    (Mutant::ReadWithoutLease, &["linearizable:"]),
+    (Mutant::KeepTorn, &["report:", "applied:", "torn:", "linearizable:"]),
+    (Mutant::SnapshotUnsynced, &["report:", "applied:", "linearizable:"]),
+    (Mutant::SkipRestore, &["linearizable:", "changed:"]),
+];
+
+#[test]
+fn every_planted_mistake_is_caught() {
+    for (mutant, caught_by) in MISTAKES {
+        campaign::must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
+    }
+}
+
+/// `RAFT_SEED=17 cargo test --release -p heddle-consensus --test raft_simulation one_seed` repeats a seed.
+#[test]
+fn one_seed() {
+    let Some(seed) = std::env::var("RAFT_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    let [trouble, crashes] = plans(seed);
+    println!("fault plan: {trouble}\n{crashes}");
+    run(seed, Mutant::None).expect("the seed succeeds");
+}
