@@ -186,7 +186,7 @@ impl World {
                     let _leads = rt::spawn(async move { world.lead(&leading, node).await }).abort_on_drop();
                     let (world, watched) = (self.clone(), Arc::clone(&log));
                     let _watches =
-                        rt::spawn(async move { world.watch(&watched, &*journal, node).await }).abort_on_drop();
+                        rt::spawn(async move { world.watch(&watched, &journal, node).await }).abort_on_drop();
                     let error = log.ended().await;
                     log.stop().await;
                     error

@@ -128,12 +128,15 @@ impl Machine for Count {
     }
 }
 
+/// What is proposed and not answered, and the room that it takes.
+type InFlight = (OneshotReceiver<Result<Proposed<bool>, Error>>, Permit);
+
 /// One processor's part. See the module.
 pub struct RaftLog {
     raft: Raft<bool>,
     shared: Arc<Shared>,
     bytes: Semaphore,
-    answers: Sender<(OneshotReceiver<Result<Proposed<bool>, Error>>, Permit)>,
+    answers: Sender<InFlight>,
 }
 
 impl RaftLog {
@@ -176,7 +179,7 @@ impl RaftLog {
 }
 
 /// Gives room back when entries are answered; what became of them is told by `safe`.
-async fn take_answers(mut waiting: Receiver<(OneshotReceiver<Result<Proposed<bool>, Error>>, Permit)>) {
+async fn take_answers(mut waiting: Receiver<InFlight>) {
     while let Some((answer, _permit)) = waiting.recv().await {
         let _ = answer.await;
     }
