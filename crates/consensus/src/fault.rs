@@ -1,4 +1,7 @@
-//! Named places where a simulation may end the processor that runs a coordinator.
+//! What simulations do to a group: crash the processor that runs its coordinator at named places, and plant mistakes that the
+//! checkers must catch.
+
+use std::cell::Cell;
 
 use base::rt;
 use base::rt::simulation::Node;
@@ -11,4 +14,28 @@ pub(crate) async fn crash_point(name: &'static str) {
         node.crash();
         std::future::pending::<()>().await;
     }
+}
+
+/// A planted mistake. None is ever planted but by a test of the tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// None.
+    None,
+    /// A pool takes groups over without having a processor left.
+    TakeOverUnprovisioned,
+    /// A processor whose coordinator has ended does not come back to its pool.
+    KeepProcessor,
+}
+
+thread_local! {
+    static PLANTED: Cell<Mutant> = const { Cell::new(Mutant::None) };
+}
+
+/// Plants a mistake in everything of this thread, on which a simulation runs whole.
+pub fn plant(mutant: Mutant) {
+    PLANTED.set(mutant);
+}
+
+pub(crate) fn mutant(mutant: Mutant) -> bool {
+    PLANTED.get() == mutant
 }

@@ -16,7 +16,8 @@
 //!    ([`takeover`]).
 //! 5. The [`Coordinator`] then serves reads, logged writes, transactions and direct writes, keeps the heartbeat going, and
 //!    takes memory nodes back that were lost ([`coordinator`]).
-//! 6. On top of it stands a key-value store ([`kv`]).
+//! 6. Groups may share their backups: a [`BackupPool`] watches many of them with few processors ([`backups`]).
+//! 7. On top of it stands a key-value store ([`kv`]).
 //!
 //! [`ordered`] is what an engine of consensus looks like to whoever orders something with it.
 //!
@@ -31,11 +32,12 @@
 //! Why this is safe is written where it is done: at the heads of [`standby`], [`takeover`] and [`coordinator`]. What
 //! bytes mean is left to the layers above.
 
+pub mod backups;
 mod code;
 pub mod coordinator;
 pub mod entry;
 mod error;
-mod fault;
+pub mod fault;
 mod format;
 pub mod group;
 pub mod kv;
@@ -53,6 +55,7 @@ pub mod takeover;
 
 use std::fmt;
 
+pub use backups::{BackupPool, PoolOptions, PoolStatus, Watched};
 pub use coordinator::{Coordinator, Posted, Status};
 pub use entry::{Entry, Kind, WRITES_MAX, Write};
 pub use error::Error;

@@ -10,6 +10,9 @@
 //!    whatever became of it; its connection is gone, and the node has no part in this attempt any more.
 //! 4. With a majority won, within [`Timing::attempt_max`], it is elected; else it waits for a random time and begins anew.
 //!
+//! A standby that watches many groups reads sparingly: one node's words a heartbeat, of each node in turn, and those of all
+//! only once half of the time-out has passed without a change, or to see to its connections ([`Timing::reconnect`]).
+//!
 //! Why a term has one winner: a node's term only grows, and each step of it is won by one compare-swap. Two winners of one
 //! term would need a node that both have won. A node that lost its memory forgets its vote, but has none until a
 //! coordinator has admitted it, which that one does only after [`Timing::attempt_max`], and with the greatest term that F+1 of
@@ -39,6 +42,8 @@ pub struct Standby {
     silent_since: Instant,
     /// A part of the election time-out, drawn anew for every wait.
     hesitation: std::time::Duration,
+    /// The node whose words are read next by who reads sparingly.
+    next: usize,
 }
 
 /// A node's words and the connection over which they were read.
@@ -54,7 +59,7 @@ impl Standby {
         let slots = group.nodes.len();
         let hesitation = hesitation(&group.timing);
         let (links, tried, seen) = (vec![None; slots], vec![None; slots], vec![None; slots]);
-        Ok(Standby { group: Arc::new(group), node, links, tried, seen, silent_since: rt::now(), hesitation })
+        Ok(Standby { group: Arc::new(group), node, links, tried, seen, silent_since: rt::now(), hesitation, next: 0 })
     }
 
     /// Watches, stands for election, and takes over; gives a coordinator that serves. Dropping the future leaves at most
@@ -90,6 +95,34 @@ impl Standby {
                 return;
             }
             rt::sleep(self.group.timing.heartbeat).await;
+        }
+    }
+
+    /// As [`Standby::watch`], with about one read a heartbeat. Dropping it is safe.
+    pub async fn watch_sparingly(&mut self) {
+        self.silent_since = rt::now();
+        let mut looked_at: Option<Instant> = None;
+        loop {
+            let timing = &self.group.timing;
+            let is_doubtful = self.silent_since.elapsed() >= timing.election_timeout / 2;
+            let is_due = looked_at.is_none_or(|at| at.elapsed() >= timing.reconnect);
+            if is_doubtful || is_due || !self.glance().await {
+                self.look().await;
+                looked_at = Some(rt::now());
+            }
+            if self.silent_since.elapsed() >= self.group.timing.election_timeout + self.hesitation {
+                return;
+            }
+            rt::sleep(self.group.timing.heartbeat).await;
+        }
+    }
+
+    /// Completes when somebody is heard of, who was not at the beginning. Dropping it is safe.
+    pub async fn hear(&mut self) {
+        let begun = rt::now();
+        while self.silent_since <= begun {
+            rt::sleep(self.group.timing.heartbeat).await;
+            self.look().await;
         }
     }
 
@@ -139,6 +172,28 @@ impl Standby {
     pub async fn back_off(&mut self) {
         self.hesitation = hesitation(&self.group.timing);
         rt::sleep(self.hesitation).await;
+    }
+
+    /// Reads the words of one node, another each time, and notes whether they have changed; false when it did not answer.
+    async fn glance(&mut self) -> bool {
+        let slots = self.links.len();
+        let turns = (0..slots).map(|turn| (self.next + turn) % slots);
+        let Some(slot) = turns.into_iter().find(|slot| self.links[*slot].is_some()) else { return false };
+        self.next = (slot + 1) % slots;
+        let Some(link) = &self.links[slot] else { return false };
+        match rt::timeout(self.group.timing.attempt_max / 2, link.read_admin()).await {
+            Ok(Ok(admin)) => {
+                let before = self.seen[slot].replace(admin);
+                if before.is_none_or(|before| (before.term, before.timestamp) != (admin.term, admin.timestamp)) {
+                    self.silent_since = rt::now();
+                }
+                true
+            }
+            _ => {
+                self.links[slot] = None;
+                false
+            }
+        }
     }
 
     /// Reads the words of every node that answers soon, and notes whether any has changed.

@@ -1,0 +1,436 @@
+//! Backups that groups share, under faults: five groups on three memory nodes, of which three have a processor of their own, and
+//! two pools with one and two processors.
+//!
+//! 1. A seed decides the faults: processors and pools crash, also at the named points of a takeover; everybody is paused, cut off
+//!    and drifts; connections break; verbs are lost and delayed.
+//! 2. Whoever coordinates a group counts a word of it up. What it reads must be what was acknowledged last, or begun since:
+//!    anything else tells of two that coordinate at once, or of a takeover that lost something. No pool coordinates more groups
+//!    than it has processors.
+//! 3. All is healed, and both pools get more processors. Soon every group is coordinated, nobody waits, and every processor that does not coordinate is free.
+//!
+//! Planted mistakes must be caught.
+
+#[path = "support/mod.rs"]
+#[expect(dead_code, reason = "what simulations of one group need")]
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
+use base::rt::{self, Stop};
+use base::{Bytes, ErrorKind};
+use consensus::backups::{GroupState, Serve};
+use consensus::fault::{Mutant, plant};
+use consensus::{
+    BackupPool, Coordinator, Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, PoolOptions,
+    PoolStatus, Standby, Timing, Watched,
+};
+use futures_util::FutureExt as _;
+use rma::sim::SimFabric;
+use rma::{Fabric as _, HostOptions, NodeId};
+
+use support::{CALM_MAX, Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, TOKEN, must_be_caught, places, timing};
+
+const GROUPS: u64 = 5;
+/// Those of the first groups.
+const OWN: [&str; 3] = ["own1", "own2", "own3"];
+/// Pools, and how many processors each has.
+const POOLS: [(&str, usize); 2] = [("pool1", 1), ("pool2", 2)];
+const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 4096, block_bytes: 64, data_shares: 1 };
+/// How long faults happen.
+const TROUBLE: Duration = Duration::from_millis(2500);
+
+const CRASH_POINTS: &[&str] = &["consensus.elect.won", "consensus.takeover.fenced", "consensus.takeover.replayed"];
+
+/// What must hold of one group.
+#[derive(Default)]
+struct Truth {
+    begun: AtomicU64,
+    acked: AtomicU64,
+    takeovers: AtomicU64,
+}
+
+#[derive(Clone)]
+struct World {
+    sim: Sim,
+    fabric: SimFabric,
+    groups: Arc<Vec<Truth>>,
+    serving: Arc<Vec<AtomicUsize>>,
+    pools: Arc<Mutex<BTreeMap<usize, Arc<BackupPool>>>>,
+    /// Processors that each pool was given later.
+    provisioned: Arc<AtomicUsize>,
+    failed: Arc<Mutex<Option<String>>>,
+}
+
+/// One coordinator less at a pool, however it ended.
+struct Leaves(Arc<Vec<AtomicUsize>>, usize);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0[self.1].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl World {
+    fn new(sim: &Sim) -> World {
+        World {
+            sim: sim.clone(),
+            fabric: SimFabric::new(sim),
+            groups: Arc::new((0..GROUPS).map(|_| Truth::default()).collect()),
+            serving: Arc::new(POOLS.iter().map(|_| AtomicUsize::new(0)).collect()),
+            pools: Arc::default(),
+            provisioned: Arc::default(),
+            failed: Arc::default(),
+        }
+    }
+
+    fn group(&self, which: usize) -> Group {
+        let (id, nodes) = (GroupId(1 + which as u64), places(3, "backup"));
+        // As seldom as in production, beside heartbeats.
+        let timing = Timing { reconnect: Duration::from_millis(200), ..timing() };
+        Group { id, layout: LAYOUT, nodes, fabric: Arc::new(self.fabric.clone()), timing }
+    }
+
+    async fn start(&self) {
+        for (which, address) in MEMORY_NODES[..3].iter().enumerate() {
+            let fabric = self.fabric.clone();
+            self.sim.node(address).start(move || {
+                let fabric = fabric.clone();
+                async move {
+                    let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+                    let host = fabric.host(address, options).await.expect("nobody else is there");
+                    let groups = (1..=GROUPS).map(|id| GroupMemory { id: GroupId(id), layout: LAYOUT }).collect();
+                    let node = MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await;
+                    let _node = node.expect("there is memory");
+                    std::future::pending::<()>().await;
+                }
+            });
+        }
+        rt::sleep(Duration::from_millis(20)).await;
+        let world = self.clone();
+        let formatted = self.sim.node("operator").spawn(async move {
+            for which in 0..GROUPS as usize {
+                consensus::format(&world.group(which)).await.expect("all nodes answer");
+            }
+        });
+        formatted.await.expect("nothing crashes it");
+    }
+
+    fn start_own(&self, which: usize) {
+        let world = self.clone();
+        self.sim.node(OWN[which]).start(move || world.clone().stand_by(which));
+    }
+
+    async fn stand_by(self, which: usize) {
+        let mut standby = Standby::new(self.group(which), which as u64).expect("the group is good");
+        loop {
+            match standby.take_over().await {
+                Ok(coordinator) => drop(self.count_up(which, &coordinator).await),
+                Err(error) => return self.fail(format!("report: {}: {error}", OWN[which])),
+            }
+        }
+    }
+
+    fn start_pool(&self, pool: usize) {
+        let world = self.clone();
+        let (name, processors) = POOLS[pool];
+        self.sim.node(name).start(move || {
+            let world = world.clone();
+            async move {
+                let watched = (0..GROUPS as usize).map(|which| world.watched(pool, which)).collect();
+                let options = PoolOptions { number: 100 + pool as u64, processors };
+                let started = Arc::new(BackupPool::start(watched, options).expect("good groups"));
+                world.pools.lock().unwrap_or_else(PoisonError::into_inner).insert(pool, started);
+                std::future::pending::<()>().await;
+            }
+        });
+    }
+
+    fn watched(&self, pool: usize, which: usize) -> Watched {
+        let world = self.clone();
+        let serve: Serve = Arc::new(move |coordinator| {
+            let world = world.clone();
+            async move {
+                let before = world.serving[pool].fetch_add(1, Ordering::Relaxed);
+                let _leaves = Leaves(Arc::clone(&world.serving), pool);
+                let (name, processors) = POOLS[pool];
+                let more = world.provisioned.load(Ordering::Relaxed);
+                if before >= processors + more {
+                    world.fail(format!("bound: {name} coordinates {} groups with {processors} processors", before + 1));
+                }
+                world.count_up(which, &coordinator).await
+            }
+            .boxed()
+        });
+        Watched { group: self.group(which), serve }
+    }
+
+    fn fail(&self, reason: String) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+    }
+
+    fn check_failed(&self) {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(reason) = failed {
+            panic!("{reason}");
+        }
+    }
+
+    /// Counts the first word of a group up until its coordinator ends.
+    async fn count_up(&self, which: usize, coordinator: &Coordinator) -> Error {
+        self.groups[which].takeovers.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let error = match self.count(which, coordinator).await {
+                Ok(()) => continue,
+                Err(error) => error,
+            };
+            if coordinator.is_serving() && error.kind() == ErrorKind::Retry {
+                continue;
+            }
+            return coordinator.ended().await;
+        }
+    }
+
+    async fn count(&self, which: usize, coordinator: &Coordinator) -> Result<(), Error> {
+        let truth = &self.groups[which];
+        let least = truth.acked.load(Ordering::Relaxed);
+        let bytes = coordinator.read(0, 8).await?;
+        let found = u64::from_le_bytes(bytes[..].try_into().expect("eight bytes were read"));
+        let most = truth.begun.load(Ordering::Relaxed);
+        if !(least..=most).contains(&found) {
+            self.fail(format!("linearizable: group {which} has {found}, {least} was acknowledged, {most} begun"));
+        }
+        let next = truth.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        coordinator.write(0, Bytes::copy_from_slice(&next.to_le_bytes())).await?;
+        truth.acked.fetch_max(next, Ordering::Relaxed);
+        rt::sleep(Duration::from_micros(500 + rt::random_below(8000))).await;
+        Ok(())
+    }
+
+    fn acked(&self) -> Vec<u64> {
+        self.groups.iter().map(|truth| truth.acked.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Every group is coordinated, and every processor that is not needed is free.
+    async fn comes_to_rest(&self) {
+        // Those that crashed last begin anew first.
+        rt::sleep(Duration::from_millis(50)).await;
+        let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // They may coordinate groups that have a processor of their own, and have none left for those that have not.
+        self.provisioned.store(GROUPS as usize, Ordering::Relaxed);
+        pools.values().for_each(|pool| pool.provision(GROUPS as usize).expect("it is not many"));
+        let (start, before) = (rt::now(), self.acked());
+        let within = |what: &dyn Fn() -> String| assert!(start.elapsed() < CALM_MAX, "{}", what());
+        while self.acked().iter().zip(&before).any(|(now, before)| now < &(before + 20)) {
+            self.check_failed();
+            within(&|| format!("progress: groups counted {before:?}, after {CALM_MAX:?} of calm {:?}", self.acked()));
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+        loop {
+            let all: Vec<PoolStatus> = pools.values().map(|pool| pool.status()).collect();
+            if all.iter().all(|status| status.waiting() == 0 && status.free + coordinated(status) == status.processors)
+            {
+                break;
+            }
+            within(&|| format!("returned: after {CALM_MAX:?} of calm: {all:?}"));
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn coordinated(status: &PoolStatus) -> usize {
+    status.groups.iter().filter(|(_, state)| matches!(state, GroupState::Coordinated { .. })).count()
+}
+
+/// Faults of everybody, and crashes of whoever coordinates.
+fn plans(seed: u64) -> [Plan; 2] {
+    let processors: Vec<String> =
+        OWN.iter().chain(POOLS.map(|(name, _)| name).iter()).map(|name| (*name).into()).collect();
+    let everybody = MEMORY_NODES[..3].iter().map(|name| (*name).to_owned()).chain(processors.clone()).collect();
+    let within = Duration::from_millis(300)..TROUBLE;
+    let lasting = Duration::from_millis(5)..Duration::from_millis(800);
+    let kinds = vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift];
+    let (faults, down_max) = (10, 2);
+    let trouble =
+        Bounds { nodes: everybody, kinds, faults, within: within.clone(), lasting: lasting.clone(), down_max };
+    let kinds = vec![FaultKind::Crash];
+    let crashes = Bounds { nodes: processors, kinds, faults: 8, within, lasting, down_max: 4 };
+    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+}
+
+fn everybody() -> impl Iterator<Item = &'static str> {
+    OWN.into_iter().chain(POOLS.map(|(name, _)| name))
+}
+
+async fn scenario(sim: Sim) -> u64 {
+    let world = World::new(&sim);
+    world.start().await;
+    (0..OWN.len()).for_each(|which| world.start_own(which));
+    (0..POOLS.len()).for_each(|pool| world.start_pool(pool));
+    rt::sleep(Duration::from_millis(200)).await;
+    if !sim.seed().is_multiple_of(4) {
+        FAULT_POINTS.iter().for_each(|point| sim.inject(point, 0.005));
+        sim.inject("rma.sim.lose_verb", 0.001);
+        sim.inject("rma.sim.lose_completion", 0.001);
+        CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.05));
+    }
+    let [trouble, crashes] = plans(sim.seed());
+    let other = sim.clone();
+    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
+    let (other, calm) = (sim.clone(), Stop::new());
+    let until = calm.clone();
+    let reviving = rt::spawn(async move {
+        while !until.is_stopped() {
+            rt::sleep(Duration::from_millis(700)).await;
+            everybody().for_each(|name| other.node(name).restart());
+        }
+    });
+    sim.run_plan(&trouble).await;
+    crashing.await.expect("the driver does not crash");
+    FAULT_POINTS.iter().chain(CRASH_POINTS).for_each(|point| sim.inject(point, 0.0));
+    calm.stop();
+    reviving.await.expect("the driver does not crash");
+    sim.heal_all();
+    everybody().for_each(|name| sim.node(name).restart());
+    world.check_failed();
+    world.comes_to_rest().await;
+    world.check_failed();
+    world.acked().iter().sum()
+}
+
+fn simulation(seed: u64) -> Simulation {
+    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
+}
+
+fn run(seed: u64, mutant: Mutant) -> Outcome {
+    plant(mutant);
+    let outcome = simulation(seed).run(scenario);
+    plant(Mutant::None);
+    outcome
+}
+
+fn campaign() -> Campaign<'static> {
+    Campaign {
+        run: &|seed| run(seed, Mutant::None),
+        plans,
+        points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().filter(|point| *point != "rma.sim.tear").collect(),
+        enough: 100,
+        repeat: ["BACKUPS_SEED=", " cargo test --release -p heddle-consensus --test backups one_seed"],
+    }
+}
+
+#[test]
+fn seeds_0_to_99() {
+    campaign().run(0..100);
+}
+
+/// `BACKUPS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test backups chosen_seeds`
+#[test]
+fn chosen_seeds() {
+    campaign().run_chosen("BACKUPS_SEEDS");
+}
+
+/// `BACKUPS_SEED=17 cargo test --release -p heddle-consensus --test backups one_seed` repeats a seed.
+#[test]
+fn one_seed() {
+    let Some(seed) = std::env::var("BACKUPS_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    run(seed, Mutant::None).expect("the seed succeeds");
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 0..3 {
+        simulation(seed).check(scenario).expect("both runs succeed and are the same");
+    }
+}
+
+#[test]
+fn every_planted_mistake_is_caught() {
+    for (mutant, by) in
+        [(Mutant::TakeOverUnprovisioned, &["bound:"][..]), (Mutant::KeepProcessor, &["returned:", "progress:"])]
+    {
+        must_be_caught(&format!("{mutant:?}"), by, |seed| run(seed, mutant));
+    }
+}
+
+/// Waits until a pool is so; fails after a while.
+async fn until(pool: &BackupPool, what: &str, is_so: impl Fn(&PoolStatus) -> bool) {
+    let start = rt::now();
+    while !is_so(&pool.status()) {
+        assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", pool.status());
+        rt::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn groups_wait_for_all_to_see_until_processors_are_provisioned() {
+    let outcome = simulation(1).run(|sim| async move {
+        let world = World::new(&sim);
+        world.start().await;
+        let (watching, other) = (world.clone(), sim.clone());
+        let watching = sim.node("pool").spawn(async move {
+            let (world, sim) = (watching, other);
+            let serve = |which: usize| -> Serve {
+                let world = world.clone();
+                Arc::new(move |coordinator| {
+                    let world = world.clone();
+                    async move { world.count_up(which, &coordinator).await }.boxed()
+                })
+            };
+            let watched = (0..3).map(|which| Watched { group: world.group(which), serve: serve(which) }).collect();
+            let pool = BackupPool::start(watched, PoolOptions { number: 1, processors: 1 }).expect("good groups");
+            until(&pool, "one of three", |status| coordinated(status) == 1 && status.waiting() == 2).await;
+            pool.provision(1).expect("it is not many");
+            until(&pool, "two of three", |status| coordinated(status) == 2 && status.waiting() == 1).await;
+            // Somebody else takes over the group that waits.
+            let waits = |(_, state): &(GroupId, GroupState)| matches!(state, GroupState::Waiting { .. });
+            let which = pool.status().groups.iter().position(waits).expect("one waits");
+            world.start_own(which);
+            until(&pool, "none waits", |status| status.waiting() == 0 && coordinated(status) == 2).await;
+            // One that is not coordinated any more is waited for again, with a processor at once if there is one.
+            pool.provision(1).expect("it is not many");
+            sim.node(OWN[which]).crash();
+            until(&pool, "three of three", |status| coordinated(status) == 3 && status.free == 0).await;
+            assert!(pool.provision(usize::MAX).is_err());
+            pool.stop().await;
+        });
+        watching.await.expect("it does not crash");
+        world.check_failed();
+        0
+    });
+    outcome.expect("all is as it should be");
+}
+
+#[test]
+fn a_group_is_watched_by_about_one_read_a_heartbeat() {
+    let reads = |watches: bool| {
+        let run = move |sim: Sim| async move {
+            let world = World::new(&sim);
+            world.start().await;
+            (0..OWN.len()).for_each(|which| world.start_own(which));
+            rt::sleep(Duration::from_millis(500)).await;
+            let watching = world.clone();
+            let _watching = sim.node("pool").spawn(async move {
+                let watched: Vec<Watched> = (0..OWN.len()).map(|which| watching.watched(0, which)).collect();
+                let watched = if watches { watched } else { Vec::new() };
+                let _pool = BackupPool::start(watched, PoolOptions { number: 1, processors: 1 }).expect("good groups");
+                std::future::pending::<()>().await;
+            });
+            let taken: Vec<u64> = world.groups.iter().map(|truth| truth.takeovers.load(Ordering::Relaxed)).collect();
+            rt::sleep(Duration::from_secs(2)).await;
+            let now: Vec<u64> = world.groups.iter().map(|truth| truth.takeovers.load(Ordering::Relaxed)).collect();
+            assert_eq!(taken, now, "nobody is deposed who is alive");
+            // Those of clients, one an operation, are not of interest.
+            world.fabric.counts().reads - world.acked().iter().sum::<u64>()
+        };
+        simulation(3).run(run).expect("nothing fails").value
+    };
+    let (without, with) = (reads(false), reads(true));
+    let heartbeats = 2000 / timing().heartbeat.as_millis() as u64;
+    let each = (with - without) as f64 / (heartbeats * OWN.len() as u64) as f64;
+    println!("{each:.2} reads a heartbeat and group");
+    assert!((1.0..1.5).contains(&each), "{each} reads a heartbeat and group");
+}
