@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use base::BytesMut;
 
 use crate::capability::equal_in_constant_time;
 use crate::{Capability, Endpoint, Error, NodeId, RegionId, Rights};
@@ -116,6 +117,24 @@ pub trait Host: Send + Sync + 'static {
     /// # Errors
     /// As [`Host::revoke`].
     async fn deregister(&self, region: RegionId) -> Result<(), Error>;
+
+    /// Reads a part of a region, as its owner, without a capability. What verbs write meanwhile may be there in part.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::OutOfBounds`]; [`Error::Refused`] by a provider whose owners have no way to their memory.
+    fn load(&self, region: RegionId, offset: u64, length: usize) -> Result<BytesMut, Error> {
+        let _ = (region, offset, length);
+        Err(Error::Refused("owners do not reach their memory with this provider".to_owned()))
+    }
+
+    /// Writes a part of a region, as its owner. Callers see to it that no verb reaches the part meanwhile.
+    ///
+    /// # Errors
+    /// As [`Host::load`].
+    fn store(&self, region: RegionId, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let _ = (region, offset, bytes);
+        Err(Error::Refused("owners do not reach their memory with this provider".to_owned()))
+    }
 
     /// The next connection. Dropping the future loses nothing.
     ///

@@ -298,6 +298,14 @@ impl Host for ShapedHost {
         self.inner.deregister(region).await
     }
 
+    fn load(&self, region: RegionId, offset: u64, length: usize) -> Result<BytesMut, Error> {
+        self.inner.load(region, offset, length)
+    }
+
+    fn store(&self, region: RegionId, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.inner.store(region, offset, bytes)
+    }
+
     async fn accept(&self) -> Result<Endpoint, Error> {
         Ok(shaped(self.inner.accept().await?, self.shape))
     }

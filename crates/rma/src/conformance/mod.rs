@@ -148,6 +148,7 @@ macro_rules! claims {
 claims! {
     transfers::what_was_written_is_read_by_all,
     transfers::regions_begin_as_zeros,
+    transfers::owners_reach_their_memory,
     transfers::reads_append_to_what_is_there,
     transfers::parts_are_written_one_behind_the_other,
     transfers::transfers_of_no_bytes_pass,

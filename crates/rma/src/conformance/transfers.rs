@@ -3,7 +3,7 @@
 use base::{Bytes, BytesMut, rt};
 
 use super::{Fixture, Pair, REGION_BYTES, Region, difference, ensure, number, pattern, read_word, while_doing, word};
-use crate::{Incoming, Ordering, PARTS_MAX};
+use crate::{Error, Incoming, Ordering, PARTS_MAX};
 
 type Checked = Result<Option<&'static str>, String>;
 
@@ -48,6 +48,40 @@ pub(super) async fn regions_begin_as_zeros(fixture: &dyn Fixture) -> Checked {
         pair.connected.write(&region.all, 0, &[bytes]).await.map_err(while_doing("writing"))?;
         region.end().await?;
     }
+    Ok(None)
+}
+
+pub(super) async fn owners_reach_their_memory(fixture: &dyn Fixture) -> Checked {
+    let region = Region::new(fixture, REGION_BYTES).await?;
+    let (pair, host) = (Pair::new(fixture).await?, fixture.host());
+    if let Err(Error::Refused(_)) = host.load(region.id, 0, 8) {
+        region.end().await?;
+        return Ok(Some("its owners do not reach their memory"));
+    }
+    for (round, offset, length) in [(0, 0, 64), (1, 5, 300), (2, REGION_BYTES - 4096, 4096)] {
+        let bytes = pattern(round, length);
+        pair.connected
+            .write(&region.all, offset, std::slice::from_ref(&bytes))
+            .await
+            .map_err(while_doing("writing"))?;
+        let loaded = host.load(region.id, offset, length).map_err(while_doing("loading"))?;
+        ensure!(loaded[..] == bytes[..], "{length} bytes at {offset} were loaded as others");
+        let bytes = pattern(100 + round, length);
+        host.store(region.id, offset, &bytes).map_err(while_doing("storing"))?;
+        let read = pair.connected.read(&region.all, offset, length, BytesMut::new()).await;
+        ensure!(
+            read.map_err(while_doing("reading"))?[..] == bytes[..],
+            "{length} bytes at {offset} were stored otherwise"
+        );
+    }
+    for (offset, length) in [(REGION_BYTES, 1), (REGION_BYTES - 8, 16), (u64::MAX, 8)] {
+        let (loaded, stored) = (host.load(region.id, offset, length), host.store(region.id, offset, &vec![1; length]));
+        let is_refused = |error: Option<Error>| matches!(error, Some(Error::OutOfBounds { .. }));
+        ensure!(is_refused(loaded.err()) && is_refused(stored.err()), "{length} bytes at {offset} are not there");
+    }
+    let id = region.id;
+    region.end().await?;
+    ensure!(host.load(id, 0, 8).is_err() && host.store(id, 0, &[0; 8]).is_err(), "a region that is gone is reached");
     Ok(None)
 }
 

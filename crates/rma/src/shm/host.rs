@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::BytesMut;
 use base::rt::channel::{Receiver, Sender, bounded};
 use base::rt::{self, Stop};
 use rustix::process::Pid;
@@ -259,6 +260,16 @@ impl Inner {
         Ok(Confirmation { fd: Arc::clone(&owned.fd), bytes: owned.bytes, rights: grant.rights })
     }
 
+    /// The memfd of a region that has a part.
+    fn owned(&self, region: RegionId, offset: u64, length: usize) -> Result<Arc<OwnedFd>, Error> {
+        let state = self.state();
+        let owned = state.find(region).ok_or(Error::Unknown)?;
+        match offset.checked_add(length as u64) {
+            Some(end) if end <= owned.bytes => Ok(Arc::clone(&owned.fd)),
+            _ => Err(Error::OutOfBounds { offset, length: length as u64, region_bytes: owned.bytes }),
+        }
+    }
+
     /// Steps 1 to 3 for grants of one region, each with the generation that is revoked.
     async fn fence(&self, region: RegionId, grants: &[(GrantId, u64)]) -> Result<(), Error> {
         let peers = {
@@ -467,6 +478,16 @@ impl Host for ShmHost {
             self.inner.state().free.push_back(RegionId(next));
         }
         Ok(())
+    }
+
+    fn load(&self, region: RegionId, offset: u64, length: usize) -> Result<BytesMut, Error> {
+        let fd = self.inner.owned(region, offset, length)?;
+        memory::load(&fd, offset, length)
+    }
+
+    fn store(&self, region: RegionId, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let fd = self.inner.owned(region, offset, bytes.len())?;
+        memory::store(&fd, offset, bytes)
     }
 
     async fn accept(&self) -> Result<Endpoint, Error> {

@@ -74,6 +74,34 @@ pub(super) fn discard(fd: &OwnedFd, bytes: u64) -> Result<(), Error> {
         .map_err(system("give shared memory back"))
 }
 
+/// Reads a part of a memfd, whoever maps it.
+pub(super) fn load(fd: &OwnedFd, offset: u64, length: usize) -> Result<BytesMut, Error> {
+    let mut bytes = BytesMut::zeroed(length);
+    let mut done = 0;
+    while done < length {
+        match rustix::io::pread(fd, &mut bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(Error::Malformed("shared memory that ends before its size")),
+            Ok(read) => done += read,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(system("read shared memory")(errno)),
+        }
+    }
+    Ok(bytes)
+}
+
+/// Writes a part of a memfd, whoever maps it.
+pub(super) fn store(fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(fd, &bytes[done..], offset + done as u64) {
+            Ok(written) => done += written,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(system("write shared memory")(errno)),
+        }
+    }
+    Ok(())
+}
+
 /// How a memfd is mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {

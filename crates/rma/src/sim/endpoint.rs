@@ -217,6 +217,14 @@ impl Host for SimHost {
         })
     }
 
+    fn load(&self, region: RegionId, offset: u64, length: usize) -> Result<BytesMut, Error> {
+        self.memory(|memory| memory.owned(region, offset, length).map(|bytes| BytesMut::from(&*bytes)))
+    }
+
+    fn store(&self, region: RegionId, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.memory(|memory| memory.owned(region, offset, bytes.len()).map(|owned| owned.copy_from_slice(bytes)))
+    }
+
     async fn accept(&self) -> Result<Endpoint, Error> {
         let (key, name) = std::future::poll_fn(|cx| poll_accept(&self.fabric, self.host, cx)).await?;
         Ok(Endpoint::new(Arc::new(SimConnection::take(&self.fabric, key, 1, name))))

@@ -88,6 +88,16 @@ impl Memory {
         Ok(Capability { node, region, grant, rights, generation: 1, secret })
     }
 
+    /// A region's bytes, for its owner.
+    pub(super) fn owned(&mut self, region: RegionId, offset: u64, length: usize) -> Result<&mut [u8], Error> {
+        let bytes = &mut self.regions.get_mut(&region).ok_or(Error::Unknown)?.bytes;
+        let region_bytes = bytes.len() as u64;
+        match offset.checked_add(length as u64) {
+            Some(end) if end <= region_bytes => Ok(&mut bytes[offset as usize..end as usize]),
+            _ => Err(Error::OutOfBounds { offset, length: length as u64, region_bytes }),
+        }
+    }
+
     /// The grant that a capability was once given for.
     fn grant_of(&self, capability: &Capability) -> Result<(&Region, &Grant), Error> {
         if capability.node != self.node {

@@ -149,6 +149,14 @@ impl Host for TcpHost {
         self.shared.regions.deregister(region)
     }
 
+    fn load(&self, region: RegionId, offset: u64, length: usize) -> Result<BytesMut, Error> {
+        self.shared.regions.owned(region, offset, length, |bytes| BytesMut::from(&*bytes))
+    }
+
+    fn store(&self, region: RegionId, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.shared.regions.owned(region, offset, bytes.len(), |owned| owned.copy_from_slice(bytes))
+    }
+
     async fn accept(&self) -> Result<Endpoint, Error> {
         self.accepted.lock().await.recv().await.ok_or(Error::Closed)
     }

@@ -125,6 +125,24 @@ impl Regions {
         Ok(())
     }
 
+    /// Does something with a part of a region, for its owner. It is locked meanwhile, so that no word is torn.
+    pub fn owned<T>(
+        &self,
+        region: RegionId,
+        offset: u64,
+        length: usize,
+        access: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<T, Error> {
+        let found = self.get(region).ok_or(Error::Unknown)?;
+        let region_bytes = found.bytes;
+        if offset.checked_add(length as u64).is_none_or(|end| end > region_bytes) {
+            return Err(Error::OutOfBounds { offset, length: length as u64, region_bytes });
+        }
+        let mut inner = found.lock();
+        let memory = inner.memory.as_mut().ok_or(Error::Unknown)?;
+        Ok(access(&mut memory.bytes()[offset as usize..][..length]))
+    }
+
     /// Frees every region: the host has ended.
     pub fn clear(&self) {
         let regions = std::mem::take(&mut self.table.write().unwrap_or_else(PoisonError::into_inner).regions);
