@@ -65,6 +65,12 @@ enum Task {
         #[arg(long)]
         compute_nodes: Option<u32>,
     },
+    /// Run a key-value store of processes under load, kill and pause them; what was told must be linearizable.
+    SoakStore {
+        /// How long it is disturbed, with volatile memory nodes and then with persistent ones.
+        #[arg(long, default_value_t = 5.0)]
+        minutes: f64,
+    },
     /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
     ///
     /// Needs Debian packages, which are installed where this runs as root and named where not. No host device is used.
@@ -86,6 +92,10 @@ fn main() -> ExitCode {
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
         Task::Soak { minutes, seed, compute_nodes } => {
             let outcome = soak(minutes, seed, compute_nodes);
+            outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
+        Task::SoakStore { minutes } => {
+            let outcome = soak_store(minutes);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::RdmaGuest { program, arguments } => {
@@ -185,6 +195,12 @@ fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(
         command.env("HEDDLE_SOAK_COMPUTE_NODES", nodes.to_string());
     }
     step::run(&mut command)
+}
+
+fn soak_store(minutes: f64) -> Result<(), String> {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--release", "--workspace", "--test", "processes", "--", "--nocapture", "--test-threads=1"]);
+    step::run(command.env("PROCESSES_SECONDS", ((minutes * 60.0) as u64).to_string()))
 }
 
 fn simulator(arguments: &[&str]) -> Result<(), String> {

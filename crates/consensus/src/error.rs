@@ -94,6 +94,14 @@ pub enum Error {
     /// Bytes that are not what they must be.
     #[error("corrupt: {0}")]
     Corrupt(&'static str),
+    /// A persistent memory node's disk failed. What was being written may be there or not.
+    #[error("{doing}: {reason}")]
+    Disk {
+        /// What was tried.
+        doing: &'static str,
+        /// What the system said.
+        reason: String,
+    },
     /// The coordinator was stopped.
     #[error("closed")]
     Closed,
@@ -113,7 +121,7 @@ impl Error {
         match self {
             Error::Invalid(_) | Error::Refused { .. } | Error::AlreadyFormatted(_) => ErrorKind::Rejected,
             Error::NoRoom | Error::Forgotten { .. } => ErrorKind::Rejected,
-            Error::NoAnswer { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
+            Error::NoAnswer { .. } | Error::Disk { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
             Error::NoMajority { .. } | Error::NotElected | Error::NotLeading(_) | Error::Busy => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) | Error::Journal(_) => ErrorKind::Corrupt,
             Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed => ErrorKind::Fenced,

@@ -25,6 +25,16 @@ pub enum Mutant {
     TakeOverUnprovisioned,
     /// A processor whose coordinator has ended does not come back to its pool.
     KeepProcessor,
+    /// A persistent node answers before its disk has what it was told.
+    AnswerUnsynced,
+    /// A node that begins believes in a record that is torn.
+    ReplayTorn,
+    /// A journal is followed by another though the image lacks what it had.
+    FollowUnsynced,
+    /// A persistent node's memory stays beyond its disk behind a fence.
+    KeepUnsynced,
+    /// A coordinator counts a persistent node's verbs as soon as they have completed.
+    CountUnsynced,
 }
 
 thread_local! {

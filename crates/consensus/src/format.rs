@@ -9,7 +9,7 @@
 use base::Bytes;
 
 use crate::layout::{ADMITTED_AT, Cursor, HEADER_BYTES, Header};
-use crate::link::{Held, Link, NotFenced};
+use crate::link::{Held, Link, NotFenced, Reign};
 use crate::{Error, Group, Term};
 
 /// The term under which groups are made.
@@ -41,7 +41,7 @@ pub async fn format(group: &Group) -> Result<(), Error> {
             Err(NotFenced::Newer(_)) => return Err(Error::AlreadyFormatted(address.clone())),
             Err(NotFenced::Unknown(error)) => return Err(error),
         };
-        let held = Held { link, region };
+        let held = Held { link, region, reign: Reign { term: FIRST_TERM, holder } };
         let headers = held.read_all(0, 2 * HEADER_BYTES as u64).await.map_err(&failed)?;
         let header = Header {
             sequence: 1,
@@ -54,10 +54,13 @@ pub async fn format(group: &Group) -> Result<(), Error> {
             Some(other) if other != header => return Err(Error::AlreadyFormatted(address.clone())),
             _ => held.write(header.at(), &[Bytes::copy_from_slice(&header.encode())]).await.map_err(&failed)?,
         }
+        let header = vec![(header.at(), Bytes::copy_from_slice(&header.encode()))];
+        held.keep(group, false, header).await.map_err(&failed)?;
         // The admission comes last: a vote is that of a copy.
         held.link.swap_term(Term(0), FIRST_TERM).await.map_err(&failed)?;
         let admitted = Bytes::copy_from_slice(&group.id.0.to_le_bytes());
         held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)?;
+        held.keep(group, true, Vec::new()).await.map_err(&failed)?;
     }
     Ok(())
 }

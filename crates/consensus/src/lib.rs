@@ -35,6 +35,7 @@
 pub mod backups;
 mod code;
 pub mod coordinator;
+mod disk;
 pub mod entry;
 mod error;
 pub mod fault;

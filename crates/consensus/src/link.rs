@@ -20,6 +20,8 @@ pub(crate) struct Link {
     address: String,
     /// The life of the node that said welcome.
     pub life: u64,
+    /// It acknowledges only what its disk has.
+    pub is_persistent: bool,
     admin: Capability,
     number: AtomicU32,
     turn: Mutex<()>,
@@ -46,14 +48,15 @@ impl Link {
                 slot,
                 address: place.address.clone(),
                 life: 0,
+                is_persistent: false,
                 admin: Capability::decode(&[0; rma::CAPABILITY_BYTES]).expect("zeros are well-formed"),
                 number: AtomicU32::new(1),
                 turn: Mutex::default(),
             };
             let hello = Request::Hello { version: PROTOCOL_VERSION, group: group.id, layout: group.layout };
             match link.ask(&hello).await? {
-                Reply::Welcome { version: PROTOCOL_VERSION, life, admin } => {
-                    (link.life, link.admin) = (life, admin);
+                Reply::Welcome { version: PROTOCOL_VERSION, is_persistent, life, admin } => {
+                    (link.life, link.is_persistent, link.admin) = (life, is_persistent, admin);
                     Ok(Arc::new(link))
                 }
                 Reply::Refused { text, .. } => Err(Error::Refused { address: link.address, reason: text }),
@@ -102,6 +105,30 @@ impl Link {
         }
     }
 
+    /// Has a persistent node make writes durable, which are posted too; on return its disk has them, and all before.
+    pub(crate) async fn keep(
+        &self,
+        group: &Group,
+        reign: Reign,
+        admitted: bool,
+        writes: Vec<(u64, Bytes)>,
+    ) -> Result<(), rma::Error> {
+        let keep = Request::Keep { term: reign.term, holder: reign.holder, admitted, writes };
+        match rt::timeout(group.timing.answer_max, self.ask(&keep)).await {
+            Ok(Ok(Reply::Kept)) => Ok(()),
+            Ok(Ok(Reply::Refused { refusal, text, .. })) => {
+                tracing::debug!(node = %self.address, ?refusal, "writes are not kept: {text}");
+                Err(if refusal == Refusal::Fenced { rma::Error::Revoked } else { rma::Error::Refused(text) })
+            }
+            Ok(Ok(_)) => Err(rma::Error::Malformed("an answer to another question")),
+            Ok(Err(error)) => {
+                tracing::debug!(node = %self.address, %error, "writes are perhaps not kept");
+                Err(rma::Error::Ambiguous("a node does not say whether it keeps what it was told"))
+            }
+            Err(rt::Elapsed) => Err(rma::Error::Ambiguous("a node's disk takes too long")),
+        }
+    }
+
     /// Reads the administrative words.
     pub(crate) async fn read_admin(&self) -> Result<Admin, Error> {
         let into = BytesMut::with_capacity(ADMIN_WORDS_BYTES);
@@ -134,11 +161,19 @@ impl Link {
     }
 }
 
+/// As whom a region was fenced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Reign {
+    pub term: Term,
+    pub holder: u64,
+}
+
 /// A node whose replicated region this processor holds.
 #[derive(Clone)]
 pub(crate) struct Held {
     pub link: Arc<Link>,
     pub region: Capability,
+    pub reign: Reign,
 }
 
 impl Held {
@@ -148,6 +183,19 @@ impl Held {
 
     pub(crate) fn write(&self, at: u64, parts: &[Bytes]) -> Completion<()> {
         self.link.endpoint.write(&self.region, at, parts)
+    }
+
+    /// Has a persistent node make writes durable; nothing at any other.
+    pub(crate) async fn keep(
+        &self,
+        group: &Group,
+        admitted: bool,
+        writes: Vec<(u64, Bytes)>,
+    ) -> Result<(), rma::Error> {
+        match self.link.is_persistent {
+            true => self.link.keep(group, self.reign, admitted, writes).await,
+            false => Ok(()),
+        }
     }
 
     /// Reads many bytes in verbs of bounded size.

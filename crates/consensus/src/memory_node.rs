@@ -8,10 +8,16 @@
 //!    Else term and holder are noted, first of all; then the capability that was given last is revoked, and when that
 //!    has taken effect, a new one is given. A holder that comes again, on a new connection, gets a new capability the same
 //!    way: what it had posted before is fenced off too.
+//! 4. A *persistent* node ([`MemoryNode::start_persistent`]) also takes writes in messages over the connection that fenced last, and
+//!    answers when its disk has them ([`crate::disk`]). The same writes come by verbs, on which it has no part. At a fence it
+//!    notes term and holder on disk before anything else, and behind the revocation sets its memory back to what its disk has.
+//!    One that begins anew has memory, term and vote as its disk has them.
 //!
 //! Invariants:
 //! * At most one capability for a replicated region is in force: the newest. One fence of a group runs at a time.
-//! * Terms only grow in the life of a node. A node that starts anew knows none and has no copy; processors see that.
+//! * Terms only grow in the life of a node, and in all lives of a persistent one. Another that starts anew knows none and has no
+//!   copy; processors see that.
+//! * A persistent node whose disk has failed acknowledges nothing more, and gives no capability.
 //! * Bounded: groups, connections.
 
 use std::collections::BTreeMap;
@@ -19,12 +25,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::Bytes;
 use base::ErrorKind;
+use base::rt::disk::Directory;
 use base::rt::sync::{Mutex, Permit, Semaphore};
 use base::rt::{self, Stop, Task};
 use rma::{Capability, Endpoint, Host, Incoming, RegionId, Rights};
 
-use crate::layout::ADMIN_BYTES;
+use crate::disk::{Disk, Holder};
+use crate::fault::{Mutant, mutant};
+use crate::layout::{ADMIN_BYTES, ADMITTED_AT, TERM_AT};
 use crate::message::{PROTOCOL_VERSION, Refusal, Reply, Request};
 use crate::{Error, GroupId, Layout, Term};
 
@@ -64,6 +74,7 @@ pub struct MemoryNode {
 struct Shared {
     host: Arc<dyn Host>,
     life: u64,
+    is_persistent: bool,
     stop: Stop,
     groups: BTreeMap<GroupId, Kept>,
     connections: Semaphore,
@@ -83,14 +94,29 @@ struct Reign {
     term: Term,
     holder: u64,
     capability: Option<Capability>,
+    /// The connection over which it was fenced: writes that a lost one still brings are not to be kept.
+    connection: u64,
+    disk: Option<Disk>,
 }
 
 impl MemoryNode {
-    /// Registers the groups' regions and begins to serve.
+    /// Registers the groups' regions and begins to serve. What they hold ends with the node.
     ///
     /// # Errors
     /// [`Error::Invalid`] for sizes that make no sense; [`Error::Rma`] when there is not enough memory.
     pub async fn start(options: MemoryNodeOptions) -> Result<Arc<MemoryNode>, Error> {
+        MemoryNode::begin(options, None).await
+    }
+
+    /// As [`MemoryNode::start`], with what a directory has kept of its groups, and will keep.
+    ///
+    /// # Errors
+    /// And [`Error::Disk`], [`Error::Corrupt`] for a directory that cannot be read or was damaged.
+    pub async fn start_persistent(options: MemoryNodeOptions, directory: &Directory) -> Result<Arc<MemoryNode>, Error> {
+        MemoryNode::begin(options, Some(directory)).await
+    }
+
+    async fn begin(options: MemoryNodeOptions, directory: Option<&Directory>) -> Result<Arc<MemoryNode>, Error> {
         let MemoryNodeOptions { host, groups: wanted, stop: outer } = options;
         if wanted.len() > GROUPS_MAX {
             return Err(Error::Invalid(format!("{} groups: a memory node keeps at most {GROUPS_MAX}", wanted.len())));
@@ -99,16 +125,36 @@ impl MemoryNode {
         for GroupMemory { id, layout } in wanted {
             layout.check()?;
             let failed = Error::rma("registering a group's memory");
-            let admin = host.register("consensus.admin", ADMIN_BYTES).await.map_err(&failed)?;
-            let admin = host.grant(admin, Rights::ALL).map_err(&failed)?;
+            let words = host.register("consensus.admin", ADMIN_BYTES).await.map_err(&failed)?;
+            let admin = host.grant(words, Rights::ALL).map_err(&failed)?;
             let region = host.register("consensus", layout.region_bytes()).await.map_err(&failed)?;
-            let kept = Kept { layout, admin, region, reign: Mutex::default() };
+            let mut reign = Reign::default();
+            if let Some(directory) = directory {
+                let doing = |error: std::io::Error| Error::Disk {
+                    doing: "opening a group's directory",
+                    reason: error.to_string(),
+                };
+                let directory = directory.subdirectory(&format!("group-{}", id.0)).await.map_err(doing)?;
+                let disk = Disk::open(directory, layout.region_bytes()).await?;
+                disk.load(&*host, region).await?;
+                let Holder { term, holder, admitted } = disk.holder;
+                if !disk.is_blank() {
+                    tracing::info!(group = id.0, %term, admitted, "a memory node has what its disk has kept");
+                }
+                host.store(words, TERM_AT, &term.0.to_le_bytes()).map_err(&failed)?;
+                if admitted {
+                    host.store(words, ADMITTED_AT, &id.0.to_le_bytes()).map_err(&failed)?;
+                }
+                reign = Reign { term, holder, disk: Some(disk), ..Reign::default() };
+            }
+            let kept = Kept { layout, admin, region, reign: Mutex::new(reign) };
             if groups.insert(id, kept).is_some() {
                 return Err(Error::Invalid(format!("group {} is named twice", id.0)));
             }
         }
         let (stop, connections) = (Stop::new(), Semaphore::new(CONNECTIONS_MAX));
-        let shared = Arc::new(Shared { host, life: rt::random_u64(), stop, groups, connections });
+        let (life, is_persistent) = (rt::random_u64(), directory.is_some());
+        let shared = Arc::new(Shared { host, life, is_persistent, stop, groups, connections });
         let accepting = rt::spawn(accept(Arc::clone(&shared), outer));
         Ok(Arc::new(MemoryNode { shared, accepting: std::sync::Mutex::new(Some(accepting)) }))
     }
@@ -171,6 +217,7 @@ async fn serve(shared: Arc<Shared>, endpoint: Endpoint, permit: Permit) {
 /// Answers until the connection ends, or says what it must not.
 async fn converse(shared: &Shared, endpoint: &Endpoint) {
     let mut group = None;
+    let connection = rt::random_u64() | 1;
     loop {
         let message = match endpoint.receive().await {
             Ok(Incoming::Message(message)) => message,
@@ -182,7 +229,7 @@ async fn converse(shared: &Shared, endpoint: &Endpoint) {
                 if rt::fault_point("consensus.node.request_lost") {
                     return;
                 }
-                let reply = perform(shared, &mut group, request).await;
+                let reply = perform(shared, connection, &mut group, request).await;
                 if rt::fault_point("consensus.node.answer_lost") {
                     return;
                 }
@@ -206,7 +253,7 @@ fn refused(refusal: Refusal, detail: u64, text: impl Into<String>) -> Reply {
     Reply::Refused { refusal, detail, text: text.into() }
 }
 
-async fn perform(shared: &Shared, group: &mut Option<GroupId>, request: Request) -> Reply {
+async fn perform(shared: &Shared, connection: u64, group: &mut Option<GroupId>, request: Request) -> Reply {
     match request {
         Request::Hello { version, .. } if version != PROTOCOL_VERSION => refused(
             Refusal::Version,
@@ -223,17 +270,22 @@ async fn perform(shared: &Shared, group: &mut Option<GroupId>, request: Request)
                 return refused(Refusal::Group, 0, text);
             }
             *group = Some(id);
-            Reply::Welcome { version: PROTOCOL_VERSION, life: shared.life, admin: kept.admin }
+            let (life, is_persistent) = (shared.life, shared.is_persistent);
+            Reply::Welcome { version: PROTOCOL_VERSION, is_persistent, life, admin: kept.admin }
         }
+        Request::Keep { term, holder, admitted, writes } => match group.and_then(|id| shared.groups.get(&id)) {
+            Some(kept) => keep(kept, connection, Holder { term, holder, admitted }, writes).await,
+            None => refused(Refusal::Malformed, 0, "hello first"),
+        },
         Request::Fence { term, holder } => match group.and_then(|id| shared.groups.get(&id)) {
-            Some(kept) => fence(shared, kept, term, holder).await,
+            Some(kept) => fence(shared, kept, connection, term, holder).await,
             None => refused(Refusal::Malformed, 0, "hello first"),
         },
     }
 }
 
 /// Step 3 at the head of this module.
-async fn fence(shared: &Shared, kept: &Kept, term: Term, holder: u64) -> Reply {
+async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder: u64) -> Reply {
     let mut reign = kept.reign.lock().await;
     if term < reign.term {
         return refused(Refusal::Fenced, reign.term.0, "a newer coordinator has the group's memory");
@@ -241,17 +293,37 @@ async fn fence(shared: &Shared, kept: &Kept, term: Term, holder: u64) -> Reply {
     if term == reign.term && holder != reign.holder {
         return refused(Refusal::Disputed, term.0, "another coordinator has fenced under this term");
     }
+    if let Some(disk) = &mut reign.disk
+        && (disk.holder.term, disk.holder.holder) != (term, holder)
+    {
+        let admitted = disk.holder.admitted;
+        if let Err(error) = disk.append(Holder { term, holder, admitted }, &[]).await {
+            tracing::error!(%error, "a memory node's disk has failed");
+            return refused(Refusal::NotKept, 0, error.to_string());
+        }
+    }
     reign.term = term;
     reign.holder = holder;
+    reign.connection = connection;
     if let Some(before) = &reign.capability {
         let revoked = match rt::fault_point("consensus.node.unconfirmed") {
             true => Err(rma::Error::Ambiguous("a fault was injected")),
             false => shared.host.revoke(before).await,
         };
         match revoked {
-            Ok(()) => reign.capability = None,
+            Ok(()) => {}
             Err(error) => return refused(Refusal::Unconfirmed, 0, error.to_string()),
         }
+        // From here on nobody writes, until a capability is given.
+        if let Some(disk) = &reign.disk
+            && !mutant(Mutant::KeepUnsynced)
+        {
+            match disk.set_back(&*shared.host, kept.region).await {
+                Ok(bytes) => tracing::debug!(bytes, "a memory node's memory is what its disk has"),
+                Err(error) => return refused(Refusal::NotKept, 0, error.to_string()),
+            }
+        }
+        reign.capability = None;
     }
     match shared.host.grant(kept.region, Rights::ALL) {
         Ok(region) => {
@@ -259,5 +331,24 @@ async fn fence(shared: &Shared, kept: &Kept, term: Term, holder: u64) -> Reply {
             Reply::Fenced { region }
         }
         Err(error) => refused(Refusal::Unconfirmed, 0, error.to_string()),
+    }
+}
+
+/// Step 4 at the head of this module.
+async fn keep(kept: &Kept, connection: u64, asked: Holder, writes: Vec<(u64, Bytes)>) -> Reply {
+    let mut reign = kept.reign.lock().await;
+    if (asked.term, asked.holder, connection) != (reign.term, reign.holder, reign.connection) {
+        return refused(Refusal::Fenced, reign.term.0, "a newer coordinator has the group's memory");
+    }
+    let Some(disk) = &mut reign.disk else {
+        return refused(Refusal::NotKept, 0, "it keeps nothing on disk");
+    };
+    let admitted = asked.admitted || disk.holder.admitted;
+    match disk.append(Holder { admitted, ..asked }, &writes).await {
+        Ok(()) => Reply::Kept,
+        Err(error) => {
+            tracing::error!(%error, "a memory node's disk has failed");
+            refused(Refusal::NotKept, 0, error.to_string())
+        }
     }
 }

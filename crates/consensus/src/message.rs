@@ -3,8 +3,10 @@
 //! ```text
 //!  hello    01 000000 | number u32 | version u32 | 0 u32 | group u64 | layout 40
 //!  fence    02 000000 | number u32 | term u64 | holder u64
-//!  welcome  81 000000 | number u32 | version u32 | 0 u32 | life u64 | capability 40
+//!  keep     03 000000 | number u32 | term u64 | holder u64 | admitted u32 | count u32 | count × (at u64, bytes u64) | bytes …
+//!  welcome  81 000000 | number u32 | version u32 | persistent u32 | life u64 | capability 40
 //!  fenced   82 000000 | number u32 | capability 40
+//!  kept     83 000000 | number u32
 //!  refused  FF 000000 | number u32 | reason u32 | detail u64 | text
 //! ```
 //!
@@ -17,7 +19,7 @@ use crate::layout::{LAYOUT_BYTES, Layout, half, word};
 use crate::{Error, GroupId, Term};
 
 /// Raised with every change of the messages or of what they mean.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 /// Bytes before a message's own.
 const HEAD_BYTES: usize = 8;
 /// Bytes of a refusal's text; what is longer is cut.
@@ -25,24 +27,29 @@ const TEXT_BYTES_MAX: usize = 256;
 
 const HELLO: u8 = 0x01;
 const FENCE: u8 = 0x02;
+const KEEP: u8 = 0x03;
 const WELCOME: u8 = 0x81;
 const FENCED: u8 = 0x82;
+const KEPT: u8 = 0x83;
 const REFUSED: u8 = 0xFF;
 
 /// What a processor asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// First on every connection.
     Hello { version: u32, group: GroupId, layout: Layout },
     /// Takes the replicated region over: revokes whatever capability was given for it.
     Fence { term: Term, holder: u64 },
+    /// Makes writes durable that the holder has posted, or is about to; and, with `admitted`, that the node has a vote.
+    Keep { term: Term, holder: u64, admitted: bool, writes: Vec<(u64, Bytes)> },
 }
 
 /// What a memory node answers.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
-    Welcome { version: u32, life: u64, admin: Capability },
+    Welcome { version: u32, is_persistent: bool, life: u64, admin: Capability },
     Fenced { region: Capability },
+    Kept,
     Refused { refusal: Refusal, detail: u64, text: String },
 }
 
@@ -61,16 +68,19 @@ pub(crate) enum Refusal {
     Disputed,
     /// The revocation could not be confirmed; ask again.
     Unconfirmed,
+    /// Whoever asks does not hold the region, or the node keeps nothing, or its disk has failed.
+    NotKept,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 6] = [
+    const ALL: [Refusal; 7] = [
         Refusal::Malformed,
         Refusal::Version,
         Refusal::Group,
         Refusal::Fenced,
         Refusal::Disputed,
         Refusal::Unconfirmed,
+        Refusal::NotKept,
     ];
 
     fn code(self) -> u32 {
@@ -116,14 +126,29 @@ impl Request {
                 bytes.put_u64_le(term.0);
                 bytes.put_u64_le(*holder);
             }
+            Request::Keep { term, holder, admitted, writes } => {
+                bytes = head(KEEP, number);
+                bytes.reserve(24 + writes.iter().map(|(_, bytes)| 16 + bytes.len()).sum::<usize>());
+                bytes.put_u64_le(term.0);
+                bytes.put_u64_le(*holder);
+                bytes.put_u32_le((*admitted).into());
+                bytes.put_u32_le(writes.len() as u32);
+                for (at, part) in writes {
+                    bytes.put_u64_le(*at);
+                    bytes.put_u64_le(part.len() as u64);
+                }
+                writes.iter().for_each(|(_, part)| bytes.put_slice(part));
+            }
         }
         bytes.freeze()
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(u32, Request), Error> {
+    pub(crate) fn decode(bytes: &Bytes) -> Result<(u32, Request), Error> {
+        let rest = bytes.len().saturating_sub(HEAD_BYTES).max(24);
         let (kind, number, body) = open(bytes, |kind| match kind {
             HELLO => Some(16 + LAYOUT_BYTES),
             FENCE => Some(16),
+            KEEP => Some(rest),
             _ => None,
         })?;
         let request = match kind {
@@ -137,7 +162,27 @@ impl Request {
                 let layout = Layout::decode(body[16..].try_into().expect("its length was checked"));
                 Request::Hello { version: half(body, 0), group: GroupId(word(body, 8)), layout }
             }
-            _ => Request::Fence { term: Term(word(body, 0)), holder: word(body, 8) },
+            FENCE => Request::Fence { term: Term(word(body, 0)), holder: word(body, 8) },
+            _ => {
+                let malformed = Error::Corrupt("a message of writes that are not all there");
+                let admitted = match half(body, 16) {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(malformed),
+                };
+                let (mut writes, mut from) = (Vec::new(), 24_usize.saturating_add(16 * half(body, 20) as usize));
+                for place in 0..half(body, 20) as usize {
+                    let Some(place) = body.get(24 + place * 16..40 + place * 16) else { return Err(malformed) };
+                    let until = usize::try_from(word(place, 8)).ok().and_then(|length| from.checked_add(length));
+                    let Some(until) = until.filter(|until| *until <= body.len()) else { return Err(malformed) };
+                    writes.push((word(place, 0), bytes.slice(HEAD_BYTES + from..HEAD_BYTES + until)));
+                    from = until;
+                }
+                if from != body.len() {
+                    return Err(malformed);
+                }
+                Request::Keep { term: Term(word(body, 0)), holder: word(body, 8), admitted, writes }
+            }
         };
         Ok((number, request))
     }
@@ -147,10 +192,10 @@ impl Reply {
     pub(crate) fn encode(&self, number: u32) -> Bytes {
         let mut bytes;
         match self {
-            Reply::Welcome { version, life, admin } => {
+            Reply::Welcome { version, is_persistent, life, admin } => {
                 bytes = head(WELCOME, number);
                 bytes.put_u32_le(*version);
-                bytes.put_u32_le(0);
+                bytes.put_u32_le((*is_persistent).into());
                 bytes.put_u64_le(*life);
                 bytes.put_slice(&admin.encode());
             }
@@ -158,6 +203,7 @@ impl Reply {
                 bytes = head(FENCED, number);
                 bytes.put_slice(&region.encode());
             }
+            Reply::Kept => bytes = head(KEPT, number),
             Reply::Refused { refusal, detail, text } => {
                 bytes = head(REFUSED, number);
                 bytes.put_u32_le(refusal.code());
@@ -177,6 +223,7 @@ impl Reply {
         let (kind, number, body) = open(bytes, |kind| match kind {
             WELCOME => Some(16 + CAPABILITY_BYTES),
             FENCED => Some(CAPABILITY_BYTES),
+            KEPT => Some(0),
             REFUSED => Some(text),
             _ => None,
         })?;
@@ -184,12 +231,14 @@ impl Reply {
             |at: usize| Capability::decode(&body[at..]).map_err(|_| Error::Corrupt("no capability where one is due"));
         let reply = match kind {
             WELCOME => {
-                if half(body, 4) != 0 {
-                    return Err(Error::Corrupt("a welcome with reserved bytes set"));
+                let is_persistent = half(body, 4) == 1;
+                if half(body, 4) > 1 {
+                    return Err(Error::Corrupt("a welcome with reserved bits set"));
                 }
-                Reply::Welcome { version: half(body, 0), life: word(body, 8), admin: capability(16)? }
+                Reply::Welcome { version: half(body, 0), is_persistent, life: word(body, 8), admin: capability(16)? }
             }
             FENCED => Reply::Fenced { region: capability(0)? },
+            KEPT => Reply::Kept,
             _ => {
                 let refusal = Refusal::ALL.into_iter().find(|refusal| refusal.code() == half(body, 0));
                 let text = std::str::from_utf8(&body[12..]).map_err(|_| Error::Corrupt("a refusal that is no text"))?;
@@ -217,18 +266,27 @@ mod tests {
         let mut golden = vec![1, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         [9_u64, 4096, 64, 128, 64, 2].iter().for_each(|word| golden.extend(word.to_le_bytes()));
         assert_eq!(hello.encode(5)[..], golden);
-        assert_eq!(Request::decode(&golden), Ok((5, hello)));
+        assert_eq!(Request::decode(&golden.into()), Ok((5, hello)));
         let fence = Request::Fence { term: Term(7), holder: 8 };
         let golden = [2, 0, 0, 0, 6, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(fence.encode(6)[..], golden);
-        assert_eq!(Request::decode(&golden), Ok((6, fence)));
+        assert_eq!(Request::decode(&Bytes::copy_from_slice(&golden)), Ok((6, fence)));
+        let writes = vec![(64, Bytes::from_static(b"ab")), (8, Bytes::from_static(b"c"))];
+        let keep = Request::Keep { term: Term(7), holder: 8, admitted: true, writes };
+        let mut golden =
+            vec![3, 0, 0, 0, 9, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0];
+        [64_u64, 2, 8, 1].iter().for_each(|word| golden.extend(word.to_le_bytes()));
+        golden.extend(b"abc");
+        assert_eq!(keep.encode(9)[..], golden);
+        assert_eq!(Request::decode(&golden.into()), Ok((9, keep)));
     }
 
     #[test]
     fn replies_come_back_as_they_were() {
         let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("well-formed");
         for reply in [
-            Reply::Welcome { version: 1, life: 7, admin: capability },
+            Reply::Welcome { version: 1, is_persistent: true, life: 7, admin: capability },
+            Reply::Kept,
             Reply::Fenced { region: capability },
             Reply::Refused { refusal: Refusal::Disputed, detail: 3, text: "ä".repeat(200) },
         ] {
@@ -240,11 +298,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_decode_into_what_encodes_to_them_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0_u8..4) {
+        fn bytes_decode_into_what_encodes_to_them_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0_u8..6) {
             let mut bytes = bytes;
             if bytes.len() > 4 {
-                bytes[..4].copy_from_slice(&[[HELLO, FENCE, WELCOME, REFUSED][kind as usize], 0, 0, 0]);
+                bytes[..4].copy_from_slice(&[[HELLO, FENCE, KEEP, WELCOME, REFUSED, KEPT][kind as usize], 0, 0, 0]);
             }
+            if kind == 2 && bytes.len() >= 32 {
+                // So that some are well-formed.
+                bytes[24..32].copy_from_slice(&[1, 0, 0, 0, 1, 0, 0, 0]);
+                if bytes.len() >= 48 {
+                    let rest = bytes.len() as u64 - 48;
+                    bytes[40..48].copy_from_slice(&rest.to_le_bytes());
+                }
+            }
+            let bytes = Bytes::from(bytes);
             if let Ok((number, request)) = Request::decode(&bytes) {
                 prop_assert_eq!(&request.encode(number)[..], &bytes[..]);
             }

@@ -54,7 +54,7 @@ use crate::coordinator::{Coordinator, Inheritance, Inherited, is_whole};
 use crate::entry::Kind;
 use crate::fault::crash_point;
 use crate::layout::{Cursor, HEADER_BYTES, Header, Layout};
-use crate::link::{Held, Link, NotFenced};
+use crate::link::{Held, Link, NotFenced, Reign};
 use crate::quorum::gather;
 use crate::scan::{self, Log, Placed};
 use crate::shares::Shares;
@@ -62,7 +62,7 @@ use crate::{Error, Group, Term, Timing};
 
 /// Writes in flight to one node during a takeover.
 const WINDOW: usize = 256;
-/// Bytes that are copied at once.
+/// Bytes that are copied, or kept by a persistent node, at once.
 const COPY_BYTES: u64 = 1 << 18;
 
 /// Whoever has won an election, before it has taken over.
@@ -123,7 +123,7 @@ impl Elected {
             let (group, outbid) = (&*group, &outbid);
             async move {
                 match link.fence(group, term, holder).await {
-                    Ok(region) => Some(Held { link, region }),
+                    Ok(region) => Some(Held { link, region, reign: Reign { term, holder } }),
                     Err(NotFenced::Newer(newer)) => {
                         tracing::debug!(slot = link.slot, %term, %newer, "a newer coordinator was faster");
                         outbid.store(true, Ordering::Relaxed);
@@ -352,11 +352,11 @@ async fn repair(
 ) -> Result<Adopted, rma::Error> {
     let lacking = missing.iter().filter(|placed| !replica.log.has(placed.offset, &placed.entry));
     let writes = lacking.map(|placed| (group.layout.log_at(placed.offset), placed.entry.raw.clone())).collect();
-    write_all(&replica.held, writes).await?;
+    write_all(group, &replica.held, writes).await?;
     crash_point("consensus.takeover.repaired").await;
     let header =
         Header { sequence: replica.log.header.sequence + 1, term, adopted: reconciled.end.index, ..replica.log.header };
-    write_all(&replica.held, vec![(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
+    write_all(group, &replica.held, vec![(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
     crash_point("consensus.takeover.adopting").await;
     Ok((replica.held.clone(), header, missing))
 }
@@ -378,10 +378,10 @@ async fn replay(
         });
         let writes = writes.collect();
         let replayed = async {
-            write_all(&held, writes).await?;
+            write_all(group, &held, writes).await?;
             crash_point("consensus.takeover.replaying").await;
             let header = Header { sequence: header.sequence + 1, applied: reconciled.kept, ..header };
-            write_all(&held, vec![(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
+            write_all(group, &held, vec![(header.at(), Bytes::copy_from_slice(&header.encode()))]).await?;
             Ok::<u64, rma::Error>(header.sequence)
         };
         let sequence = replayed.await.inspect_err(|error| tracing::debug!(%error, "a copy is not replayed")).ok()?;
@@ -404,7 +404,7 @@ async fn copy(group: &Group, from: &Held, to: &Held) -> Result<(), rma::Error> {
         let length = COPY_BYTES.min(layout.address_bytes() - address);
         let chunk = async {
             let bytes = from.read_all(layout.memory_at(address), length).await?;
-            write_all(to, vec![(layout.memory_at(address), bytes)]).await
+            write_all(group, to, vec![(layout.memory_at(address), bytes)]).await
         };
         let silent = rma::Error::Ambiguous("a node says nothing");
         rt::timeout(group.timing.answer_max, chunk).await.unwrap_or(Err(silent))?;
@@ -412,10 +412,18 @@ async fn copy(group: &Group, from: &Held, to: &Held) -> Result<(), rma::Error> {
     Ok(())
 }
 
-/// Writes in order, with a bounded number in flight; completes when all are there.
-async fn write_all(held: &Held, writes: Vec<(u64, Bytes)>) -> Result<(), rma::Error> {
-    let mut posted = VecDeque::new();
+/// Writes in order, with a bounded number in flight; completes when all are there, and on disk at a persistent node.
+async fn write_all(group: &Group, held: &Held, writes: Vec<(u64, Bytes)>) -> Result<(), rma::Error> {
+    let (mut posted, mut unkept, mut unkept_bytes) = (VecDeque::new(), Vec::new(), 0);
     for (at, bytes) in writes {
+        if held.link.is_persistent {
+            unkept_bytes += bytes.len() as u64;
+            unkept.push((at, bytes.clone()));
+            if unkept_bytes >= COPY_BYTES {
+                held.keep(group, false, std::mem::take(&mut unkept)).await?;
+                unkept_bytes = 0;
+            }
+        }
         if posted.len() >= WINDOW
             && let Some(first) = posted.pop_front()
         {
@@ -428,6 +436,9 @@ async fn write_all(held: &Held, writes: Vec<(u64, Bytes)>) -> Result<(), rma::Er
     held.link.endpoint.flush();
     for write in posted {
         write.await?;
+    }
+    if !unkept.is_empty() {
+        held.keep(group, false, unkept).await?;
     }
     Ok(())
 }

@@ -11,11 +11,11 @@ use std::time::Duration;
 use base::Bytes;
 use base::rt::{self, Instant, Task};
 
-use super::state::{Copied, Copying, Phase, region_bytes};
+use super::state::{Copied, Copying, Phase, Unkept, region_bytes};
 use super::{Shared, lock};
 use crate::fault::crash_point;
 use crate::layout::{ADMITTED_AT, Cursor, HEADER_BYTES, Header, LOG_UNIT_BYTES};
-use crate::link::{Held, Link, NotFenced};
+use crate::link::{Held, Link, NotFenced, Reign};
 use crate::quorum::gather;
 use crate::scan::{self, Log};
 use crate::{Error, Term, Timing};
@@ -85,6 +85,24 @@ pub(super) async fn keep(shared: Arc<Shared>, slot: usize) {
     }
 }
 
+/// Has a persistent node keep what is posted to it, all that has come together at a time, until the coordinator ends.
+pub(super) async fn see_to_disk(shared: Arc<Shared>, slot: usize) {
+    loop {
+        let unkept = std::future::poll_fn(|cx| lock(&shared.state).poll_unkept(slot, cx));
+        let Some(Unkept { held, writes, until }) = shared.stop.or_stopped(unkept).await else { return };
+        crash_point("consensus.keep.sending").await;
+        match shared.stop.or_stopped(held.keep(&shared.group, false, writes)).await {
+            Some(Ok(())) => {
+                let woken = lock(&shared.state).note_kept(&held, until);
+                woken.wake();
+            }
+            Some(Err(error)) => lock(&shared.state).lose(&held, &error),
+            None => return,
+        }
+        shared.tell_changed();
+    }
+}
+
 /// One heartbeat, and the probe on which the lease stands.
 async fn beat(shared: &Shared, held: &Held) {
     let posted_at = rt::now();
@@ -116,7 +134,7 @@ async fn readmit(shared: &Arc<Shared>, slot: usize) -> Result<(), Error> {
         Err(NotFenced::Unknown(error)) => return Err(error),
     };
     let connected_at = rt::now();
-    let held = Held { link, region };
+    let held = Held { link, region, reign: Reign { term: shared.term, holder: shared.holder } };
     let headers = held.read_all(0, 2 * HEADER_BYTES as u64).await.map_err(Error::rma("reading a node's headers"))?;
     let before = Header::newest(&headers, &group.layout)?;
     let sequence = before.map_or(0, |header| header.sequence);
@@ -198,6 +216,8 @@ async fn see_to_vote(shared: &Shared, held: &Held) -> Result<(), Error> {
     if held.link.read_admin().await?.admitted != shared.group.id.0 {
         let newest = confirm(shared, held, connected_at).await?;
         give_vote(shared, held, newest).await?;
+    } else {
+        keep_vote(shared, held).await?;
     }
     lock(&shared.state).note_vote(held);
     Ok(())
@@ -215,7 +235,14 @@ async fn give_vote(shared: &Shared, held: &Held, newest: Term) -> Result<(), Err
         }
     }
     let admitted = Bytes::copy_from_slice(&shared.group.id.0.to_le_bytes());
-    held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)
+    held.link.write_admin(ADMITTED_AT, admitted).await.map_err(&failed)?;
+    keep_vote(shared, held).await
+}
+
+/// Has a persistent node remember that it has a vote.
+async fn keep_vote(shared: &Shared, held: &Held) -> Result<(), Error> {
+    let kept = held.keep(&shared.group, true, Vec::new()).await;
+    kept.map_err(Error::rma("having a memory node keep its vote"))
 }
 
 /// Copies one region; false when a node that it was read from failed.

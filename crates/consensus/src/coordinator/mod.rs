@@ -69,6 +69,19 @@
 //! the nodes that were cut off for so long that they were dropped are among the F. The heartbeats of rule 4 keep the two from
 //! falling together: nothing is overwritten on the word of nodes that were gone already when the other was dropped.
 //!
+//! # Persistent memory nodes
+//!
+//! 1. Whatever is posted to a persistent node is also sent to it in messages, in the same order, everything that has come together
+//!    since the last at a time; it answers when its disk has it ([`crate::disk`]).
+//! 2. Such a node has acknowledged a verb when the verb has completed *and* its disk has the write. Commits, headers and room in
+//!    the log follow from what is acknowledged, as at any node.
+//! 3. When too much waits for a disk ([`UNKEPT_BYTES_MAX`]), nothing more is appended until it has caught up or is lost.
+//!
+//! So with F+1 persistent nodes nothing that was committed is gone when all nodes lose their power at once: F others are then
+//! blank, as many as a group survives, and those that are not blank have all that they have acknowledged. An entry that F
+//! volatile nodes and one persistent one have is committed; of the F+1 that come back all are needed, that one among them. With
+//! fewer persistent nodes the group is lost, and says so; those that it has speed nothing up and are waited for by nobody.
+//!
 //! Invariants:
 //! * Nothing is applied that is not committed.
 //! * Live nodes are posted the same verbs in the same order.
@@ -105,6 +118,8 @@ use state::{Fetch, Holding, Posting, State, Step, Writes};
 pub const LAG_MAX: usize = 2048;
 /// Callers that wait for a lock or for room.
 pub const WAITING_MAX: usize = 1 << 16;
+/// Bytes that wait for the disk of one persistent node.
+pub const UNKEPT_BYTES_MAX: u64 = 16 << 20;
 /// How many heartbeats a read waits for one node before it asks another.
 const READ_PATIENCE: u32 = 4;
 
@@ -227,6 +242,7 @@ impl Coordinator {
         rt::spawn(keeper::drive(Arc::clone(&shared)));
         for slot in 0..slots {
             rt::spawn(keeper::keep(Arc::clone(&shared), slot));
+            rt::spawn(keeper::see_to_disk(Arc::clone(&shared), slot));
         }
         Ok(coordinator)
     }

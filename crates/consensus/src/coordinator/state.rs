@@ -11,8 +11,10 @@
 //! | [`reading`] | reads |
 //! | [`progress`] | completions, commits, applying, headers, room in the log |
 //! | [`joining`] | a node that comes back |
+//! | [`keeping`] | what a persistent node's disk has |
 
 mod joining;
+mod keeping;
 mod leases;
 mod member;
 mod progress;
@@ -32,6 +34,8 @@ use crate::scan::placed_bytes;
 use crate::shares::Shares;
 use crate::{Error, Group, Term};
 pub(super) use joining::{Copied, Copying, region_bytes};
+use keeping::Journal;
+pub(super) use keeping::Unkept;
 pub(super) use member::{Member, Phase};
 pub(super) use reading::Fetch;
 pub(super) use writing::Holding;
@@ -144,6 +148,8 @@ pub(super) struct State {
     waiting: Vec<(u64, Waker)>,
     /// Bytes of memory that were copied to nodes that came back.
     copied_bytes: u64,
+    /// Who is to be woken when something is to be kept by a node's disk.
+    unkept: Vec<Option<Waker>>,
     /// When a node was lost, or this coordinator began without it.
     lost_at: Instant,
     ended: Option<Error>,
@@ -167,6 +173,7 @@ impl State {
             let slot = node.held.link.slot;
             members[slot] = Member {
                 phase: Phase::Live,
+                journal: Journal::of(&node.held),
                 held: Some(node.held),
                 sequence: node.sequence,
                 applied: kept.index,
@@ -200,6 +207,7 @@ impl State {
             blocked: Vec::new(),
             waiting: Vec::new(),
             copied_bytes: 0,
+            unkept: vec![None; group.nodes.len()],
             lost_at: posted_at,
             ended: None,
             changed: false,
@@ -243,8 +251,9 @@ impl State {
         self.members.iter().filter(|member| member.phase == Phase::Live)
     }
 
-    fn flush(&self) {
+    fn flush(&mut self) {
         self.members.iter().for_each(Member::flush);
+        self.tell_unkept();
     }
 
     fn wake_blocked(&mut self) {

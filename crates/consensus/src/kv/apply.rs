@@ -1,6 +1,6 @@
 //! The background: entries of the log become records in chains (step 4 at the head of [`super`]), and the index is loaded.
 //!
-//! 1. Take a *window*: the oldest entries that are not applied, [`WINDOW`] at most. Wait until a majority has them; tell
+//! 1. Take a *window*: the oldest entries that are not applied and, where there are tables, in these; [`WINDOW`] at most. Wait until a majority has them; tell
 //!    watchers. Of each key the newest entry of the window is applied.
 //! 2. Read the chains that those belong to, all at once.
 //! 3. Put the changes of one entry after the other into a transaction, until the next would not fit: records, pointers, and
@@ -155,7 +155,11 @@ impl Applier<'_> {
     /// Steps 1 to 4.
     async fn window(&mut self) -> Result<(), Error> {
         let shared = self.shared;
-        let window: Vec<Pending> = lock(&shared.state).pending.iter().take(WINDOW).cloned().collect();
+        let window: Vec<Pending> = {
+            let state = lock(&shared.state);
+            let is_kept = |entry: &&Pending| entry.after.index <= state.persisted || mutant(Mutant::ApplyUnpersisted);
+            state.pending.iter().take(WINDOW).take_while(is_kept).cloned().collect()
+        };
         let Some(last) = window.last() else {
             shared.work.notified().await;
             return Ok(());
@@ -166,7 +170,7 @@ impl Applier<'_> {
 
         let newest: Map<&Bytes, u64> = window.iter().map(|entry| (&entry.key, entry.after.index)).collect();
         let applied: Vec<&Pending> = window.iter().filter(|entry| newest[&entry.key] == entry.after.index).collect();
-        let mut buckets: Vec<u64> = applied.iter().map(|entry| shared.sizes.bucket(&entry.key)).collect();
+        let mut buckets: Vec<u64> = applied.iter().map(|entry| shared.bucket(&entry.key)).collect();
         let mut seen = Set::default();
         buckets.retain(|bucket| seen.insert(*bucket));
         let mut reads = Vec::with_capacity(buckets.len());
@@ -182,7 +186,7 @@ impl Applier<'_> {
             shared.coordinator.transact(vec![cursor.clone()]).await?;
         }
         for entry in applied {
-            let bucket = shared.sizes.bucket(&entry.key);
+            let bucket = shared.bucket(&entry.key);
             let chain = chains.get_mut(&bucket).expect("its chain was read");
             let (writes, bytes) = self.needs(chain, entry);
             self.make_room(&mut transaction, writes, bytes).await?;

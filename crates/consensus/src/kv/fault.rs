@@ -23,6 +23,10 @@ pub enum Mutant {
     CursorFirst,
     /// A coordinator posts entries without a seal of its own.
     NoSeal,
+    /// A change counts as in the tables before these are synced.
+    TellUnpersisted,
+    /// Entries are applied, and their places used again, before the tables have them.
+    ApplyUnpersisted,
 }
 
 thread_local! {

@@ -16,7 +16,7 @@ use crate::layout::{Cursor, half, word};
 use crate::{Error, Term, WRITES_MAX, Write};
 
 /// The version of everything that a store holds.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// At the beginning of the superblock.
 const MAGIC: u64 = u64::from_le_bytes(*b"heddlekv");
 /// Bytes of superblock, cursor or seal.
@@ -160,9 +160,10 @@ impl Sizes {
         (RECORD_HEAD_BYTES + key_bytes + value_bytes).div_ceil(self.block_bytes as usize)
     }
 
-    /// The bucket of a key: a part of the format.
-    pub(super) fn bucket(&self, key: &[u8]) -> u64 {
-        XxHash3_64::oneshot(key) & (self.buckets - 1)
+    /// The bucket of a key: a part of the format. The seed is the store's own, so that nobody outside can choose keys that
+    /// share a bucket.
+    pub(super) fn bucket(&self, seed: u64, key: &[u8]) -> u64 {
+        XxHash3_64::oneshot_with_seed(seed, key) & (self.buckets - 1)
     }
 
     /// Addresses. The logged memory begins behind the direct area, which is the log.
@@ -194,15 +195,15 @@ impl Sizes {
         self.line_at(self.lines()) + block * self.block_bytes
     }
 
-    /// The superblock.
-    pub(super) fn encode(&self) -> Bytes {
-        words(&[MAGIC, u64::from(VERSION), self.log_bytes, self.buckets, self.blocks, self.block_bytes])
+    /// The superblock, with the seed of the index.
+    pub(super) fn encode(&self, seed: u64) -> Bytes {
+        words(&[MAGIC, u64::from(VERSION), self.log_bytes, self.buckets, self.blocks, self.block_bytes, seed])
     }
 
-    /// Whether a superblock is that of a store with these sizes; false where there is no store.
-    pub(super) fn is_made(&self, bytes: &[u8]) -> Result<bool, Error> {
+    /// The seed of a store with these sizes, from its superblock; nothing where there is no store.
+    pub(super) fn made_with(&self, bytes: &[u8]) -> Result<Option<u64>, Error> {
         if bytes.iter().all(|byte| *byte == 0) {
-            return Ok(false);
+            return Ok(None);
         }
         if bytes.len() != PART_BYTES || word(bytes, 0) != MAGIC {
             return Err(Error::Corrupt("the group holds something else than a key-value store"));
@@ -213,7 +214,7 @@ impl Sizes {
         let [log_bytes, buckets, blocks, block_bytes] = [16, 24, 32, 40].map(|at| word(bytes, at));
         let made = Sizes { log_bytes, buckets, blocks, block_bytes };
         match made == *self {
-            true => Ok(true),
+            true => Ok(Some(word(bytes, 48))),
             false => Err(Error::Invalid(format!("the store was made with {made:?}, not with {self:?}"))),
         }
     }
@@ -405,14 +406,14 @@ mod tests {
 
     #[test]
     fn superblock_cursor_and_seal_have_the_documented_layout() {
-        let bytes = SIZES.encode();
+        let bytes = SIZES.encode(5);
         assert_eq!(
-            hex(&bytes[..48]),
-            "686564646c656b7601000000000000000020000000000000080000000000000000020000000000008000000000000000"
+            hex(&bytes[..56]),
+            "686564646c656b76020000000000000000200000000000000800000000000000000200000000000080000000000000000500000000000000"
         );
-        assert_eq!(SIZES.is_made(&bytes), Ok(true));
-        assert_eq!(SIZES.is_made(&[0; 64]), Ok(false));
-        assert!(matches!(Sizes { blocks: 1024, ..SIZES }.is_made(&bytes), Err(Error::Invalid(_))));
+        assert_eq!(SIZES.made_with(&bytes), Ok(Some(5)));
+        assert_eq!(SIZES.made_with(&[0; 64]), Ok(None));
+        assert!(matches!(Sizes { blocks: 1024, ..SIZES }.made_with(&bytes), Err(Error::Invalid(_))));
         let cursor = Cursor { index: 3, position: 128, chain: 5 };
         assert_eq!(hex(&encode_cursor(cursor)[..24]), "030000000000000080000000000000000500000000000000");
         assert_eq!(decode_cursor(&encode_cursor(cursor), &SIZES), Ok(cursor));
@@ -420,6 +421,18 @@ mod tests {
         let seal = Seal { term: Term(4), index: 9, chain: 7 };
         assert_eq!(hex(&seal.encode()[..24]), "040000000000000009000000000000000700000000000000");
         assert_eq!(Seal::decode(&seal.encode()), seal);
+    }
+
+    #[test]
+    fn keys_that_share_a_bucket_with_one_seed_do_not_with_another() {
+        let sizes = Sizes { buckets: 1 << 20, ..SIZES };
+        assert_eq!((sizes.bucket(0, b"name"), sizes.bucket(5, b"name")), (686_037, 299_328), "a part of the format");
+        let keys: Vec<[u8; 8]> = (0..1_u64 << 22).map(u64::to_le_bytes).collect();
+        let first = sizes.bucket(1, &keys[0]);
+        let chosen = keys.iter().filter(|key| sizes.bucket(1, &key[..]) == first).count();
+        let apart = keys.iter().filter(|key| sizes.bucket(1, &key[..]) == first);
+        let apart: std::collections::BTreeSet<u64> = apart.map(|key| sizes.bucket(2, key)).collect();
+        assert!(chosen > 1 && apart.len() == chosen, "{chosen} keys that were chosen lie in {} buckets", apart.len());
     }
 
     #[test]

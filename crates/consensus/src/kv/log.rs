@@ -112,13 +112,13 @@ mod tests {
     fn entries_have_the_documented_layout() {
         let (bytes, checksum) = encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")));
         let hex: String = bytes[8..].iter().map(|byte| format!("{byte:02x}")).collect();
-        let golden = "07000000000000000300000000000000110000000000000005000000030001016b657976616c7565";
+        let golden = "07000000000000000300000000000000110000000000000005000000030001026b657976616c7565";
         assert_eq!(hex, golden);
         assert_eq!(word(&bytes, 0), checksum);
-        assert_eq!(checksum, 13_977_988_250_602_677_271, "the checksum's algorithm is part of the format");
+        assert_eq!(checksum, 14_802_172_403_764_317_673, "the checksum's algorithm is part of the format");
         let (bytes, _) = encode(8, Term(3), checksum, b"key", None);
         let hex: String = bytes[32..].iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "00000000030002016b6579");
+        assert_eq!(hex, "00000000030002026b6579");
     }
 
     #[test]

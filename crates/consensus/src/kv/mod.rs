@@ -43,6 +43,8 @@
 //! * Bounded: the log, and by it all that is not applied; the cache beyond that ([`Options::cache_bytes`]); callers
 //!   ([`WAITING_MAX`]) and entries on their way ([`IN_FLIGHT_MAX`]); watchers and what they have not taken.
 //!
+//! A store may be kept in tables of the storage engine ([`persist`]).
+//!
 //! The log lies in the direct area, where every node holds all of it: it is never coded.
 
 mod apply;
@@ -50,6 +52,7 @@ mod cache;
 pub mod fault;
 mod layout;
 mod log;
+mod persist;
 mod recover;
 mod table;
 mod watch;
@@ -69,6 +72,7 @@ use crate::{Coordinator, Error, Posted};
 use cache::{Cache, Slot};
 use fault::{Mutant, mutant};
 pub use layout::{KEY_BYTES_MAX, RECORD_BLOCKS_MAX, Sizes};
+pub use persist::Persistent;
 pub use watch::{Event, Watch};
 
 /// Callers that wait.
@@ -152,6 +156,8 @@ pub struct Status {
     pub buckets_known: u64,
     /// Entries that the takeover found in the log.
     pub recovered: usize,
+    /// The last entry that the tables have, of a store that is kept in tables.
+    pub persisted: Option<u64>,
 }
 
 /// A store that is served by its coordinator. Clones are the same one; it ends with its coordinator, or when the last clone
@@ -173,6 +179,8 @@ impl Drop for Alive {
 struct Shared {
     coordinator: Coordinator,
     sizes: Sizes,
+    /// Of the index.
+    seed: u64,
     /// Held by whoever makes an entry.
     log: rt::sync::Mutex<()>,
     state: Mutex<State>,
@@ -182,6 +190,12 @@ struct Shared {
     room: Notify,
     /// A transaction is over.
     applied: Notify,
+    /// There may be something to write to the tables.
+    unpersisted: Notify,
+    /// The tables have more.
+    persisted: Notify,
+    /// Nothing is told that the tables have not.
+    is_synchronous: bool,
     in_flight: Semaphore,
     waiting: AtomicUsize,
     stop: Stop,
@@ -209,6 +223,8 @@ struct State {
     free: u64,
     /// Everything up to this entry is applied.
     applied: u64,
+    /// Everything up to this entry is in the tables; of a store without tables, as if it were.
+    persisted: u64,
     /// Everything up to here is at a majority.
     confirmed: Posted,
     cache: Cache,
@@ -244,23 +260,54 @@ impl Store {
     /// # Errors
     /// [`Error::Invalid`] for other sizes; [`Error::Corrupt`]; as [`Coordinator::read`].
     pub async fn take_over(coordinator: Coordinator, sizes: Sizes, options: Options) -> Result<Store, Error> {
+        Store::begin(coordinator, sizes, options, None).await
+    }
+
+    /// As [`Store::take_over`], of a store that is kept in tables ([`persist`]). In a group that was never used it becomes what
+    /// the tables have.
+    ///
+    /// # Errors
+    /// And [`Error::Disk`]; [`Error::Invalid`] for tables of another store.
+    pub async fn take_over_persistent(
+        coordinator: Coordinator,
+        sizes: Sizes,
+        options: Options,
+        persistent: Persistent,
+    ) -> Result<Store, Error> {
+        Store::begin(coordinator, sizes, options, Some(persistent)).await
+    }
+
+    async fn begin(
+        coordinator: Coordinator,
+        sizes: Sizes,
+        options: Options,
+        persistent: Option<Persistent>,
+    ) -> Result<Store, Error> {
         // In a box, so that the compiler sees at once that it may be sent.
-        let recovered = recover::recover(&coordinator, &sizes).boxed().await?;
+        let recovered = recover::recover(&coordinator, &sizes, persistent.as_ref()).boxed().await?;
+        let seed = recovered.seed;
         let (state, bitmap) = recovered.into_state(&sizes, options);
         let shared = Arc::new(Shared {
             coordinator,
             sizes,
+            seed,
             log: rt::sync::Mutex::default(),
             state: Mutex::new(state),
             work: Notify::new(),
             room: Notify::new(),
             applied: Notify::new(),
+            unpersisted: Notify::new(),
+            persisted: Notify::new(),
+            is_synchronous: persistent.as_ref().is_some_and(|persistent| persistent.is_synchronous),
             in_flight: Semaphore::new(IN_FLIGHT_MAX),
             waiting: AtomicUsize::new(0),
             stop: Stop::new(),
         });
         let store = Store { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
         rt::spawn(apply::apply(Arc::clone(&shared), bitmap));
+        if let Some(persistent) = persistent {
+            rt::spawn(persist::persist(Arc::clone(&shared), persistent));
+        }
         rt::spawn(apply::load(shared));
         Ok(store)
     }
@@ -330,6 +377,7 @@ impl Store {
             cache_bytes: state.cache.bytes(),
             buckets_known: state.known,
             recovered: state.recovered,
+            persisted: Some(state.persisted).filter(|persisted| *persisted < u64::MAX),
         }
     }
 
@@ -354,13 +402,14 @@ impl fmt::Debug for Store {
 /// What the cache says of a key.
 struct Cached {
     found: Option<Versioned>,
+    version: u64,
     posted: Posted,
 }
 
 impl Cached {
     fn of(slot: &Slot) -> Cached {
         let found = slot.value.clone().map(|value| Versioned { value, version: slot.version });
-        Cached { found, posted: slot.posted }
+        Cached { found, version: slot.version, posted: slot.posted }
     }
 }
 
@@ -384,6 +433,11 @@ impl Shared {
         drop(state);
         self.stop.stop();
         self.applied.notify_waiters();
+        self.persisted.notify_waiters();
+    }
+
+    fn bucket(&self, key: &[u8]) -> u64 {
+        self.sizes.bucket(self.seed, key)
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -405,6 +459,22 @@ impl Shared {
         Ok(())
     }
 
+    /// Waits until the tables have an entry, where callers are told of nothing else.
+    async fn wait_persisted(&self, index: u64) -> Result<(), Error> {
+        while self.is_synchronous {
+            let persisted = self.persisted.notified();
+            {
+                let state = lock(&self.state);
+                if state.persisted >= index {
+                    break;
+                }
+                state.ended.clone().map_or(Ok(()), Err)?;
+            }
+            persisted.await;
+        }
+        Ok(())
+    }
+
     /// Answers what the cache says, once it is true.
     async fn answer(&self, cached: Cached) -> Result<Option<Versioned>, Error> {
         if !mutant(Mutant::AnswerUncommitted) && self.confirm(cached.posted).await.is_err() {
@@ -412,6 +482,7 @@ impl Shared {
             self.coordinator.check_serving()?;
             return Err(Error::Closed);
         }
+        self.wait_persisted(cached.version).await?;
         self.coordinator.check_serving()?;
         Ok(cached.found)
     }
@@ -426,7 +497,7 @@ impl Shared {
 
     /// What a key has that the cache did not know: from index and chain. It is in the cache then.
     async fn load(&self, key: &[u8]) -> Result<Cached, Error> {
-        let bucket = self.sizes.bucket(key);
+        let bucket = self.bucket(key);
         loop {
             let applied = self.applied.notified();
             let before = lock(&self.state).stripe(bucket);
@@ -451,7 +522,7 @@ impl Shared {
             let applied = state.applied;
             let slot = Slot::new(Bytes::copy_from_slice(key), value, version, Posted::default());
             state.cache.put(slot, applied);
-            return Ok(Cached { found, posted: Posted::default() });
+            return Ok(Cached { found, version, posted: Posted::default() });
         }
     }
 
@@ -500,7 +571,9 @@ impl Shared {
         }
         drop(log);
         self.work.notify_one();
+        self.unpersisted.notify_one();
         self.confirm(posted).await?;
+        self.wait_persisted(index).await.map_err(|_| Error::Ambiguous)?;
         Ok(Swap::Done(index))
     }
 

@@ -1,6 +1,7 @@
 //! Taking a store over: from a coordinator to a store that serves (step 6 at the head of [`super`]).
 //!
-//! 1. Read superblock, cursor and seal, which logged memory keeps. Where nothing stands, a new store is made.
+//! 1. Read superblock, cursor and seal, which logged memory keeps. Where nothing stands, a new store is made, of what the tables
+//!    have if it is kept in tables ([`super::persist`]); no earlier coordinator changes these any more.
 //! 2. Read the log behind the cursor from a majority, a piece at a time, until no entry continues the chain. What continues
 //!    it: the next index, the checksum of the entry before, and, behind the seal, the seal's term. Of several the one of the
 //!    greatest term counts. The seal must be come by.
@@ -21,6 +22,7 @@ use super::cache::{Cache, Slot};
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{PART_BYTES, Seal, Sizes, decode_cursor, encode_cursor};
 use super::log::{self, Entry};
+use super::persist::Persistent;
 use super::watch::{Event, Feed};
 use super::{Options, Pending, STRIPES, State, UNKNOWN};
 use crate::layout::{Cursor, word};
@@ -54,18 +56,44 @@ pub(super) struct Recovered {
     entries: Vec<Found>,
     end: Cursor,
     bitmap: Vec<u64>,
+    /// Of the index.
+    pub(super) seed: u64,
+    persisted: u64,
 }
 
 /// Steps 1 to 6.
-pub(super) async fn recover(coordinator: &Coordinator, sizes: &Sizes) -> Result<Recovered, Error> {
+pub(super) async fn recover(
+    coordinator: &Coordinator,
+    sizes: &Sizes,
+    persistent: Option<&Persistent>,
+) -> Result<Recovered, Error> {
     sizes.check_sizes()?;
-    if !sizes.is_made(&coordinator.read(sizes.super_at(), PART_BYTES).await?)? {
-        let writes = [
-            Write { address: sizes.super_at(), bytes: sizes.encode() },
-            Write { address: sizes.cursor_at(), bytes: encode_cursor(Cursor::default()) },
-        ];
-        coordinator.transact(writes.to_vec()).await?;
-    }
+    let kept = match persistent {
+        Some(persistent) => Some((persistent, persistent.fence(coordinator.term()).await?)),
+        None => None,
+    };
+    let made_with = sizes.made_with(&coordinator.read(sizes.super_at(), PART_BYTES).await?)?;
+    let seed = match (made_with, &kept) {
+        (Some(seed), Some((_, kept))) if seed != kept.seed => {
+            return Err(Error::Invalid(
+                "these tables are not those of the store that the memory nodes hold".to_owned(),
+            ));
+        }
+        (Some(seed), _) => seed,
+        (None, Some((persistent, kept))) if kept.index > 0 => {
+            persistent.restore(coordinator, sizes, *kept).await?;
+            kept.seed
+        }
+        (None, kept) => {
+            let seed = kept.as_ref().map_or_else(rt::random_u64, |(_, kept)| kept.seed);
+            let writes = [
+                Write { address: sizes.super_at(), bytes: sizes.encode(seed) },
+                Write { address: sizes.cursor_at(), bytes: encode_cursor(Cursor::default()) },
+            ];
+            coordinator.transact(writes.to_vec()).await?;
+            seed
+        }
+    };
     let cursor = decode_cursor(&coordinator.read(sizes.cursor_at(), PART_BYTES).await?, sizes)?;
     let seal = Seal::decode(&coordinator.read(sizes.seal_at(), PART_BYTES).await?);
 
@@ -74,6 +102,16 @@ pub(super) async fn recover(coordinator: &Coordinator, sizes: &Sizes) -> Result<
         false => scan(coordinator, sizes, cursor, &seal).await?,
     };
     let end = entries.last().map_or(cursor, |found| found.after);
+    let persisted = match kept {
+        None => u64::MAX,
+        Some((_, kept)) if kept.index > end.index => {
+            return Err(Error::Corrupt("tables that are ahead of their store"));
+        }
+        Some((_, kept)) if kept.index < cursor.index && !mutant(Mutant::ApplyUnpersisted) => {
+            return Err(Error::Corrupt("tables that lack what their store's log has no more"));
+        }
+        Some((_, kept)) => kept.index,
+    };
     crash_point("consensus.kv.read").await;
     if !mutant(Mutant::ServeUnwritten) {
         write_back(coordinator, &entries).await?;
@@ -93,7 +131,7 @@ pub(super) async fn recover(coordinator: &Coordinator, sizes: &Sizes) -> Result<
         bitmap.extend((0..bytes.len()).step_by(8).map(|at| word(&bytes, at)));
     }
     tracing::info!(term = %coordinator.term(), from = cursor.index, to = end.index, "a key-value store is taken over");
-    Ok(Recovered { cursor, entries, end, bitmap })
+    Ok(Recovered { cursor, entries, end, bitmap, seed, persisted })
 }
 
 /// A piece of the log, as several nodes have it.
@@ -210,7 +248,7 @@ async fn write_back(coordinator: &Coordinator, entries: &[Found]) -> Result<(), 
 impl Recovered {
     /// What a store begins with, and its bitmap.
     pub(super) fn into_state(self, sizes: &Sizes, options: Options) -> (State, Vec<u64>) {
-        let Recovered { cursor, entries, end, bitmap } = self;
+        let Recovered { cursor, entries, end, bitmap, persisted, .. } = self;
         let recovered = entries.len();
         let (mut newest, mut cache, mut feed) =
             (Map::default(), Cache::new(options.cache_bytes), Feed::new(cursor.index));
@@ -242,6 +280,7 @@ impl Recovered {
             reserved,
             free: sizes.blocks - taken.min(sizes.blocks),
             applied: cursor.index,
+            persisted,
             confirmed: Posted::default(),
             cache,
             index: vec![UNKNOWN; sizes.buckets as usize],

@@ -8,22 +8,28 @@
 //! 3. All is healed. Every client's operation then succeeds soon, every memory node is taken back, everything is applied, and
 //!    as many blocks are taken as the keys need. The history of every key must be linearizable.
 //!
+//! [`durable`] has memory nodes that are persistent, and takes the power of everybody at once; [`tables`] has volatile ones, and
+//! tables in which the coordinator keeps the store.
+//!
 //! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
 
+mod durable;
 mod history;
 #[path = "../support/mod.rs"]
 mod support;
+mod tables;
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt;
 use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
+use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind};
 use consensus::kv::fault::{Mutant, plant};
 use consensus::kv::{Expected, Options, Sizes, Store, Swap};
-use consensus::{Error, Group, Layout, Standby};
+use consensus::{Coordinator, Error, Group, Layout, Standby};
 use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -61,6 +67,10 @@ struct World {
     history: Arc<History>,
     current: Arc<Mutex<Option<Store>>>,
     memory_nodes: usize,
+    /// The first so many of them are persistent.
+    persistent: usize,
+    /// Where it is kept, if it is.
+    tables: tables::Open,
     sizes: Sizes,
     options: Options,
 }
@@ -94,7 +104,8 @@ impl World {
     }
 
     fn layout(&self) -> Layout {
-        let data_shares = support::data_shares(self.sim.seed());
+        let is_mixed = (1..self.memory_nodes).contains(&self.persistent);
+        let data_shares = if is_mixed { 1 } else { support::data_shares(self.sim.seed()) };
         // The log of a coded group has whole blocks, where the store writes parts.
         let log_bytes = if data_shares > 1 { 2 * GROUP_LOG_BYTES } else { GROUP_LOG_BYTES };
         Layout { data_shares, ..self.sizes.group_layout(log_bytes).expect("good sizes") }
@@ -110,7 +121,7 @@ impl World {
         let mut standby = Standby::new(self.group(), which as u64).expect("the group is good");
         loop {
             let outcome = match standby.take_over().await {
-                Ok(coordinator) => Store::take_over(coordinator, self.sizes, self.options).await,
+                Ok(coordinator) => self.take_over(coordinator).await,
                 Err(error) => Err(error),
             };
             match outcome {
@@ -123,7 +134,22 @@ impl World {
         }
     }
 
+    async fn take_over(&self, coordinator: Coordinator) -> Result<Store, Error> {
+        let persistent = self.tables.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match persistent {
+            Some(persistent) => {
+                Store::take_over_persistent(coordinator, self.sizes, self.options, persistent).boxed().await
+            }
+            None => Store::take_over(coordinator, self.sizes, self.options).await,
+        }
+    }
+
     fn check_end(&self, which: usize, error: &Error) {
+        let is_kept = self.tables.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if is_kept && matches!(error, Error::MemoryLost { .. }) {
+            // All of them are blank until the group is formatted anew.
+            return;
+        }
         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
             self.history.fail(format!("report: {}: {error}", PROCESSORS[which]));
         }
@@ -270,6 +296,25 @@ fn plans(seed: u64) -> [Plan; 2] {
 }
 
 async fn scenario(sim: Sim) -> u64 {
+    course(sim, 0, |_, _| async {}).await
+}
+
+/// One seed, where so many memory nodes are persistent, and something else goes on during the trouble.
+async fn course<F: Future<Output = ()> + Send + 'static>(
+    sim: Sim,
+    persistent: usize,
+    meanwhile: impl FnOnce(Sim, Stop) -> F,
+) -> u64 {
+    course_of(sim, persistent, tables::Open::default(), |world, stop| meanwhile(world.sim, stop)).await
+}
+
+/// As [`course`], of a store that may be kept in tables.
+async fn course_of<F: Future<Output = ()> + Send + 'static>(
+    sim: Sim,
+    persistent: usize,
+    tables: tables::Open,
+    meanwhile: impl FnOnce(World, Stop) -> F,
+) -> u64 {
     let seed = sim.seed();
     let history = Arc::new(History::new(&sim));
     let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
@@ -281,11 +326,14 @@ async fn scenario(sim: Sim) -> u64 {
         history: Arc::clone(&history),
         current: Arc::default(),
         memory_nodes: nodes(seed),
+        persistent,
+        tables,
         sizes,
         options,
     };
     for which in 0..world.memory_nodes {
-        support::start_memory_node(&sim, &world.fabric, which, world.layout(), |host| host);
+        let is_persistent = which < world.persistent;
+        support::start_memory_node(&sim, &world.fabric, which, world.layout(), is_persistent, |host| host);
     }
     rt::sleep(Duration::from_millis(20)).await;
     let formatting = world.clone();
@@ -310,8 +358,12 @@ async fn scenario(sim: Sim) -> u64 {
     };
     let serving = world.clone();
     let status = move || serving.current().map(|store| store.coordinator().status());
-    let points = FAULT_POINTS.iter().chain(CRASH_POINTS);
+    let points = FAULT_POINTS.iter().chain(CRASH_POINTS).chain(durable::CRASH_POINTS).chain(tables::CRASH_POINTS);
+    let calm = Stop::new();
+    let meanwhile = rt::spawn(meanwhile(world.clone(), calm.clone()));
     support::trouble(&sim, world.layout().is_coded(), plans(seed), status, inject, points).await;
+    calm.stop();
+    meanwhile.await.expect("the driver does not crash");
     history.check_failed();
     world.comes_to_rest().await;
     world.check_blocks().await;

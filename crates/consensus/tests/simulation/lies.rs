@@ -59,7 +59,7 @@ impl Lie {
         match self {
             Lie::AmbiguousIsWon => &["term:"],
             Lie::NoRevocation => &["lost:", "changed:", "linearizable:", "torn:", "direct:", "serving:"],
-            Lie::MinorityCommits => &["lost:", "changed:", "linearizable:", "direct:"],
+            Lie::MinorityCommits => &["lost:", "changed:", "linearizable:", "direct:", "record:"],
             Lie::TermReused => &["term:"],
             Lie::LongLease => &["serving:", "linearizable:"],
             Lie::NotCopied | Lie::StaleShare | Lie::NotEncodedAnew => &["linearizable:", "torn:"],

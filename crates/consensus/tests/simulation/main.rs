@@ -96,7 +96,7 @@ impl World {
     fn start_memory_node(&self, which: usize) {
         let lie = self.lie;
         let lying = move |inner| Arc::new(LyingHost { inner, lie }) as Arc<dyn Host>;
-        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, lying);
+        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, false, lying);
     }
 
     /// A processor: stands by, coordinates, stands by again.

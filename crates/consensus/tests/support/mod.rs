@@ -6,6 +6,7 @@ mod campaign;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::rt::disk::Directory;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim};
 use base::rt::{self, Stop};
 use consensus::{GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
@@ -64,12 +65,13 @@ pub fn places(memory_nodes: usize, name: &str) -> Vec<Place> {
     MEMORY_NODES[..memory_nodes].iter().map(place).collect()
 }
 
-/// A memory node's boot: it knows nothing of its past. `wrap` stands before its host.
+/// A memory node's boot: it knows nothing of its past but what its disk has, of a persistent one. `wrap` stands before its host.
 pub fn start_memory_node(
     sim: &Sim,
     fabric: &SimFabric,
     which: usize,
     layout: Layout,
+    is_persistent: bool,
     wrap: impl Fn(Arc<dyn Host>) -> Arc<dyn Host> + Clone + Send + Sync + 'static,
 ) {
     let (fabric, address) = (fabric.clone(), MEMORY_NODES[which]);
@@ -85,7 +87,14 @@ pub fn start_memory_node(
             };
             let groups = vec![GroupMemory { id: GROUP, layout }];
             let options = MemoryNodeOptions { host: wrap(host), groups, stop: Stop::new() };
-            let _node = MemoryNode::start(options).await.expect("there is memory");
+            let _node = match is_persistent {
+                false => MemoryNode::start(options).await.expect("there is memory"),
+                true => {
+                    let directory = Directory::open("/memory").await.expect("a directory can be made");
+                    let started = MemoryNode::start_persistent(options, &directory).await;
+                    started.unwrap_or_else(|error| panic!("report: a memory node does not start: {error}"))
+                }
+            };
             std::future::pending::<()>().await;
         }
     });

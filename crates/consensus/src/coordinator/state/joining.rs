@@ -5,6 +5,7 @@ use std::ops::Range;
 use base::{Bytes, BytesMut};
 use rma::Completion;
 
+use super::keeping::Journal;
 use super::{Fetch, LAG_MAX, Member, Phase, State, Step};
 use crate::Error;
 use crate::entry::Kind;
@@ -50,8 +51,9 @@ impl State {
         let slot = held.link.slot;
         assert!(self.members[slot].phase == Phase::Lost, "a node has one keeper");
         let (copied, touched) = (vec![false; self.heat.len()], vec![false; self.heat.len()]);
-        let held = Some(held.clone());
-        self.members[slot] = Member { phase: Phase::Joining, held, sequence, copied, touched, ..Member::lost() };
+        let (journal, held) = (Journal::of(held), Some(held.clone()));
+        self.members[slot] =
+            Member { phase: Phase::Joining, held, journal, sequence, copied, touched, ..Member::lost() };
         let watermark = self.watermark().index;
         let records = self.kept.iter().filter(|kept| kept.after.index > watermark);
         let records: Vec<(u64, Vec<Bytes>)> = records.filter_map(|kept| kept.raw.clone()).collect();
@@ -126,7 +128,10 @@ impl State {
         self.joining(held)?;
         let (plain, coded) = self.parts(region);
         let blocks = self.blocks(plain.start, coded.end - plain.start);
-        if self.is_locked(blocks.clone()) || self.members[held.link.slot].posted.len() >= LAG_MAX / 4 {
+        if self.is_locked(blocks.clone())
+            || self.is_behind()
+            || self.members[held.link.slot].posted.len() >= LAG_MAX / 4
+        {
             return Ok(Step::Blocked);
         }
         let source = self.live().filter(|member| member.held.is_some());

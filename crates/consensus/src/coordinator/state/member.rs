@@ -9,6 +9,7 @@ use base::rt::Instant;
 use rma::Completion;
 
 use super::LAG_MAX;
+use super::keeping::Journal;
 use crate::link::Held;
 
 /// Where a node is.
@@ -42,6 +43,8 @@ pub(in crate::coordinator) struct Member {
     pub(super) copying: Range<usize>,
     /// Reads that were given up on it.
     pub(super) slow: u32,
+    /// What its disk has, of a persistent node.
+    pub(super) journal: Option<Journal>,
 }
 
 /// A verb.
@@ -67,6 +70,7 @@ impl Member {
             touched: Vec::new(),
             copying: 0..0,
             slow: 0,
+            journal: None,
         }
     }
 
@@ -84,6 +88,9 @@ impl Member {
     ) -> Result<(), rma::Error> {
         let Some(held) = &self.held else { return Ok(()) };
         let completion = held.write(at, parts);
+        if let Some(journal) = &mut self.journal {
+            journal.add(at, parts, ticket, header);
+        }
         let completion = match self.posted.is_empty() {
             false => completion,
             true => match completion.now() {
@@ -102,7 +109,25 @@ impl Member {
         Ok(())
     }
 
+    /// A verb has completed.
     pub(super) fn complete(&mut self, ticket: u64, header: Option<u64>) {
+        match &mut self.journal {
+            None => self.acknowledge(ticket, header),
+            Some(journal) => {
+                journal.complete();
+                self.settle();
+            }
+        }
+    }
+
+    /// Counts what has completed and is on disk.
+    pub(super) fn settle(&mut self) {
+        while let Some((ticket, header)) = self.journal.as_mut().and_then(Journal::settled) {
+            self.acknowledge(ticket, header);
+        }
+    }
+
+    fn acknowledge(&mut self, ticket: u64, header: Option<u64>) {
         self.acked = ticket;
         if let Some(applied) = header {
             self.header_posted = false;

@@ -46,28 +46,31 @@ impl State {
                 }
             }
         }
+        if progress { self.progressed() } else { Woken::default() }
+    }
+
+    /// Something was acknowledged, or a node was lost.
+    pub(super) fn progressed(&mut self) -> Woken {
         let mut woken = Woken::default();
-        if progress {
-            self.commit();
-            let committed = self.committed;
-            let mut first: Option<usize> = None;
-            let mut at = 0;
-            while at < self.waiting.len() {
-                if self.waiting[at].0 <= committed {
-                    woken.0.push(self.waiting.swap_remove(at).1);
-                    continue;
-                }
-                if first.is_none_or(|first| self.waiting[at].0 < self.waiting[first].0) {
-                    first = Some(at);
-                }
-                at += 1;
+        self.commit();
+        let committed = self.committed;
+        let mut first: Option<usize> = None;
+        let mut at = 0;
+        while at < self.waiting.len() {
+            if self.waiting[at].0 <= committed {
+                woken.0.push(self.waiting.swap_remove(at).1);
+                continue;
             }
-            // Whoever polled last may not poll again: one of those that remain takes the completions over.
-            if let Some(first) = first.filter(|first| *first < self.waiting.len()) {
-                woken.0.push(self.waiting.swap_remove(first).1);
+            if first.is_none_or(|first| self.waiting[at].0 < self.waiting[first].0) {
+                first = Some(at);
             }
-            woken.0.append(&mut self.blocked);
+            at += 1;
         }
+        // Whoever polled last may not poll again: one of those that remain takes the completions over.
+        if let Some(first) = first.filter(|first| *first < self.waiting.len()) {
+            woken.0.push(self.waiting.swap_remove(first).1);
+        }
+        woken.0.append(&mut self.blocked);
         woken
     }
 

@@ -61,6 +61,9 @@ impl State {
         holds: &mut Holding,
     ) -> Result<Step<Posting>, Error> {
         self.check_open()?;
+        if self.is_behind() {
+            return Ok(Step::Blocked);
+        }
         let slice = writes.as_slice();
         if kind == Kind::Writes {
             for write in slice {
@@ -131,7 +134,7 @@ impl State {
         self.check_open()?;
         self.check_range(address, bytes.len() as u64, 0..self.layout.direct_bytes)?;
         let blocks = self.blocks(address, bytes.len() as u64);
-        if self.is_copying(&blocks) {
+        if self.is_copying(&blocks) || self.is_behind() {
             return Ok(Step::Blocked);
         }
         self.ticket += 1;

@@ -1,0 +1,496 @@
+//! What a persistent memory node keeps of a group on its disk: `docs/formats/consensus.md`.
+//!
+//! ```text
+//!  coordinator   write verbs ───────▶ memory of the node            as at any memory node
+//!                the same writes ───▶ journal, synced ───▶ image    one message for all since the last
+//! ```
+//!
+//! 1. The coordinator writes into the node's memory by verbs, and sends the same writes in messages, in the same order. The node
+//!    appends those of a message to the *journal* as one record, syncs it, and answers. Nothing counts as acknowledged by this
+//!    node before ([`crate::coordinator`]). Then the writes go to the *image*, which is not synced.
+//! 2. When the journal is long, or the node begins, the image is synced and a new journal begun. Its first record says whose the
+//!    region is; the file gets its name only when that record is on disk, and the journal before is removed afterwards.
+//! 3. A node that begins replays the journal over the image, record by record, until one is torn. What it then has is what its
+//!    last record left; its memory begins as that.
+//! 4. A fence is a record too, without writes: who holds the region survives the node, so that no two coordinators of one term
+//!    can have the same node, before and after its end.
+//! 5. Behind a fence, memory that is beyond the image is set back to it ([`Disk::set_back`]): verbs that arrived and whose
+//!    message did not. Nobody counts on those. So the next coordinator reads what the disk has.
+//!
+//! Why a node that comes back is as one that was cut off. Its image is what its memory was at some moment, but for verbs that
+//! were never acknowledged: records are whole or not there, and have all that the coordinator wrote, in its order. It has all that
+//! it has ever acknowledged. So it may keep its vote, and every argument about nodes that are slow or cut off holds for it.
+//!
+//! Invariants:
+//! * A record is on disk before any of its writes goes to the image, so that whatever part of an image a crash keeps, the journal
+//!   has the rest.
+//! * Image and journal together are what the node has acknowledged, and nothing that it has not been told.
+//! * Bounded: the journal ([`JOURNAL_BYTES`] and one record), a record ([`RECORD_BYTES_MAX`]).
+//!
+//! Left to others: disks that lose what they have synced. A journal that is damaged before its end is found out
+//! ([`Error::Corrupt`]); an image that is damaged is not.
+
+use std::io;
+
+use base::rt;
+use base::rt::disk::{Directory, File};
+use base::{Bytes, BytesMut};
+use rma::{Host, RegionId};
+use twox_hash::XxHash3_64;
+
+use crate::fault::{Mutant, crash_point, mutant};
+use crate::layout::{half, word};
+use crate::{Error, Term};
+
+/// A journal of so many bytes is followed by a new one; that of a small region earlier.
+const JOURNAL_BYTES: u64 = 64 << 20;
+/// Regions that a small one's journal has room for.
+const JOURNAL_REGIONS: u64 = 4;
+/// Bytes of one record: those of a message.
+const RECORD_BYTES_MAX: u64 = rma::MESSAGE_BYTES_MAX as u64;
+/// Records begin at multiples of this.
+const UNIT_BYTES: u64 = 64;
+/// Bytes before a record's places.
+const HEAD_BYTES: usize = 64;
+/// Bytes of a place: where, how many.
+const PLACE_BYTES: usize = 16;
+/// The version of the files.
+const VERSION: u32 = 1;
+/// Bytes that are compared or copied at once.
+const PIECE_BYTES: u64 = 256 << 10;
+const IMAGE: &str = "image";
+const NEW: &str = "journal-new";
+
+/// Who has a region, as far as the disk knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Holder {
+    pub term: Term,
+    pub holder: u64,
+    /// The node has a vote.
+    pub admitted: bool,
+}
+
+/// Writes of one record.
+pub(crate) type Writes = [(u64, Bytes)];
+
+/// A group's files.
+pub(crate) struct Disk {
+    directory: Directory,
+    image: File,
+    journal: File,
+    /// Of the journal's file.
+    number: u64,
+    journal_bytes: u64,
+    /// Of the next record.
+    sequence: u64,
+    pub(crate) holder: Holder,
+    region_bytes: u64,
+    /// Something failed: nobody knows what the disk has, until the node begins anew.
+    failed: bool,
+}
+
+fn failed(doing: &'static str) -> impl Fn(io::Error) -> Error {
+    move |error| Error::Disk { doing, reason: error.to_string() }
+}
+
+impl Disk {
+    /// Opens what a directory has, or begins with nothing. On return all that was replayed is on disk.
+    ///
+    /// # Errors
+    /// [`Error::Disk`]; [`Error::Corrupt`] for files that no crash leaves; [`Error::Invalid`] for those of another size.
+    pub(crate) async fn open(directory: Directory, region_bytes: u64) -> Result<Disk, Error> {
+        let doing = failed("opening a group's files");
+        let mut numbers: Vec<u64> = Vec::new();
+        for name in directory.list().map_err(&doing)? {
+            numbers.extend(name.strip_prefix("journal-").and_then(|number| number.parse::<u64>().ok()));
+        }
+        let image = directory.open_file(IMAGE, true).map_err(&doing)?;
+        let Some(number) = numbers.iter().copied().max() else {
+            // A crash may have left an image without a journal: nothing was acknowledged.
+            image.truncate(0).map_err(&doing)?;
+            image.truncate(region_bytes).map_err(&doing)?;
+            return Disk::begin(directory, image, 1, 1, Holder::default(), region_bytes).await;
+        };
+        if image.len().map_err(&doing)? != region_bytes {
+            return Err(Error::Invalid(format!(
+                "a group's image of {} bytes where its region has {region_bytes}: the node was made for other sizes",
+                image.len().map_err(&doing)?
+            )));
+        }
+        let journal = directory.open_file(&name_of(number), false).map_err(&doing)?;
+        let (holder, sequence) = replay(&journal, &image, region_bytes)?;
+        let disk = Disk::begin(directory, image, number + 1, sequence, holder, region_bytes).await?;
+        for before in numbers {
+            disk.directory.remove(&name_of(before)).map_err(failed("removing a journal"))?;
+        }
+        Ok(disk)
+    }
+
+    /// Step 2.
+    async fn begin(
+        directory: Directory,
+        image: File,
+        number: u64,
+        sequence: u64,
+        holder: Holder,
+        region_bytes: u64,
+    ) -> Result<Disk, Error> {
+        let doing = failed("beginning a journal");
+        if !mutant(Mutant::FollowUnsynced) {
+            image.sync().await.map_err(&doing)?;
+        }
+        let journal = directory.open_file(NEW, true).map_err(&doing)?;
+        journal.truncate(0).map_err(&doing)?;
+        let record = encode(sequence, holder, &[]);
+        journal.write_at(0, &record).map_err(&doing)?;
+        journal.sync().await.map_err(&doing)?;
+        directory.rename(NEW, &name_of(number)).map_err(&doing)?;
+        directory.sync().await.map_err(&doing)?;
+        let (journal_bytes, sequence) = (record.len() as u64, sequence + 1);
+        Ok(Disk { directory, image, journal, number, journal_bytes, sequence, holder, region_bytes, failed: false })
+    }
+
+    /// Whether the group was ever used here.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.holder == Holder::default()
+    }
+
+    /// Makes a record durable: on return it is on disk, and its writes are those of the image. When the future is dropped, or
+    /// fails, the disk takes no more.
+    ///
+    /// # Errors
+    /// [`Error::Disk`]; [`Error::Corrupt`] for writes beyond the region.
+    pub(crate) async fn append(&mut self, holder: Holder, writes: &Writes) -> Result<(), Error> {
+        let region_bytes = self.region_bytes;
+        let is_there =
+            |(at, bytes): &(u64, Bytes)| at.checked_add(bytes.len() as u64).is_some_and(|until| until <= region_bytes);
+        if !writes.iter().all(is_there) {
+            return Err(Error::Corrupt("a write beyond the region"));
+        }
+        if std::mem::replace(&mut self.failed, true) {
+            return Err(Error::Disk { doing: "writing a journal", reason: "an earlier write has failed".to_owned() });
+        }
+        let doing = failed("writing a journal");
+        let record = encode(self.sequence, holder, writes);
+        self.journal.write_at(self.journal_bytes, &record).map_err(&doing)?;
+        if !mutant(Mutant::AnswerUnsynced) {
+            self.journal.sync().await.map_err(&doing)?;
+        }
+        crash_point("consensus.disk.synced").await;
+        self.journal_bytes += record.len() as u64;
+        self.sequence += 1;
+        self.holder = holder;
+        for (at, bytes) in writes {
+            self.image.write_at(*at, bytes).map_err(&doing)?;
+        }
+        if self.journal_bytes >= JOURNAL_BYTES.min(JOURNAL_REGIONS * self.region_bytes) {
+            self.follow().await?;
+        }
+        self.failed = false;
+        Ok(())
+    }
+
+    /// Another journal takes over.
+    async fn follow(&mut self) -> Result<(), Error> {
+        let before = name_of(self.number);
+        let (directory, image) = (self.directory.clone(), self.image.clone());
+        let (number, sequence) = (self.number + 1, self.sequence);
+        *self = Disk::begin(directory, image, number, sequence, self.holder, self.region_bytes).await?;
+        crash_point("consensus.disk.followed").await;
+        // Its name may come back in a crash; the greater number counts.
+        self.directory.remove(&before).map_err(failed("removing a journal"))
+    }
+
+    /// Writes the image into the memory of a region that was just registered.
+    ///
+    /// # Errors
+    /// [`Error::Disk`], [`Error::Rma`].
+    pub(crate) async fn load(&self, host: &dyn Host, region: RegionId) -> Result<(), Error> {
+        self.set_back(host, region).await.map(drop)
+    }
+
+    /// Step 5: makes the memory what the image is. Nobody may reach it meanwhile. Gives the bytes that differed, in pieces.
+    ///
+    /// # Errors
+    /// [`Error::Disk`], [`Error::Rma`].
+    pub(crate) async fn set_back(&self, host: &dyn Host, region: RegionId) -> Result<u64, Error> {
+        let mut different = 0;
+        if self.failed {
+            return Err(Error::Disk { doing: "reading an image", reason: "an earlier write has failed".to_owned() });
+        }
+        for at in (0..self.region_bytes).step_by(PIECE_BYTES as usize) {
+            let length = PIECE_BYTES.min(self.region_bytes - at) as usize;
+            let ours = self.image.read_exact_at(at, length).map_err(failed("reading an image"))?;
+            let memory = host.load(region, at, length).map_err(Error::rma("reading a node's own memory"))?;
+            if ours[..] != memory[..] {
+                host.store(region, at, &ours).map_err(Error::rma("writing a node's own memory"))?;
+                different += length as u64;
+            }
+            rt::yield_now().await;
+        }
+        Ok(different)
+    }
+}
+
+fn name_of(number: u64) -> String {
+    format!("journal-{number}")
+}
+
+/// ```text
+/// checksum u64 | bytes u32 | version u32 | sequence u64 | term u64 | holder u64 | admitted u32 | count u32 | zeros 16
+/// count × (at u64 | bytes u64) | bytes of each … | zeros to a multiple of 64
+/// ```
+fn encode(sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
+    let bytes: usize = writes.iter().map(|(_, bytes)| bytes.len()).sum();
+    let length = HEAD_BYTES + writes.len() * PLACE_BYTES + bytes;
+    let mut record = BytesMut::with_capacity(length.next_multiple_of(UNIT_BYTES as usize));
+    record.extend_from_slice(&[0; 8]);
+    record.extend_from_slice(&(length as u32).to_le_bytes());
+    record.extend_from_slice(&VERSION.to_le_bytes());
+    for word in [sequence, holder.term.0, holder.holder] {
+        record.extend_from_slice(&word.to_le_bytes());
+    }
+    record.extend_from_slice(&u32::from(holder.admitted).to_le_bytes());
+    record.extend_from_slice(&(writes.len() as u32).to_le_bytes());
+    record.resize(HEAD_BYTES, 0);
+    for (at, bytes) in writes {
+        record.extend_from_slice(&at.to_le_bytes());
+        record.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    }
+    writes.iter().for_each(|(_, bytes)| record.extend_from_slice(bytes));
+    let checksum = XxHash3_64::oneshot(&record[8..]);
+    record[..8].copy_from_slice(&checksum.to_le_bytes());
+    record.resize(length.next_multiple_of(UNIT_BYTES as usize), 0);
+    record.freeze()
+}
+
+/// A record, read back.
+#[derive(Debug)]
+struct Record {
+    sequence: u64,
+    holder: Holder,
+    writes: Vec<(u64, Bytes)>,
+    /// Of the file, with what fills it up.
+    bytes: u64,
+}
+
+/// The record at an offset of a journal of so many bytes; `None` where there is none whole.
+fn read(journal: &File, offset: u64, journal_bytes: u64) -> io::Result<Option<Record>> {
+    if journal_bytes.saturating_sub(offset) < HEAD_BYTES as u64 {
+        return Ok(None);
+    }
+    let head = journal.read_exact_at(offset, HEAD_BYTES)?;
+    let length = u64::from(half(&head, 8));
+    let is_there = (HEAD_BYTES as u64..=RECORD_BYTES_MAX).contains(&length) && length <= journal_bytes - offset;
+    if !is_there || half(&head, 12) != VERSION {
+        return Ok(None);
+    }
+    Ok(decode(&journal.read_exact_at(offset, length as usize)?))
+}
+
+fn decode(record: &Bytes) -> Option<Record> {
+    if record.len() < HEAD_BYTES || half(record, 8) as usize != record.len() || half(record, 12) != VERSION {
+        return None;
+    }
+    if word(record, 0) != XxHash3_64::oneshot(&record[8..]) && !mutant(Mutant::ReplayTorn) {
+        return None;
+    }
+    let holder = Holder { term: Term(word(record, 24)), holder: word(record, 32), admitted: half(record, 40) == 1 };
+    let count = half(record, 44) as usize;
+    let mut from = HEAD_BYTES.checked_add(count.checked_mul(PLACE_BYTES)?)?;
+    let mut writes = Vec::new();
+    for place in 0..count {
+        let place = HEAD_BYTES + place * PLACE_BYTES;
+        let place = record.get(place..place + PLACE_BYTES)?;
+        let until = from.checked_add(usize::try_from(word(place, 8)).ok()?)?;
+        if until > record.len() {
+            return None;
+        }
+        writes.push((word(place, 0), record.slice(from..until)));
+        from = until;
+    }
+    let bytes = (record.len() as u64).next_multiple_of(UNIT_BYTES);
+    (from == record.len()).then_some(Record { sequence: word(record, 16), holder, writes, bytes })
+}
+
+/// Step 3; gives whose the region is, and the number of the next record.
+fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u64), Error> {
+    let doing = failed("replaying a journal");
+    let journal_bytes = journal.len().map_err(&doing)?;
+    let first = read(journal, 0, journal_bytes).map_err(&doing)?;
+    let first = first.ok_or(Error::Corrupt("a journal without a beginning: its disk has lost what was synced"))?;
+    let (mut holder, mut sequence, mut offset) = (first.holder, first.sequence + 1, first.bytes);
+    while let Some(record) = read(journal, offset, journal_bytes).map_err(&doing)? {
+        if record.sequence != sequence {
+            break;
+        }
+        for (at, bytes) in &record.writes {
+            if at.checked_add(bytes.len() as u64).is_none_or(|until| until > region_bytes) {
+                return Err(Error::Corrupt("a record of a journal that writes beyond the region"));
+            }
+            image.write_at(*at, bytes).map_err(&doing)?;
+        }
+        (holder, sequence, offset) = (record.holder, record.sequence + 1, offset + record.bytes);
+    }
+    // Behind a record that a crash has torn there is none that was begun later: each is synced before the next.
+    let mut at = offset + UNIT_BYTES;
+    while at + (HEAD_BYTES as u64) <= journal_bytes {
+        let head = journal.read_exact_at(at, HEAD_BYTES).map_err(&doing)?;
+        let may_be = half(&head, 12) == VERSION && word(&head, 16) > sequence && word(&head, 16) - sequence < 1 << 32;
+        if may_be && read(journal, at, journal_bytes).map_err(&doing)?.is_some() {
+            return Err(Error::Corrupt("a journal that is damaged before its end: its disk has lost what was synced"));
+        }
+        at += UNIT_BYTES;
+    }
+    Ok((holder, sequence))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use base::rt::simulation::{Sim, Simulation};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fault::plant;
+
+    const REGION: u64 = 8192;
+
+    fn holder(term: u64) -> Holder {
+        Holder { term: Term(term), holder: 7, admitted: true }
+    }
+
+    #[test]
+    fn records_have_the_documented_layout() {
+        let record = encode(3, holder(5), &[(64, Bytes::from_static(b"abc")), (8, Bytes::from_static(b"d"))]);
+        let mut golden = Vec::new();
+        [100_u32, 1].iter().for_each(|half| golden.extend(half.to_le_bytes()));
+        [3_u64, 5, 7].iter().for_each(|word| golden.extend(word.to_le_bytes()));
+        [1_u32, 2, 0, 0, 0, 0].iter().for_each(|half| golden.extend(half.to_le_bytes()));
+        [64_u64, 3, 8, 1].iter().for_each(|word| golden.extend(word.to_le_bytes()));
+        golden.extend(b"abcd");
+        golden.resize(120, 0);
+        assert_eq!(record[8..], golden);
+        assert_eq!(word(&record, 0), XxHash3_64::oneshot(&record[8..100]), "over all but itself and what fills it up");
+        let back = decode(&record.slice(..100)).expect("it was just encoded");
+        assert_eq!((back.sequence, back.holder, back.writes.len(), back.bytes), (3, holder(5), 2, 128));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_u32..9, is_right: bool) {
+            if bytes.len() >= HEAD_BYTES {
+                let length = bytes.len() as u32;
+                bytes[8..12].copy_from_slice(&length.to_le_bytes());
+                bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
+                bytes[44..48].copy_from_slice(&count.to_le_bytes());
+                if is_right {
+                    let checksum = XxHash3_64::oneshot(&bytes[8..]);
+                    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+                }
+            }
+            let _ = decode(&bytes.into());
+        }
+    }
+
+    async fn opened() -> Result<Disk, Error> {
+        let directory = Directory::open("/memory/group-1").await.expect("a directory can be made");
+        Disk::open(directory, REGION).await
+    }
+
+    fn image(disk: &Disk) -> Bytes {
+        disk.image.read_exact_at(0, REGION as usize).expect("it is there")
+    }
+
+    /// Appends until a crash, several times. What was appended is there afterwards, and of the rest one record or nothing.
+    async fn append_until_crashes(sim: Sim) {
+        let node = sim.node("memory");
+        let mut expected = vec![vec![0; REGION as usize]];
+        let mut appended = 0;
+        for round in 0..5 {
+            let opening = node.spawn(async move { opened().await.map(|disk| (image(&disk), disk.holder)) });
+            let (found, held) = opening.await.expect("it does not crash").expect("no crash damages it");
+            let which = expected.iter().rposition(|image| image[..] == found[..]).expect("torn");
+            assert!(which >= appended, "lost: record {appended} was appended, {which} is there");
+            assert_eq!(held.term.0, which as u64, "whose it is belongs to the same record");
+            expected.truncate(which + 1);
+            let mut chance = sim.chance();
+            let mut todo = Vec::new();
+            for _ in 0..chance.index(9) + 1 {
+                let mut next = expected.last().expect("there is one").clone();
+                let mut writes = Vec::new();
+                for _ in 0..chance.index(4) + 1 {
+                    let at = chance.index(REGION as usize - 2000);
+                    let bytes = vec![chance.below(256) as u8; 1 + chance.index(1999)];
+                    next[at..at + bytes.len()].copy_from_slice(&bytes);
+                    writes.push((at as u64, Bytes::from(bytes)));
+                }
+                expected.push(next);
+                todo.push(((expected.len() - 1) as u64, writes));
+            }
+            let done = Arc::new(AtomicUsize::new(which));
+            let count = Arc::clone(&done);
+            drop(node.spawn(async move {
+                let mut disk = opened().await.expect("no crash damages it");
+                for (term, writes) in todo {
+                    disk.append(holder(term), &writes).await.expect("the disk works");
+                    count.store(term as usize, Ordering::Relaxed);
+                    if round % 2 == 1 && term % 3 == 0 {
+                        disk.follow().await.expect("the disk works");
+                    }
+                }
+            }));
+            rt::sleep(chance.duration(&(Duration::ZERO..Duration::from_millis(40)))).await;
+            node.crash();
+            node.restart();
+            appended = done.load(Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_was_appended_outlives_a_power_loss_and_nothing_is_torn() {
+        for seed in 0..300 {
+            Simulation::new(seed).run(append_until_crashes).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        }
+    }
+
+    #[test]
+    fn planted_mistakes_are_caught() {
+        for planted in [Mutant::AnswerUnsynced, Mutant::ReplayTorn, Mutant::FollowUnsynced] {
+            plant(planted);
+            let caught = (0..300).find_map(|seed| Simulation::new(seed).run(append_until_crashes).err());
+            plant(Mutant::None);
+            let reason = caught.unwrap_or_else(|| panic!("no seed catches {planted:?}")).reason.to_string();
+            println!("{planted:?}: {reason}");
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_damaged_before_its_end_is_found_out() {
+        let outcome = Simulation::new(1).run(|sim| async move {
+            let damaging = sim.node("memory").spawn(async move {
+                let mut disk = opened().await.expect("nothing is there");
+                for term in 1..6 {
+                    disk.append(holder(term), &[(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
+                }
+                let (journal, before) = (disk.journal.clone(), disk.journal_bytes);
+                drop(disk);
+                journal.write_at(before - 700, &[9]).expect("the disk works");
+                assert!(opened().await.is_ok(), "the last one may be torn");
+                let mut disk = opened().await.expect("it was whole");
+                for term in 1..6 {
+                    disk.append(holder(term), &[(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
+                }
+                disk.journal.write_at(1000, &[9]).expect("the disk works");
+                drop(disk);
+                assert!(matches!(opened().await, Err(Error::Corrupt(_))));
+            });
+            damaging.await.expect("it does not crash");
+            0
+        });
+        outcome.expect("all is as it should be");
+    }
+}

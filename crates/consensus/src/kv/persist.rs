@@ -1,0 +1,256 @@
+//! What a coordinator keeps in tables of the storage engine (Sift, section 3.5).
+//!
+//! 1. Whoever takes over first writes its term into the tables, as their epoch. From then on no earlier coordinator changes them,
+//!    however long it was paused.
+//! 2. Entries of the store's log that a majority has are written to the tables, in order, many at a time, and synced: a row a key,
+//!    whose version is the entry's index, and a savepoint that says up to which entry. An entry is applied only after that,
+//!    so that what the tables lack is in the log, and the log's length bounds it.
+//! 3. With [`Persistent::is_synchronous`] a change is answered when the tables have it, and nothing is told before; else a
+//!    majority of memories is enough, and a loss of all of them takes with it what the tables lacked: always the last entries,
+//!    never one in between.
+//! 4. After the loss of all memories the group is formatted anew, and the first to take it over finds no store in it, and rows
+//!    in the tables: it writes them as records, chains and bitmap, and last the superblock with a cursor that says up
+//!    to which entry. Whoever is interrupted does it again, the same way: the seed of the index is kept in the tables too.
+//!
+//! Invariants:
+//! * The tables are what the store was after some entry, and never ahead of a majority.
+//! * The cursor of the store never passes what is durable in the tables.
+//!
+//! The tables must be the same whichever processor coordinates: storage that all of them reach. A coordinator with others is
+//! refused ([`Error::Invalid`]).
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use base::{BlockNumber, Bytes, Epoch, Version, rt};
+use futures_util::future::select;
+use storage::tables::{RowBatch, Savepoint, Tables};
+
+use super::fault::{Mutant, crash_point, mutant};
+use super::layout::{LINE_BLOCKS, LINE_BYTES, Sizes, encode_cursor, pointer, record_writes};
+use super::{Pending, Shared, lock};
+use crate::layout::{Cursor, word};
+use crate::{Coordinator, Error, Term, WRITES_MAX, Write};
+
+/// Entries, and about so many bytes of them, that are written at once.
+const BATCH_ENTRIES: usize = 4096;
+const BATCH_BYTES: usize = 4 << 20;
+/// Batches between two looks for versions that nobody reads any more, and rows of one look.
+const PRUNE_EVERY: u32 = 16;
+const PRUNE_ROWS: usize = 16 << 10;
+/// Rows that are restored at once.
+const PAGE_ROWS: usize = 1024;
+/// Bytes of index or bitmap that are written at once.
+const PIECE_BYTES: usize = 2048;
+const NAMESPACE: &str = "kv";
+
+/// Where a store is kept, and when a change counts.
+#[derive(Clone)]
+pub struct Persistent {
+    /// Tables of its own.
+    pub tables: Arc<dyn Tables>,
+    /// Nothing is told that the tables have not.
+    pub is_synchronous: bool,
+}
+
+fn failed(doing: &'static str, term: Term) -> impl Fn(storage::Error) -> Error {
+    move |error| match error {
+        storage::Error::Fenced { .. } => Error::Fenced(term),
+        error => Error::Disk { doing, reason: error.to_string() },
+    }
+}
+
+/// A savepoint: everything up to an entry, written under a term, of a store with a seed.
+fn savepoint(index: u64, term: Term, seed: u64) -> Savepoint {
+    let mut block_hash = [0; 32];
+    block_hash[..8].copy_from_slice(&seed.to_le_bytes());
+    Savepoint { height: index + 1, epoch: Epoch(term.0), block_hash }
+}
+
+/// What the tables have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Kept {
+    /// The last entry; 0 for none.
+    pub index: u64,
+    pub seed: u64,
+}
+
+impl Persistent {
+    /// Step 1: on return no earlier coordinator changes the tables any more, and this is what they have.
+    pub(super) async fn fence(&self, term: Term) -> Result<Kept, Error> {
+        let before = self.tables.savepoint();
+        let kept = match before.height.checked_sub(1) {
+            Some(index) => Kept { index, seed: word(&before.block_hash, 0) },
+            None => Kept { index: 0, seed: rt::random_u64() },
+        };
+        self.write(RowBatch::new(savepoint(kept.index, term, kept.seed)), term).await?;
+        let now = self.tables.savepoint();
+        // An earlier one may have come in between.
+        Ok(Kept { index: now.height - 1, ..kept })
+    }
+
+    async fn write(&self, batch: RowBatch, term: Term) -> Result<(), Error> {
+        let tables = Arc::clone(&self.tables);
+        let failed = failed("writing the tables of a key-value store", term);
+        rt::blocking(move || tables.write(batch)).await.map_err(&failed)?;
+        if mutant(Mutant::TellUnpersisted) {
+            return Ok(());
+        }
+        self.tables.persist().await.map(drop).map_err(&failed)
+    }
+
+    /// Step 4.
+    pub(super) async fn restore(&self, coordinator: &Coordinator, sizes: &Sizes, kept: Kept) -> Result<(), Error> {
+        tracing::info!(to = kept.index, "a key-value store is restored from its tables");
+        let mut writer = Writer { coordinator, writes: Vec::new(), bytes: 0 };
+        let mut index = vec![0_u64; sizes.buckets as usize];
+        let (mut taken, mut start) = (0_u64, Some(Bytes::new()));
+        while let Some(from) = start {
+            let through = BlockNumber(kept.index);
+            let page = self.tables.range(NAMESPACE, &from, &[], through, PAGE_ROWS);
+            let page = page.map_err(failed("reading the tables of a key-value store", coordinator.term()))?;
+            for row in page.entries {
+                sizes.check(&row.key, Some(&row.value))?;
+                let count = sizes.record_blocks(row.key.len(), row.value.len()) as u64;
+                if taken + count > sizes.blocks {
+                    return Err(Error::Invalid(format!(
+                        "the tables hold more than {} blocks have room for",
+                        sizes.blocks
+                    )));
+                }
+                let blocks: Vec<u32> = (taken..taken + count).map(|block| block as u32).collect();
+                taken += count;
+                let head = &mut index[sizes.bucket(kept.seed, &row.key) as usize];
+                for write in record_writes(*head, row.version.block, &row.key, &row.value, &blocks, sizes) {
+                    writer.add(write).await?;
+                }
+                *head = pointer(blocks[0]);
+            }
+            crash_point("consensus.kv.restoring").await;
+            start = page.next;
+        }
+        for (piece, pointers) in index.chunks(PIECE_BYTES / 8).enumerate() {
+            if pointers.iter().any(|pointer| *pointer != 0) {
+                let bytes = pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
+                writer.add(Write { address: sizes.bucket_at((piece * PIECE_BYTES / 8) as u64), bytes }).await?;
+            }
+        }
+        let lines = taken.div_ceil(LINE_BLOCKS);
+        let mut bitmap = vec![0_u8; (lines * LINE_BYTES) as usize];
+        (0..taken as usize).for_each(|block| bitmap[block / 8] |= 1 << (block % 8));
+        for (piece, bytes) in bitmap.chunks(PIECE_BYTES).enumerate() {
+            let address = sizes.line_at(0) + (piece * PIECE_BYTES) as u64;
+            writer.add(Write { address, bytes: Bytes::copy_from_slice(bytes) }).await?;
+        }
+        writer.commit().await?;
+        let cursor = Cursor { index: kept.index, ..Cursor::default() };
+        let last = [
+            Write { address: sizes.super_at(), bytes: sizes.encode(kept.seed) },
+            Write { address: sizes.cursor_at(), bytes: encode_cursor(cursor) },
+        ];
+        coordinator.transact(last.to_vec()).await.map(drop)
+    }
+}
+
+/// Writes many things, several in one transaction.
+struct Writer<'a> {
+    coordinator: &'a Coordinator,
+    writes: Vec<Write>,
+    bytes: u64,
+}
+
+impl Writer<'_> {
+    async fn add(&mut self, write: Write) -> Result<(), Error> {
+        let bytes = 16 + write.bytes.len() as u64;
+        let bytes_max = self.coordinator.layout().entry_bytes_max();
+        if self.writes.len() == WRITES_MAX || 40 + self.bytes + bytes > bytes_max {
+            self.commit().await?;
+        }
+        self.bytes += bytes;
+        self.writes.push(write);
+        Ok(())
+    }
+
+    async fn commit(&mut self) -> Result<(), Error> {
+        self.bytes = 0;
+        match std::mem::take(&mut self.writes) {
+            writes if writes.is_empty() => Ok(()),
+            writes => self.coordinator.transact(writes).await.map(drop),
+        }
+    }
+}
+
+/// Step 2, until the coordinator ends.
+pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent) {
+    let outcome = {
+        let (work, ends) = (pin!(run(&shared, &persistent)), pin!(shared.coordinator.ended()));
+        let first = async { select(work, ends).await.factor_first().0 };
+        shared.stop.or_stopped(first).await
+    };
+    if let Some(error) = outcome {
+        let error = match error {
+            Error::Ambiguous => shared.coordinator.check_serving().err().unwrap_or(Error::Closed),
+            error => error,
+        };
+        if matches!(error, Error::Disk { .. }) {
+            tracing::error!(%error, "a key-value store cannot be kept");
+        }
+        shared.end(error);
+        // Another may have more luck with the tables.
+        shared.coordinator.step_down();
+    }
+}
+
+async fn run(shared: &Shared, persistent: &Persistent) -> Error {
+    let mut batches = 0;
+    loop {
+        let batch: Vec<Pending> = {
+            let state = lock(&shared.state);
+            let first = state.pending.partition_point(|entry| entry.after.index <= state.persisted);
+            let mut bytes = 0;
+            let fits = |entry: &&Pending| {
+                bytes += entry.key.len() + entry.value.as_ref().map_or(0, Bytes::len);
+                bytes <= BATCH_BYTES
+            };
+            let mut batch: Vec<Pending> =
+                state.pending.range(first..).take(BATCH_ENTRIES).take_while(fits).cloned().collect();
+            if batch.is_empty() {
+                batch.extend(state.pending.get(first).cloned());
+            }
+            batch
+        };
+        let Some(last) = batch.last() else {
+            shared.unpersisted.notified().await;
+            continue;
+        };
+        let index = last.after.index;
+        if let Err(error) = write(shared, persistent, batch).await {
+            return error;
+        }
+        lock(&shared.state).persisted = index;
+        shared.persisted.notify_waiters();
+        shared.work.notify_one();
+        batches += 1;
+        if batches % PRUNE_EVERY == 0 {
+            let tables = Arc::clone(&persistent.tables);
+            if let Err(error) = rt::blocking(move || tables.prune(BlockNumber(index), PRUNE_ROWS)).await {
+                return failed("pruning the tables of a key-value store", shared.coordinator.term())(error);
+            }
+        }
+    }
+}
+
+async fn write(shared: &Shared, persistent: &Persistent, entries: Vec<Pending>) -> Result<(), Error> {
+    let (last, term) = (entries.last().expect("there is one"), shared.coordinator.term());
+    shared.confirm(last.posted).await?;
+    crash_point("consensus.kv.persisting").await;
+    let mut batch = RowBatch::new(savepoint(last.after.index, term, shared.seed));
+    for entry in &entries {
+        let version = Version::new(entry.after.index, 0);
+        let put = batch.put(NAMESPACE, &entry.key, version, entry.value.clone());
+        put.map_err(failed("gathering rows of a key-value store", term))?;
+    }
+    persistent.write(batch, term).await?;
+    crash_point("consensus.kv.persisted").await;
+    Ok(())
+}
