@@ -27,12 +27,22 @@ pub struct StoreDirectory {
     /// The directory that `heddle kv up` was given: kv.json there says where the store is, and whom to trust
     #[arg(long = "dir", value_name = "DIR", default_value = DIRECTORY)]
     pub dir: PathBuf,
+    /// Which of the stores of `heddle kv up --stores`
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    pub store: u32,
 }
 
 /// Run a replicated key-value store, until Ctrl-C
 ///
-/// Memory nodes hold the data, each all of it; one processor coordinates them, another stands by. All are in
-/// this process, and so is the data: it is in memory alone, and gone when the process ends.
+/// Memory nodes hold the data, each all of it; one processor coordinates them, backups stand by. All are in
+/// this process. The data is in memory alone, and gone when the process ends, unless `--persistence` says
+/// otherwise. With `nodes` every memory node keeps it in DIR as well, with `coordinator` whoever coordinates
+/// does, in tables: then whatever a client was told is there at the next start, also after a power loss, and a
+/// change takes as long as a disk's sync. With `--asynchronous` tables follow behind, and the last changes
+/// before the end may be missing.
+///
+/// With `--stores` several stores share memory nodes and backups. Each has a port of its own, the first store's
+/// and the following ones; kv.json tells them, and other commands take `--store`.
 ///
 /// Clients speak gRPC over TLS, `heddle.kv.KeyValues` of crates/proto/proto/heddle/kv/kv.proto. They trust
 /// DIR/ca.pem, which is made anew at each start. Clients do not prove who they are: whoever reaches the port
@@ -45,14 +55,29 @@ Examples:
   heddle kv up
   heddle kv up --keys 10000 --block-bytes 8192       fewer keys, values of up to 56 KB
   heddle kv up --listen 127.0.0.1:0 --dir /tmp/kv    any free port, which kv.json tells
+  heddle kv up --persistence nodes --dir /srv/kv     kept on disk; the same command goes on with it
+  heddle kv up --stores 4 --backups 2                four stores, any of which two backups take over
 
 A record, which is a key with its value and 48 bytes, takes one to seven blocks. One block is the
 fastest, so let most records fit into one. Each memory node needs --keys times --block-bytes of
 memory as it fills up."
 )]
 pub struct Up {
-    #[command(flatten)]
-    pub directory: StoreDirectory,
+    /// Where kv.json and ca.pem go, and what is kept on disk
+    #[arg(long = "dir", value_name = "DIR", default_value = DIRECTORY)]
+    pub dir: PathBuf,
+    /// What outlives the process
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    pub persistence: Persistence,
+    /// Answer changes that the coordinator's tables do not have yet
+    #[arg(long)]
+    pub asynchronous: bool,
+    /// How many stores, which share memory nodes and backups
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub stores: u32,
+    /// Backup processors, which all stores share
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub backups: u32,
     /// Where clients are answered
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
     pub listen: SocketAddr,
@@ -74,6 +99,17 @@ pub struct Up {
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
     pub bound: bool,
+}
+
+/// What outlives the process.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Persistence {
+    /// Nothing
+    None,
+    /// Whatever a client was told: the coordinator has it in tables before
+    Coordinator,
+    /// Whatever a client was told: F+1 memory nodes have it on disk before
+    Nodes,
 }
 
 /// Print the value of a key

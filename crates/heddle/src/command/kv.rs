@@ -5,13 +5,13 @@ use std::path::Path;
 
 use base::Bytes;
 use gateway::client::{Code, Connection, Status as Answer};
-use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, Sizes};
+use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, Persistence, Sizes};
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request::Expected;
 use serde_json::{Value, json};
 
 use crate::cli::exit;
-use crate::cli::kv::{Cas, Delete, Get, Kv, Put, Status, Up, Watch};
+use crate::cli::kv::{Cas, Delete, Get, Kv, Persistence as Mode, Put, Status, StoreDirectory, Up, Watch};
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
@@ -36,6 +36,9 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
     if arguments.bound {
         super::end_with_parent()?;
     }
+    if arguments.asynchronous && arguments.persistence != Mode::Coordinator {
+        return Err(Failure::new("--asynchronous is about `--persistence coordinator`"));
+    }
     let mut signals = StopSignals::listen()?;
     let sizes = Sizes {
         log_bytes: arguments.log_bytes,
@@ -43,10 +46,17 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
         blocks: arguments.keys.next_multiple_of(BLOCKS_UNIT),
         block_bytes: arguments.block_bytes,
     };
-    let directory = arguments.directory.dir.clone();
+    let directory = arguments.dir.clone();
     let options = KvOptions {
         directory: directory.clone(),
         listen: arguments.listen,
+        stores: arguments.stores,
+        backups: arguments.backups,
+        persistence: match arguments.persistence {
+            Mode::None => Persistence::None,
+            Mode::Coordinator => Persistence::Coordinator { is_synchronous: !arguments.asynchronous },
+            Mode::Nodes => Persistence::Nodes,
+        },
         memory_nodes: arguments.memory_nodes,
         sizes,
         cache_bytes: usize::try_from(arguments.cache_bytes).unwrap_or(usize::MAX),
@@ -55,11 +65,22 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
         store = KeyValues::start(options) => store?,
         () = signals.received() => return Err(Failure::interrupted()),
     };
-    let address = store.endpoint().address;
+    let addresses: Vec<String> = store.endpoint().stores.iter().map(ToString::to_string).collect();
+    let (what, serves) = match addresses.len() {
+        1 => ("A key-value store".to_owned(), "serves"),
+        count => (format!("{count} key-value stores"), "serve"),
+    };
+    let ends = match arguments.persistence {
+        Mode::None => "Ctrl-C ends it, and all it holds.",
+        Mode::Coordinator | Mode::Nodes => {
+            "Ctrl-C ends it; what it holds is on disk, and the next start goes on with it."
+        }
+    };
     output::print(&format!(
-        "A key-value store on {} memory nodes serves gRPC over TLS at {address}; clients trust {}.\n\
-         Keys of up to {} bytes, values of up to {}. Ctrl-C ends it, and all it holds.\n",
+        "{what} on {} memory nodes {serves} gRPC over TLS at {}; clients trust {}.\n\
+         Keys of up to {} bytes, values of up to {}. {ends}\n",
         arguments.memory_nodes,
+        addresses.join(", "),
         directory.join(&store.endpoint().authority).display(),
         sizes.key_bytes_max(),
         sizes.value_bytes_max()
@@ -75,18 +96,25 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
     }
 }
 
-/// A client of the store of a directory.
+/// A client of a store of a directory.
 ///
 /// # Errors
-/// None runs there.
-pub async fn connect(directory: &Path) -> Result<KvClient, Failure> {
+/// None runs there, or not so many.
+pub async fn connect(store: &StoreDirectory) -> Result<KvClient, Failure> {
+    let directory: &Path = &store.dir;
     let absent = || {
         let dir = directory.display();
         let message = format!("no key-value store runs in {dir}; start one with `heddle kv up --dir {dir}`");
         Failure::with_code(exit::NOT_RUNNING, message)
     };
     let endpoint = KvEndpoint::load(directory)?.ok_or_else(absent)?;
-    match Connection::connect(&endpoint.target(directory)?).await {
+    let address = match store.store {
+        1 => endpoint.address,
+        number => *endpoint.stores.get(number as usize - 1).ok_or_else(|| {
+            Failure::new(format!("no store {number} there: {} run, counted from 1", endpoint.stores.len()))
+        })?,
+    };
+    match Connection::connect(&endpoint.target_of(directory, address)?).await {
         Ok(connection) => Ok(KvClient::new(connection)),
         // It was killed, and has left its file behind.
         Err(error) if error.kind() == base::ErrorKind::Retry => Err(absent()),
@@ -137,7 +165,7 @@ fn found_json(found: Option<&wire::Versioned>) -> Value {
 }
 
 async fn get(arguments: &Get) -> Result<(), Failure> {
-    let client = connect(&arguments.directory.dir).await?;
+    let client = connect(&arguments.directory).await?;
     let found = client.get(bytes(&arguments.key)).await.map_err(failed)?;
     let found = found.ok_or_else(|| absent(&arguments.key))?;
     match arguments.json {
@@ -147,19 +175,19 @@ async fn get(arguments: &Get) -> Result<(), Failure> {
 }
 
 async fn put(arguments: &Put) -> Result<(), Failure> {
-    let client = connect(&arguments.directory.dir).await?;
+    let client = connect(&arguments.directory).await?;
     let version = client.put(bytes(&arguments.key), value(&arguments.value)?).await.map_err(failed)?;
     output::print(&format!("{version}\n"))
 }
 
 async fn delete(arguments: &Delete) -> Result<(), Failure> {
-    let client = connect(&arguments.directory.dir).await?;
+    let client = connect(&arguments.directory).await?;
     let version = client.delete(bytes(&arguments.key)).await.map_err(failed)?;
     output::print(&format!("{}\n", version.ok_or_else(|| absent(&arguments.key))?))
 }
 
 async fn cas(arguments: &Cas) -> Result<(), Failure> {
-    let client = connect(&arguments.directory.dir).await?;
+    let client = connect(&arguments.directory).await?;
     let expected = match (arguments.if_version, &arguments.if_value) {
         (Some(version), _) => Expected::Version(version),
         (None, Some(value)) => Expected::Value(bytes(value)),
@@ -185,7 +213,7 @@ async fn watch(arguments: &Watch) -> Result<(), Failure> {
 
 async fn print_changes(arguments: &Watch) -> Result<(), Failure> {
     let (mut from, mut left) = (arguments.from, arguments.count.unwrap_or(u64::MAX));
-    let client = connect(&arguments.directory.dir).await?;
+    let client = connect(&arguments.directory).await?;
     if from.is_none() {
         // So that nothing is missed when the watch has to begin again.
         from = Some(client.status().await.map_err(failed)?.version + 1);
@@ -230,7 +258,7 @@ fn print_change(change: &wire::Change, as_json: bool) -> Result<(), Failure> {
 }
 
 async fn status(arguments: &Status) -> Result<(), Failure> {
-    let client = connect(&arguments.directory.dir).await?;
+    let client = connect(&arguments.directory).await?;
     let status = client.status().await.map_err(failed)?;
     let taken = status.blocks - status.blocks_free;
     if arguments.json {
@@ -244,15 +272,29 @@ async fn status(arguments: &Status) -> Result<(), Failure> {
             "cacheBytes": status.cache_bytes,
             "memoryNodes": status.memory_nodes,
             "memoryNodesLive": status.memory_nodes_live,
+            "persistent": status.persistent,
+            "persisted": status.persisted,
+            "stores": status.stores,
+            "storesWaiting": status.stores_waiting,
+            "backups": status.backups,
+            "backupsFree": status.backups_free,
+            "byBackup": status.by_backup,
         }));
     }
     output::print(&format!(
-        "{:<14} {} of {} live\n{:<14} {}\n{:<14} {} ({} to be applied, {} bytes of log)\n{:<14} {taken} of {} taken\n{:<14} {} bytes\n",
+        "{:<14} {} of {} live{}\n{:<14} {} free of {}, for {} stores, of which {} waits\n{:<14} {}{}\n{:<14} {} ({} to be applied, {} bytes of log)\n{:<14} {taken} of {} taken\n{:<14} {} bytes\n",
         "memory nodes",
         status.memory_nodes_live,
         status.memory_nodes,
+        if status.persistent { "; the store is kept on disk" } else { "" },
+        "backups",
+        status.backups_free,
+        status.backups,
+        status.stores,
+        status.stores_waiting,
         "term",
         status.term,
+        if status.by_backup { ", of a backup" } else { "" },
         "version",
         status.version,
         status.version - status.applied,

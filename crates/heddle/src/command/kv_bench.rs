@@ -13,6 +13,7 @@ use node::kv::{KvClient, KvEndpoint, KvExchange};
 
 use super::kv;
 use crate::cli::bench::Kv as Arguments;
+use crate::cli::kv::StoreDirectory;
 use crate::failure::Failure;
 use crate::output;
 
@@ -67,7 +68,7 @@ pub async fn run(arguments: &Arguments, stop: &Stop) -> Result<(), Failure> {
     };
     let mut connections = Vec::new();
     for _ in 0..arguments.connections.min(arguments.clients) {
-        let client = kv::connect(directory).await?;
+        let client = kv::connect(&StoreDirectory { dir: directory.to_path_buf(), store: 1 }).await?;
         connections.push(match arguments.unary {
             true => Way::Unary(client),
             false => Way::Exchange(client.exchange().await.map_err(|status| Failure::new(status.message))?),

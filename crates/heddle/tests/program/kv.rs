@@ -1,5 +1,6 @@
 //! A key-value store from the command line and over gRPC: up, what can be asked, and what is refused.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -22,8 +23,12 @@ struct Store {
 
 impl Store {
     fn start(dir: &Path) -> Store {
+        Store::start_with(dir, &[])
+    }
+
+    fn start_with(dir: &Path, more: &[&str]) -> Store {
         let mut command = heddle(&["kv", "up", "--bound", "--listen", "127.0.0.1:0", "--keys", "2000", "--dir"]);
-        let child = command.arg(dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let child = command.arg(dir).args(more).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut child = child.expect("the program can be started");
         let start = Instant::now();
         loop {
@@ -162,4 +167,92 @@ async fn many_clients_over_grpc_see_one_store() {
     assert_eq!(refused.code, Code::InvalidArgument, "{}", refused.message);
     let refused = other.watch(Bytes::new(), Some(u64::MAX)).await.map(drop);
     assert!(refused.is_ok(), "a version that is to come: {refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_told_outlives_kills_of_everything_with_persistent_memory_nodes() {
+    outlives_kills("nodes").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_told_outlives_kills_of_everything_with_tables_of_the_coordinator() {
+    outlives_kills("coordinator").await;
+}
+
+/// Kills everything three times while clients write, and starts it again.
+async fn outlives_kills(persistence: &str) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("kv");
+    let mut told: BTreeMap<String, u64> = BTreeMap::new();
+    for round in 0..3 {
+        let store = Store::start_with(&dir, &["--persistence", persistence]);
+        let client = store.client().await;
+        let before: u64 = told.values().copied().max().unwrap_or_default();
+        for (key, version) in &told {
+            let found = client.get(Bytes::from(key.clone())).await.expect("it serves");
+            let found = found.unwrap_or_else(|| panic!("{key} was told in an earlier round"));
+            assert_eq!((&found.value[..], found.version), (key.as_bytes(), *version), "as it was told");
+        }
+        let writers = (0..4).map(|writer| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let mut done = Vec::new();
+                for number in 0.. {
+                    let key = format!("{round}-{writer}-{number}");
+                    match client.put(Bytes::from(key.clone()), Bytes::from(key.clone())).await {
+                        Ok(version) => done.push((key, version)),
+                        Err(_) => break,
+                    }
+                }
+                done
+            })
+        });
+        let writers: Vec<_> = writers.collect();
+        // Until some are told, and then in the midst of others.
+        while client.status().await.expect("it serves").version < before + 100 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let second =
+            run(&["kv", "up", "--listen", "127.0.0.1:0", "--keys", "2000", "--dir", &dir.display().to_string()]);
+        assert!(text(&second).contains("another process"), "{}", text(&second));
+        drop(store);
+        for writer in writers {
+            told.extend(writer.await.expect("it does not panic"));
+        }
+        assert!(told.len() >= 50 * (round + 1), "{} were told", told.len());
+    }
+    if persistence != "nodes" {
+        return;
+    }
+    let other = run(&[
+        "kv",
+        "up",
+        "--listen",
+        "127.0.0.1:0",
+        "--keys",
+        "4000",
+        "--persistence",
+        "nodes",
+        "--dir",
+        &dir.display().to_string(),
+    ]);
+    assert!(other.status.code() == Some(1) && text(&other).contains("other sizes"), "{}", text(&other));
+}
+
+#[test]
+fn stores_share_memory_nodes_and_backups() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::start_with(&folder.path().join("kv"), &["--stores", "3", "--backups", "2"]);
+    for number in ["1", "2", "3"] {
+        assert_eq!(store.ask(&["put", "name", number, "--store", number]).0, Some(0));
+    }
+    for number in ["1", "2", "3"] {
+        assert_eq!(store.ask(&["get", "name", "--store", number]), (Some(0), format!("{number}\n")));
+    }
+    let (_, said) = store.ask(&["status", "--store", "2", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let words = ["stores", "backups", "storesWaiting", "version"].map(|name| status[name].as_u64());
+    assert_eq!(words, [Some(3), Some(2), Some(0), Some(1)], "{said}");
+    let (code, said) = store.ask(&["get", "name", "--store", "4"]);
+    assert!(code == Some(1) && said.contains("3 run"), "{said}");
 }

@@ -1,24 +1,29 @@
 //! A replicated key-value store as a program: memory nodes, processors and a port, composed.
 //!
-//! 1. [`KeyValues::start`] makes a group of memory nodes within the process, formats it, and starts two processors. One is
-//!    elected, and serves the store; when it ends the other takes over.
-//! 2. The port speaks gRPC over TLS ([`service`]). Its certificate is made at the start; `ca.pem` in the directory is what clients
-//!    trust, and `kv.json`, which is written last, says where the port is.
+//! 1. [`KeyValues::start`] makes memory nodes within the process, and on them a group for each store, which it formats unless it
+//!    was used before. Each store has one processor of its own, and all of them share a pool of backups
+//!    ([`consensus::BackupPool`]). One is elected and serves the store; when it ends another takes over.
+//! 2. Each store has a port that speaks gRPC over TLS ([`service`]). The certificate is made at the start; `ca.pem` in the directory
+//!    is what clients trust, and `kv.json`, which is written last, says where the ports are.
+//! 3. What is kept is as [`Persistence`] says: in the memory of this process alone, which ends with it; by memory nodes on disk,
+//!    each in a folder of its own, with which the next start goes on; or by whoever coordinates in the folder `tables`, from which
+//!    the next start fills new memory nodes.
 //!
-//! What is kept is kept in the memory of this process alone: it ends with it. No client proves who it is: whoever reaches the
-//! port reads and writes.
+//! No client proves who it is: whoever reaches a port reads and writes.
 
 mod client;
 mod service;
+mod stores;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::{self, Stop, Task};
-use consensus::kv::{Options, Store};
-use consensus::{Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
+use base::rt::disk::{Directory, File};
+use base::rt::{self, Stop};
+use consensus::kv::{Options, Persistent, Store};
+use consensus::{Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Timing};
 use gateway::client::{Target, Tls};
 use gateway::rpc::Settings;
 use gateway::server;
@@ -27,9 +32,11 @@ use identity::{KeyKind, Role};
 use rma::shm::Shm;
 use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
 use serde::{Deserialize, Serialize};
+use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
 
 use crate::network::{NodeError, write};
-use service::{Current, Port};
+use service::Port;
+use stores::Stores;
 
 pub use client::{KvClient, KvExchange, KvWatch};
 pub use consensus::kv::Sizes;
@@ -37,24 +44,51 @@ pub use consensus::kv::Sizes;
 const FILE: &str = "kv.json";
 const AUTHORITY: &str = "ca.pem";
 const HOST: &str = "localhost";
-const PROCESSORS: u64 = 2;
+/// The folder of the coordinators' tables.
+const TABLES: &str = "tables";
+/// Held while a process uses a directory.
+const LOCK: &str = "lock";
+/// Stores of one process.
+pub const STORES_MAX: u32 = 64;
 /// Bytes of a group's own log, where its store does not need more.
 const GROUP_LOG_BYTES: u64 = 4 << 20;
 /// How long the first coordinator may take.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// What a store is to be.
+/// What outlives the process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Persistence {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the coordinator has in tables of the storage engine.
+    Coordinator {
+        /// A change is answered when the tables have it, so that everything outlives the process that a client was told. Else
+        /// the last changes before the end may be missing.
+        is_synchronous: bool,
+    },
+    /// Everything that a client was told: a change is answered when F+1 memory nodes have it on disk.
+    Nodes,
+}
+
+/// What stores are to be.
 #[derive(Clone, Debug)]
 pub struct KvOptions {
     /// Where clients find `kv.json` and `ca.pem`.
     pub directory: PathBuf,
-    /// The port; 0 for any that is free.
+    /// The first store's port, the next store's is the next; 0 for any that are free.
     pub listen: SocketAddr,
+    /// How many stores.
+    pub stores: u32,
+    /// Backup processors that all stores share.
+    pub backups: u32,
+    /// What outlives the process.
+    pub persistence: Persistence,
     /// How many memory nodes: an odd number.
     pub memory_nodes: u32,
-    /// The store's sizes.
+    /// Each store's sizes.
     pub sizes: Sizes,
-    /// Bytes of the coordinator's cache.
+    /// Bytes of each coordinator's cache.
     pub cache_bytes: usize,
 }
 
@@ -62,8 +96,11 @@ pub struct KvOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KvEndpoint {
-    /// Where its port is.
+    /// Where the first store's port is.
     pub address: SocketAddr,
+    /// Where each store's port is.
+    #[serde(default)]
+    pub stores: Vec<SocketAddr>,
     /// The name in its certificate.
     pub host: String,
     /// The authority that clients trust, relative to the directory.
@@ -88,58 +125,94 @@ impl KvEndpoint {
         serde_json::from_slice(&bytes).map(Some).map_err(|error| NodeError::file("understand", &path)(damaged(error)))
     }
 
-    /// How a client reaches it.
+    /// How a client reaches the first store.
     ///
     /// # Errors
     /// The authority's certificate cannot be read.
     pub fn target(&self, directory: &Path) -> Result<Target, NodeError> {
+        self.target_of(directory, self.address)
+    }
+
+    /// How a client reaches one of the stores' ports.
+    ///
+    /// # Errors
+    /// As [`KvEndpoint::target`].
+    pub fn target_of(&self, directory: &Path, address: SocketAddr) -> Result<Target, NodeError> {
         let path = directory.join(&self.authority);
         let roots_pem = std::fs::read(&path).map_err(NodeError::file("read", &path))?;
-        Ok(Target { address: self.address.to_string(), tls: Some(Tls { roots_pem, server_name: self.host.clone() }) })
+        Ok(Target { address: address.to_string(), tls: Some(Tls { roots_pem, server_name: self.host.clone() }) })
     }
 }
 
-/// A store that runs in this process.
+/// Stores that run in this process.
 pub struct KeyValues {
     directory: PathBuf,
     endpoint: KvEndpoint,
-    current: Arc<Current>,
-    failed: Arc<Mutex<Option<Error>>>,
+    stores: Arc<Stores>,
     stop: Stop,
-    serving: tokio::task::JoinHandle<()>,
-    processors: Vec<Task<()>>,
+    serving: Vec<tokio::task::JoinHandle<()>>,
     nodes: Vec<Arc<MemoryNode>>,
+    _lock: File,
 }
 
-/// Times of a group whose nodes are one process on a machine with much else to do.
-fn timing() -> Timing {
-    Timing {
+/// Times of groups whose nodes are one process on a machine with much else to do.
+fn timing(persistence: Persistence) -> Timing {
+    let timing = Timing {
         lease: Duration::from_millis(60),
         election_timeout: Duration::from_millis(40),
         attempt_max: Duration::from_millis(100),
         ..Timing::default()
+    };
+    match persistence {
+        Persistence::None | Persistence::Coordinator { .. } => timing,
+        // A disk may take its time, and a node compares all of its memory with it at a takeover.
+        Persistence::Nodes => {
+            Timing { answer_max: Duration::from_secs(20), grace: Duration::from_millis(100), ..timing }
+        }
+    }
+}
+
+/// Takes a directory for this process alone.
+async fn lock(directory: &Path) -> Result<(Directory, File), NodeError> {
+    let opened = Directory::open(directory).await.map_err(NodeError::file("make", directory))?;
+    let path = directory.join(LOCK);
+    let lock = opened.open_file(LOCK, true).map_err(NodeError::file("open", &path))?;
+    match lock.try_lock().map_err(NodeError::file("lock", &path))? {
+        true => Ok((opened, lock)),
+        false => {
+            Err(Error::Invalid(format!("another process runs key-value stores in {}", directory.display())).into())
+        }
     }
 }
 
 impl KeyValues {
-    /// Starts a store with nothing in it; on return it serves.
+    /// Starts stores, empty ones or those that are in the directory; on return they serve.
     ///
     /// # Errors
-    /// Sizes that make no sense, no memory, no port, no file.
+    /// Sizes that make no sense or differ from what is there, no memory, no port, no file.
     pub async fn start(options: KvOptions) -> Result<KeyValues, NodeError> {
-        let KvOptions { directory, listen, memory_nodes, sizes, cache_bytes } = options;
+        let KvOptions { directory, listen, stores, backups, persistence, memory_nodes, sizes, cache_bytes } = options;
         sizes.check_sizes()?;
+        if !(1..=STORES_MAX).contains(&stores) {
+            return Err(Error::Invalid(format!("{stores} stores: choose 1 to {STORES_MAX}")).into());
+        }
         // Twice what it needs at least, so that transactions follow one another.
         let group_log = GROUP_LOG_BYTES.max((sizes.block_bytes * 128).next_multiple_of(4096));
         let layout = sizes.group_layout(group_log)?;
-        std::fs::create_dir_all(&directory).map_err(NodeError::file("make", &directory))?;
+        let (opened, lock) = lock(&directory).await?;
         let organization = Organization::found("HeddleKv", "kv.heddle", &Terms::starting_now(KeyKind::P256))?;
         let ip = listen.ip().to_string();
         let identity = organization.issue_tls(Role::Peer, "kv", &[HOST, "127.0.0.1", "::1", &ip])?;
-        let tls = server::tls(&identity.certificate_pem, &identity.key_pem)?;
-        let cannot_listen = |source| NodeError::Listen { address: listen, source };
-        let listener = server::bind(listen).await.map_err(cannot_listen)?;
-        let address = listener.local_addr().map_err(cannot_listen)?;
+        let mut listeners = Vec::new();
+        let mut addresses = Vec::new();
+        for store in 0..stores as u16 {
+            let port = if listen.port() == 0 { 0 } else { listen.port().wrapping_add(store) };
+            let address = SocketAddr::new(listen.ip(), port);
+            let cannot_listen = |source| NodeError::Listen { address, source };
+            let listener = server::bind(address).await.map_err(cannot_listen)?;
+            addresses.push(listener.local_addr().map_err(cannot_listen)?);
+            listeners.push(listener);
+        }
 
         let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
         let mut secret = [0; TOKEN_BYTES];
@@ -149,49 +222,62 @@ impl KeyValues {
         let place =
             |slot| Place { address: format!("local:kv-{name:x}-{slot}"), name: "kv".to_owned(), token: token.clone() };
         let places: Vec<Place> = (0..memory_nodes).map(place).collect();
-        let (id, timing) = (GroupId(1), timing());
-        let group = Group { id, layout, nodes: places, fabric: Arc::clone(&fabric), timing };
         let stop = Stop::new();
         let mut nodes = Vec::new();
-        for (slot, place) in group.nodes.iter().enumerate() {
+        for (slot, place) in places.iter().enumerate() {
             let token = token.clone();
             let options = HostOptions { node: NodeId(slot as u32), tokens: Arc::new(move |_| Some(token.clone())) };
             let failed = |source| NodeError::Fabric { who: "a memory node".to_owned(), source };
             let host = fabric.host(&place.address, options).await.map_err(failed)?;
-            let groups = vec![GroupMemory { id, layout }];
-            nodes.push(MemoryNode::start(MemoryNodeOptions { host, groups, stop: stop.clone() }).await?);
+            let groups = (1..=u64::from(stores)).map(|id| GroupMemory { id: GroupId(id), layout }).collect();
+            let options = MemoryNodeOptions { host, groups, stop: stop.clone() };
+            nodes.push(match persistence {
+                Persistence::None | Persistence::Coordinator { .. } => MemoryNode::start(options).await?,
+                Persistence::Nodes => {
+                    let folder = format!("memory-{slot}");
+                    let path = directory.join(&folder);
+                    let kept = opened.subdirectory(&folder).await.map_err(NodeError::file("make", &path))?;
+                    MemoryNode::start_persistent(options, &kept).await?
+                }
+            });
         }
-        consensus::format(&group).await?;
+        let timing = timing(persistence);
+        let mut groups = Vec::new();
+        for id in (1..=u64::from(stores)).map(GroupId) {
+            let group = Group { id, layout, nodes: places.clone(), fabric: Arc::clone(&fabric), timing };
+            match consensus::format(&group).await {
+                // It goes on with what the nodes have kept.
+                Err(Error::AlreadyFormatted(_)) if persistence == Persistence::Nodes => {}
+                outcome => outcome?,
+            }
+            groups.push(group);
+        }
 
-        let (current, failed) = (Arc::new(Current::default()), Arc::default());
-        let processors = (0..PROCESSORS).map(|number| {
-            let processor = Processor {
-                group: group.clone(),
-                number,
-                sizes,
-                options: Options { cache_bytes },
-                current: Arc::clone(&current),
-                failed: Arc::clone(&failed),
-                stop: stop.clone(),
-            };
-            rt::spawn(processor.run())
-        });
-        let processors = processors.collect();
-        let port = Port { current: Arc::clone(&current), sizes, memory_nodes, stop: stop.clone() };
-        let settings = Settings { message_bytes_max: 2 * sizes.value_bytes_max() + (64 << 10), ..Settings::default() };
-        let serving =
-            tokio::spawn(server::serve(listener, Some(tls), port, settings, server::Limits::default(), stop.clone()));
-        if current.serving(START_MAX).await.is_none() {
-            let why = failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            stop.stop();
-            return Err(why.unwrap_or(Error::NotElected).into());
+        let mut kept = Vec::new();
+        if let Persistence::Coordinator { is_synchronous } = persistence {
+            let engine = FjallEngine::open(&directory.join(TABLES), FjallOptions::default()).await?;
+            for group in &groups {
+                let tables = engine.tables(&format!("store-{}", group.id.0)).await?;
+                kept.push(Persistent { tables, is_synchronous });
+            }
+        }
+        let stores = Stores::start(groups, kept, sizes, Options { cache_bytes }, backups, &stop).await?;
+        let message_bytes_max = 2 * sizes.value_bytes_max() + (64 << 10);
+        let mut serving = Vec::new();
+        for (store, listener) in listeners.into_iter().enumerate() {
+            let tls = server::tls(&identity.certificate_pem, &identity.key_pem)?;
+            let port =
+                Port { stores: Arc::clone(&stores), store, sizes, memory_nodes, persistence, stop: stop.clone() };
+            let (settings, limits) = (Settings { message_bytes_max, ..Settings::default() }, server::Limits::default());
+            serving.push(tokio::spawn(server::serve(listener, Some(tls), port, settings, limits, stop.clone())));
         }
         let authority = PathBuf::from(AUTHORITY);
-        let endpoint = KvEndpoint { address, host: HOST.to_owned(), authority, process: std::process::id() };
+        let (address, process) = (addresses[0], std::process::id());
+        let endpoint = KvEndpoint { address, stores: addresses, host: HOST.to_owned(), authority, process };
         write(&directory.join(AUTHORITY), &identity.authority_pem)?;
         let text = serde_json::to_string_pretty(&endpoint).expect("an endpoint has a JSON form");
         write(&directory.join(FILE), (text + "\n").as_bytes())?;
-        Ok(KeyValues { directory, endpoint, current, failed, stop, serving, processors, nodes })
+        Ok(KeyValues { directory, endpoint, stores, stop, serving, nodes, _lock: lock })
     }
 
     /// Where it is.
@@ -199,80 +285,35 @@ impl KeyValues {
         &self.endpoint
     }
 
-    /// The store, without gRPC; for measurements. None when nobody serves for a while.
+    /// The first store, without gRPC; for measurements. None when nobody serves for a while.
     pub async fn store(&self) -> Option<Store> {
-        self.current.serving(START_MAX).await
+        self.stores.current(0).serving(START_MAX).await
     }
 
-    /// Completes when it cannot go on, with the reason.
+    /// Completes when one of them cannot go on, with the reason.
     pub async fn failed(&self) -> Error {
         loop {
             rt::sleep(Duration::from_millis(200)).await;
-            if let Some(error) = self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            if let Some(error) = self.stores.failed() {
                 return error;
             }
         }
     }
 
-    /// Ends it, and all that was kept.
+    /// Ends it, and what was kept in memory alone.
     pub async fn stop(self) {
         // Whoever looks for a store from now on is to find none.
         if let Err(error) = std::fs::remove_file(self.directory.join(FILE)) {
             tracing::warn!(%error, "kv.json is left behind");
         }
         self.stop.stop();
-        // A panic there has been logged, and nothing depends on it any more.
-        let _ = self.serving.await;
-        self.current.set(None);
-        for processor in self.processors {
-            let _ = processor.await;
+        for serving in self.serving {
+            // A panic there has been logged, and nothing depends on it any more.
+            let _ = serving.await;
         }
-        drop(self.nodes);
-    }
-}
-
-/// Stands by, serves, stands by again.
-struct Processor {
-    group: Group,
-    number: u64,
-    sizes: Sizes,
-    options: Options,
-    current: Arc<Current>,
-    failed: Arc<Mutex<Option<Error>>>,
-    stop: Stop,
-}
-
-impl Processor {
-    async fn run(self) {
-        let stop = self.stop.clone();
-        if let Some(error) = stop.or_stopped(self.serve()).await {
-            tracing::error!(%error, "a key-value store cannot go on");
-            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        }
-    }
-
-    /// Gives what it cannot go on after.
-    async fn serve(&self) -> Error {
-        let mut standby = match Standby::new(self.group.clone(), self.number) {
-            Ok(standby) => standby,
-            Err(error) => return error,
-        };
-        loop {
-            let outcome = match standby.take_over().await {
-                Ok(coordinator) => Store::take_over(coordinator, self.sizes, self.options).await,
-                Err(error) => return error,
-            };
-            let ended = match outcome {
-                Ok(store) => {
-                    self.current.set(Some(store.clone()));
-                    store.ended().await
-                }
-                Err(error) => error,
-            };
-            if matches!(ended.kind(), base::ErrorKind::Corrupt | base::ErrorKind::Rejected) {
-                return ended;
-            }
-            tracing::info!(processor = self.number, error = %ended, "a coordinator of the key-value store has ended");
+        self.stores.stop().await;
+        for node in self.nodes {
+            node.stop().await;
         }
     }
 }

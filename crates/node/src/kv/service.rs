@@ -11,6 +11,7 @@ use base::rt::sync::Notify;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, ErrorKind};
 use consensus::Error;
+use consensus::backups::GroupState;
 use consensus::kv::{Expected, Sizes, Store, Swap, Versioned};
 use futures_util::FutureExt as _;
 use futures_util::StreamExt as _;
@@ -24,6 +25,9 @@ use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request as swap;
 use proto::heddle::kv::request::Operation;
 use proto::heddle::kv::response::Answer;
+
+use super::Persistence;
+use super::stores::Stores;
 
 /// Operations of one exchange that are under way.
 pub(super) const EXCHANGE_MAX: usize = 256;
@@ -75,9 +79,12 @@ impl Current {
 /// A port of the store. Clones share it.
 #[derive(Clone)]
 pub(super) struct Port {
-    pub current: Arc<Current>,
+    pub stores: Arc<Stores>,
+    /// Which of them.
+    pub store: usize,
     pub sizes: Sizes,
     pub memory_nodes: u32,
+    pub persistence: Persistence,
     pub stop: Stop,
 }
 
@@ -126,8 +133,8 @@ impl Service for Port {
 impl Port {
     async fn store(&self, until: rt::Instant) -> Result<Store, Status> {
         let left = Duration::from_nanos(until.nanos().saturating_sub(rt::now().nanos()));
-        let nobody = || Status::new(Code::Unavailable, "no coordinator serves for now; ask again");
-        self.current.serving(left).await.ok_or_else(nobody)
+        let nobody = || Status::new(Code::Unavailable, self.stores.why_not(self.store));
+        self.stores.current(self.store).serving(left).await.ok_or_else(nobody)
     }
 
     async fn get(&self, request: wire::GetRequest) -> Result<wire::GetResponse, Status> {
@@ -197,6 +204,8 @@ impl Port {
         let wire::StatusRequest {} = decode(message)?;
         let store = self.store(rt::now() + PATIENCE).await?;
         let (status, coordinator) = (store.status(), store.coordinator().status());
+        let backups = self.stores.backups();
+        let state = backups.as_ref().and_then(|backups| Some(&backups.groups.get(self.store)?.1));
         Ok(frame(&wire::StatusResponse {
             term: coordinator.term.0,
             version: status.last,
@@ -209,6 +218,13 @@ impl Port {
             value_bytes_max: self.sizes.value_bytes_max() as u64,
             memory_nodes_live: coordinator.live as u32,
             memory_nodes: self.memory_nodes,
+            stores: self.stores.count() as u32,
+            backups: backups.as_ref().map_or(0, |backups| backups.processors as u32),
+            backups_free: backups.as_ref().map_or(0, |backups| backups.free as u32),
+            stores_waiting: backups.as_ref().map_or(0, |backups| backups.waiting() as u32),
+            by_backup: matches!(state, Some(GroupState::Coordinated { .. })),
+            persistent: self.persistence != Persistence::None,
+            persisted: status.persisted.unwrap_or_default(),
         }))
     }
 
