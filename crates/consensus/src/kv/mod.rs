@@ -461,18 +461,20 @@ impl Shared {
 
     /// Waits until the tables have an entry, where callers are told of nothing else.
     async fn wait_persisted(&self, index: u64) -> Result<(), Error> {
-        while self.is_synchronous {
+        if !self.is_synchronous {
+            return Ok(());
+        }
+        loop {
             let persisted = self.persisted.notified();
             {
                 let state = lock(&self.state);
                 if state.persisted >= index {
-                    break;
+                    return Ok(());
                 }
                 state.ended.clone().map_or(Ok(()), Err)?;
             }
             persisted.await;
         }
-        Ok(())
     }
 
     /// Answers what the cache says, once it is true.

@@ -16,7 +16,7 @@ pub const CRASH_POINTS: &[&str] = &["consensus.disk.followed", "consensus.disk.s
 /// How many are persistent.
 fn persistent(seed: u64) -> usize {
     let nodes = nodes(seed);
-    if seed / 2 % 2 == 0 { nodes } else { nodes / 2 + 1 }
+    if (seed / 2).is_multiple_of(2) { nodes } else { nodes / 2 + 1 }
 }
 
 async fn power_fails(sim: Sim, until: Stop) {

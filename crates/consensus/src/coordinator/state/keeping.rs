@@ -63,7 +63,8 @@ impl Journal {
     pub(super) fn settled(&mut self) -> Option<(u64, Option<u64>)> {
         let kept = if mutant(Mutant::CountUnsynced) { u64::MAX } else { self.kept };
         let reached = self.completed.min(kept);
-        let (_, ticket, header) = self.open.pop_front_if(|(number, ..)| *number <= reached)?;
+        let (_, ticket, header) = *self.open.front().filter(|(number, ..)| *number <= reached)?;
+        self.open.pop_front();
         Some((ticket, header))
     }
 
