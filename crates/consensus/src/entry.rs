@@ -65,7 +65,7 @@ pub struct Entry {
     pub term: Term,
     /// What it is.
     pub kind: Kind,
-    /// What it writes; a record's bytes are its only write, at address 0.
+    /// What it writes; a record's bytes are its only write, whose address is a mark of whoever appended it, or 0.
     pub writes: Vec<Write>,
     pub(crate) previous: u64,
     pub(crate) checksum: u64,

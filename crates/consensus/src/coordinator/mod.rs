@@ -323,6 +323,22 @@ impl Coordinator {
         self.append(Writes::One(Write { address: 0, bytes }), Kind::Record).await
     }
 
+    /// As [`Coordinator::append_record`], but returns when the record has its place and is on its way, with its index; records are
+    /// committed in the order of their places, and [`Coordinator::confirm`] waits for that. The mark is kept with the record, as
+    /// the address of its only write. When the future is dropped before it completes, nothing was posted.
+    ///
+    /// # Errors
+    /// As [`Coordinator::read`], in which case nothing was written; [`Error::Invalid`]; [`Error::Busy`].
+    pub async fn post_record(&self, mark: u64, bytes: Bytes) -> Result<(Posted, u64), Error> {
+        let writes = Writes::One(Write { address: mark, bytes });
+        entry::check(writes.as_slice(), self.shared.group.layout.entry_bytes_max())?;
+        let mut unheld = Holding(false);
+        let step = |state: &mut State| state.append(&writes, Kind::Record, &mut unheld);
+        let Posting { ticket, index, .. } = self.shared.step(step).await?;
+        self.shared.tell_changed();
+        Ok((Posted(ticket), index))
+    }
+
     /// Gives up the records up to and with an index.
     pub fn trim(&self, index: u64) {
         lock(&self.shared.state).trim(index);

@@ -26,7 +26,7 @@
 //! 2. **Safe is safe.** An entry below `safe` at any processor, ever, survives whatever the engine is made for: the loss of
 //!    F processors or their disks' unsynced bytes, and, unless the engine was opened as volatile, that all of them end at once.
 //! 3. **Readable.** What is below `safe` can be read from this processor's journal. After a crash, `safe` may begin below where it
-//!    was; never below what the journal had as durable *and* safe.
+//!    was, and grows again.
 //! 4. **One leader a term**, terms only grow, and an entry appended under a term is refused once a greater one has begun to
 //!    lead. Two processors may both believe that they lead for a while; only one gets entries to be safe.
 //! 5. **Nothing is made up.** What becomes safe was appended by a leader, under that position.
@@ -36,6 +36,10 @@
 //!
 //! What callers promise: one task appends at a time; an entry has at most [`OrderedLog::entry_bytes_max`] bytes; the journal is
 //! the engine's until [`OrderedLog::stop`] has returned.
+
+pub mod fault;
+pub mod sift;
+pub mod solo;
 
 use std::fmt;
 
@@ -161,4 +165,15 @@ pub trait Journal: Send + Sync {
     /// # Errors
     /// [`Error::Journal`].
     async fn set_note(&self, note: Bytes) -> Result<(), Error>;
+}
+
+/// Whether an entry may be appended.
+fn check(entry: &Bytes, bytes_max: usize) -> Result<(), Error> {
+    match entry.len() {
+        0 => Err(Error::Invalid("an entry of no bytes".to_owned())),
+        length if length > bytes_max => {
+            Err(Error::Invalid(format!("an entry of {length} bytes: this log takes at most {bytes_max}")))
+        }
+        _ => Ok(()),
+    }
 }

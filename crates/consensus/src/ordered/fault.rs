@@ -1,0 +1,39 @@
+//! What simulations do to engines: crash a processor between two steps, and plant mistakes that the checkers must catch.
+
+use std::cell::Cell;
+
+pub(super) use crate::fault::crash_point;
+
+/// A planted mistake. None is ever planted but by a test of the tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// None.
+    None,
+    /// An entry is shown as soon as one disk has it.
+    OneDisk,
+    /// A disk's keeper answers before its disk has what it was given.
+    AnswerUnsynced,
+    /// A new leader goes on from its own disk, whatever others have.
+    OwnDisk,
+    /// A new leader forgets what the group's log has beyond the disks.
+    ForgetLog,
+    /// A new leader goes on from the longest journal, whoever adopted it.
+    LongestJournal,
+    /// A keeper does not note which reign has adopted its journal.
+    ForgetAdoption,
+    /// The solo engine shows what its disk does not have.
+    ShowUnsynced,
+}
+
+thread_local! {
+    static PLANTED: Cell<Mutant> = const { Cell::new(Mutant::None) };
+}
+
+/// Plants a mistake in every engine of this thread, on which a simulation runs whole.
+pub fn plant(mutant: Mutant) {
+    PLANTED.set(mutant);
+}
+
+pub(super) fn mutant(mutant: Mutant) -> bool {
+    PLANTED.get() == mutant
+}

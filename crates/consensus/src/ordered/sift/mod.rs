@@ -1,0 +1,351 @@
+//! Ordering on passive memory nodes: each entry is one record of a [`crate::Coordinator`]'s log, and is shown once a majority of
+//! the processors has it on disk.
+//!
+//! ```text
+//!  processors   Standby, or Coordinator and leader        keeper + journal (disk)   ◀── calls: fence, align, append
+//!                    │ one record an entry                       ▲
+//!  memory nodes      ▼                                           │ what is committed
+//!               the group's log, in memory ──────────────────────┘
+//! ```
+//!
+//! 1. Every processor has a [`keeper`] of its journal, and stands by as coordinator of the group. Whoever is elected begins to
+//!    lead ([`lead`]), under the group's term:
+//! 2. Fence: the keepers of a majority, its own among them, promise to take nothing from an earlier reign, and say how far their
+//!    journals are and which reign has adopted them last.
+//! 3. Choose: of those journals, the one that was adopted by the latest reign, and of these the longest. Its own journal is made
+//!    equal to that; then the entries that the group's log has beyond it are appended.
+//! 4. Adopt: each fenced journal is made equal to its own, on disk, and says that it is adopted. Once a majority is, all of that
+//!    is safe, and it leads.
+//! 5. An entry is posted to the group's log; when it is committed there, it goes to all adopted journals, in order and pipelined; each
+//!    makes what it has got durable with one sync. What a majority of processors has on disk, itself among them, is safe. Those that
+//!    come later are fenced, made equal and adopted on the way. With every message they learn what may be shown.
+//! 6. Records are trimmed from the group's log once they are on a majority of disks.
+//! 7. So many memory nodes may lose their memory that the group cannot tell what it held: lost power takes all of them. Then a
+//!    processor has a majority of keepers promise a term that is greater than all before, under a number of its own, and
+//!    makes the group anew with it, with an empty log ([`crate::format`] says how). The same makes it the first time.
+//!
+//! Why what is safe stays, and nothing else is ever in its place. Journals are a log with views. Take an entry at a position that was
+//! safe in term *t*: a majority of journals, adopted in *t*, had it on disk before any of them promised a greater term. By induction,
+//! every journal that is adopted in a term from *t* on has it: the leader of such a term has heard of a majority, so of one that had it
+//! when it promised; of the journals it heard of it takes the one with the latest adoption, which is of *t* or later, and so has it.
+//! A journal that was being made equal to one that never was adopted by a majority still bears its old adoption, and holds a part of
+//! what the leader of that reign chose, beginnings of which have whatever was safe. So nothing depends on the group's log being
+//! there: it only makes what is committed and not on disks yet, survive the leader.
+//!
+//! Why the log's records continue the journal that was chosen. A leader posts records only after a majority has adopted. If the
+//! group's memory was not lost since, the next leader finds all of them, and a journal that is adopted in that reign or a later one:
+//! with every entry before the first record that is there, since only what a majority of disks has is trimmed. If it was lost, the log is
+//! empty. What both have is compared.
+//!
+//! What is lost with all memory at once: entries that were committed and not on a majority of disks. Nobody was shown any of
+//! them. In a *volatile* log, what is committed in memory is shown at once, and this is what its users accept; a takeover
+//! without such a loss loses nothing there either.
+//!
+//! Invariants:
+//! * What is shown is in this processor's journal, and, unless the log is volatile, on a majority of disks.
+//! * A keeper takes entries of one reign at a time, into a journal that this reign has adopted.
+//! * Bounded: entries on their way ([`UNSAFE_MAX`]), messages to a keeper ([`APPENDS_MAX`]), connections.
+
+mod keeper;
+mod lead;
+mod message;
+mod path;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::rt::channel::{Receiver, Sender, TrySendError, WatchReceiver, WatchSender, bounded, oneshot, watch};
+use base::rt::net::call::{self, Handler, Refusal};
+use base::rt::net::{self, Listener};
+use base::rt::sync::Semaphore;
+use base::rt::{self, Stop, Task};
+use base::{Bytes, ErrorKind};
+
+use super::{Journal, OrderedLog, Processor, Role};
+use crate::{Error, Group, Standby, Term};
+use keeper::{Asked, Keeper};
+use lead::Lead;
+use message::{Command, Reign};
+
+/// Entries that were appended and are not safe, or not in the leader's own journal.
+pub const UNSAFE_MAX: usize = 32;
+/// Messages with entries that are on their way to one keeper.
+pub const APPENDS_MAX: usize = 4;
+/// Requests of one connection to a keeper.
+const REQUESTS_MAX: usize = 16;
+/// Connections to a keeper.
+const CONNECTIONS_MAX: usize = 32;
+/// What a record takes beside the entry.
+const RECORD_BYTES: u64 = 64;
+
+/// A processor of the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Neighbour {
+    /// Which.
+    pub processor: Processor,
+    /// Where its keeper answers.
+    pub address: String,
+}
+
+/// What a processor's part is made of.
+pub struct SiftOptions {
+    /// The memory nodes, as this processor reaches them.
+    pub group: Group,
+    /// Which processor this is.
+    pub me: Processor,
+    /// All processors, the same everywhere.
+    pub processors: Vec<Neighbour>,
+    /// Its journal.
+    pub journal: Arc<dyn Journal>,
+    /// Whether entries are shown once they are committed in memory, before they are on disks.
+    pub volatile: bool,
+    /// How long a keeper may take to answer, its disk included.
+    pub disk_max: Duration,
+}
+
+/// One processor's part. See [the module](self).
+pub struct Sift {
+    shared: Arc<Shared>,
+    tasks: Mutex<Vec<Task<()>>>,
+}
+
+struct Shared {
+    group: Group,
+    me: Processor,
+    processors: Vec<Neighbour>,
+    journal: Arc<dyn Journal>,
+    volatile: bool,
+    disk_max: Duration,
+    queue: Sender<Asked>,
+    role: Arc<WatchSender<Role>>,
+    safe: Arc<WatchSender<u64>>,
+    leading: Mutex<Option<Arc<Lead>>>,
+    ended: Mutex<Option<Error>>,
+    /// Everything here ends.
+    stop: Stop,
+}
+
+impl Sift {
+    /// Starts a processor: its keeper answers on return.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a group or processors that make no sense; [`Error::Corrupt`] for a note of another engine;
+    /// [`Error::NoAnswer`] when the keeper's address is taken.
+    pub async fn open(options: SiftOptions) -> Result<Sift, Error> {
+        let SiftOptions { group, me, processors, journal, volatile, disk_max } = options;
+        let standby = Standby::new(group.clone(), me.0)?;
+        let mine: Vec<&Neighbour> = processors.iter().filter(|neighbour| neighbour.processor == me).collect();
+        let [mine] = mine[..] else {
+            return Err(Error::Invalid(format!("processor {me} must be named once among the processors")));
+        };
+        let (role, safe) = (Arc::new(watch(Role::Following { leader: None }).0), Arc::new(watch(1).0));
+        let (queue, commands) = bounded(REQUESTS_MAX * CONNECTIONS_MAX);
+        let keeper = Keeper::new(Arc::clone(&journal), me, volatile, Arc::clone(&role), Arc::clone(&safe))?;
+        let taken =
+            |error: std::io::Error| Error::NoAnswer { address: mine.address.clone(), reason: error.to_string() };
+        let listener = net::listen(&mine.address).await.map_err(taken)?;
+        let shared = Arc::new(Shared {
+            group,
+            me,
+            processors,
+            journal,
+            volatile,
+            disk_max,
+            queue,
+            role,
+            safe,
+            leading: Mutex::default(),
+            ended: Mutex::default(),
+            stop: Stop::new(),
+        });
+        let tasks = vec![
+            rt::spawn(keep(Arc::clone(&shared), keeper, commands)),
+            rt::spawn(accept(Arc::clone(&shared), listener)),
+            rt::spawn(stand(Arc::clone(&shared), standby)),
+        ];
+        Ok(Sift { shared, tasks: Mutex::new(tasks) })
+    }
+
+    /// How the memory nodes are, as the coordinator sees them; nothing while this processor does not lead.
+    pub fn status(&self) -> Option<crate::Status> {
+        self.shared.lead().map(|lead| lead.coordinator().status())
+    }
+}
+
+impl Shared {
+    /// How many journals are a majority.
+    fn majority(&self) -> usize {
+        self.processors.len() / 2 + 1
+    }
+
+    fn lead(&self) -> Option<Arc<Lead>> {
+        self.leading.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_lead(&self, lead: Option<Arc<Lead>>) {
+        *self.leading.lock().unwrap_or_else(PoisonError::into_inner) = lead;
+    }
+
+    fn end(&self, error: Error) {
+        if !matches!(error, Error::Closed) {
+            tracing::error!(processor = %self.me, %error, "ordering has ended here");
+        }
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.stop.stop();
+    }
+
+    /// Says that it follows, unless it is known whom.
+    fn follow(&self) {
+        self.role.send_if_modified(|role| {
+            let led = matches!(role, Role::Leading { .. });
+            if led {
+                *role = Role::Following { leader: None };
+            }
+            led
+        });
+    }
+}
+
+/// Runs the keeper.
+async fn keep(shared: Arc<Shared>, keeper: Keeper, commands: Receiver<Asked>) {
+    let error = keeper.run(commands, shared.stop.clone()).await;
+    shared.end(error);
+}
+
+/// Connections to the keeper.
+async fn accept(shared: Arc<Shared>, mut listener: Listener) {
+    let places = Semaphore::new(CONNECTIONS_MAX);
+    let stop = shared.stop.clone();
+    loop {
+        // A place first: beyond the bound, connections wait in the listener's backlog.
+        let Some(place) = stop.or_stopped(places.acquire()).await else { return };
+        let Some(Ok(link)) = stop.or_stopped(listener.accept()).await else { return };
+        let handler = Arc::new(Port { queue: shared.queue.clone() });
+        let serving = call::serve(link, handler, REQUESTS_MAX, stop.clone());
+        drop(rt::spawn(async move {
+            let ended = serving.await;
+            tracing::debug!(?ended, "a link to a keeper ended");
+            drop(place);
+        }));
+    }
+}
+
+/// One connection.
+struct Port {
+    queue: Sender<Asked>,
+}
+
+impl Handler for Port {
+    fn request(&self, request: Bytes) -> call::Answer {
+        let (answer, answered) = oneshot();
+        let sent =
+            Command::decode(request).map(|(reign, command)| self.queue.try_send(Asked { reign, command, answer }));
+        Box::pin(async move {
+            match sent {
+                Ok(Ok(())) => {}
+                Ok(Err(TrySendError::Full(_))) => return Err(Refusal::new(ErrorKind::Retry, "the keeper is busy")),
+                Ok(Err(TrySendError::Closed(_))) => {
+                    return Err(Refusal::new(ErrorKind::Closed, "the keeper has ended"));
+                }
+                Err(error) => return Err(Refusal::new(ErrorKind::Rejected, error.to_string())),
+            }
+            match answered.await {
+                Ok(Ok(answer)) => Ok(answer.encode()),
+                Ok(Err(error)) => Err(Refusal::new(error.kind(), error.to_string())),
+                Err(_) => Err(Refusal::new(ErrorKind::Closed, "the keeper has ended")),
+            }
+        })
+    }
+}
+
+/// Stands by, leads, stands by again.
+async fn stand(shared: Arc<Shared>, mut standby: Standby) {
+    let stop = shared.stop.clone();
+    if let Some(error) = stop.or_stopped(compete(&shared, &mut standby)).await {
+        shared.end(error);
+    }
+    shared.set_lead(None);
+    shared.follow();
+}
+
+/// Gives what it cannot go on after.
+async fn compete(shared: &Arc<Shared>, standby: &mut Standby) -> Error {
+    loop {
+        let outcome = match standby.take_over().await {
+            Ok(coordinator) => lead::lead(shared, coordinator).await,
+            Err(Error::MemoryLost { lost, nodes }) => {
+                tracing::info!(processor = %shared.me, lost, nodes, "the group has no memory of what it held");
+                make_anew(shared).await
+            }
+            Err(error) => Err(error),
+        };
+        shared.set_lead(None);
+        shared.follow();
+        match outcome {
+            Ok(()) => {}
+            Err(error @ (Error::Corrupt(_) | Error::Journal(_) | Error::Closed)) => return error,
+            Err(error) => tracing::info!(processor = %shared.me, %error, "not this time"),
+        }
+        standby.back_off().await;
+    }
+}
+
+/// Step 7 at the head of this module.
+async fn make_anew(shared: &Arc<Shared>) -> Result<(), Error> {
+    let nobody = Reign::default();
+    let looked = lead::ask_all(shared, nobody, Command::Look).await?;
+    let greatest = looked.iter().map(|heard| heard.promised).max().unwrap_or_default();
+    let words = crate::format::greatest_term(&shared.group).await?;
+    let term = Term(greatest.max(words).0.checked_add(1).ok_or(Error::Corrupt("a term at the end of all terms"))?);
+    let reign = Reign { term, holder: rt::random_u64() };
+    lead::ask_all(shared, reign, Command::Fence { leader: shared.me.0 }).await?;
+    crate::format::reform(&shared.group, reign.term, reign.holder).await?;
+    tracing::info!(processor = %shared.me, %term, "the group was made anew");
+    Ok(())
+}
+
+#[async_trait]
+impl OrderedLog for Sift {
+    fn role(&self) -> WatchReceiver<Role> {
+        self.shared.role.subscribe()
+    }
+
+    fn safe(&self) -> WatchReceiver<u64> {
+        self.shared.safe.subscribe()
+    }
+
+    async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error> {
+        super::check(&entry, self.entry_bytes_max())?;
+        match self.shared.lead() {
+            Some(lead) => lead.append(term, position, entry).await,
+            None if self.shared.stop.is_stopped() => Err(Error::Closed),
+            None => Err(Error::Fenced(term)),
+        }
+    }
+
+    fn entry_bytes_max(&self) -> usize {
+        (self.shared.group.layout.entry_bytes_max() - RECORD_BYTES) as usize
+    }
+
+    async fn ended(&self) -> Error {
+        self.shared.stop.stopped().await;
+        self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Error::Closed)
+    }
+
+    async fn stop(&self) {
+        self.shared.stop.stop();
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        for task in tasks {
+            // It is aborted only together with the runtime.
+            let _ = task.await;
+        }
+    }
+}
+
+impl fmt::Debug for Sift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sift({} of {:?})", self.shared.me, self.shared.group)
+    }
+}

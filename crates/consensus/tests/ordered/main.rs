@@ -1,0 +1,510 @@
+//! What every engine of an ordered log must keep, under faults: the conformance suite of [`consensus::ordered`].
+//!
+//! 1. A seed decides the faults: processors crash, also at the named points of the protocols, and lose what their disks had not
+//!    synced; everybody is paused, cut off and drifts; connections break; memory nodes come back blank. Now and then everything loses
+//!    power at once.
+//! 2. Every processor appends while it leads, and notes whatever it may show. [`truth`] holds that against what is promised.
+//! 3. All is healed, and everything loses power once more. Whatever was shown or acknowledged must be there at every processor, and
+//!    what is appended then must become safe everywhere.
+//!
+//! An engine is held to it by a line in [`Engine`]. Planted mistakes must each be caught.
+
+mod journal;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "the simulations of the group use all of it")]
+mod support;
+mod truth;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::rt;
+use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
+use base::{Bytes, ErrorKind};
+use consensus::ordered::fault::{Mutant, plant};
+use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
+use consensus::ordered::solo::Solo;
+use consensus::ordered::{Journal, OrderedLog, Processor, Role};
+use consensus::{Error, Group, Layout, Status, Term};
+use futures_util::future::{Either, select};
+use rma::sim::SimFabric;
+
+use journal::FileJournal;
+use support::{
+    CALM_MAX, Campaign, FAULT_POINTS, GROUP, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes, timing,
+};
+use truth::Truth;
+
+/// Entries that a seed must have shown in the end.
+const ENTRIES_MIN: u64 = 200;
+const ENTRY_BYTES_MAX: u64 = 700;
+/// Entries of one leader that are appended and not safe, before it waits.
+const AHEAD_MAX: usize = 12;
+
+const CRASH_POINTS: &[&str] = &[
+    "consensus.keeper.adopted",
+    "consensus.keeper.appended",
+    "consensus.keeper.durable",
+    "consensus.keeper.promised",
+    "consensus.lead.adopted",
+    "consensus.lead.aligned",
+    "consensus.lead.begun",
+    "consensus.lead.chosen",
+    "consensus.lead.committed",
+    "consensus.lead.fenced",
+];
+/// Where processors crash too, but no hundred seeds need come by.
+const RARE_CRASH_POINTS: &[&str] = &["consensus.keeper.cut", "consensus.reform.header"];
+const SOLO_CRASH_POINTS: &[&str] = &["consensus.solo.appended", "consensus.solo.durable"];
+
+/// Who is held to the promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Engine {
+    Solo,
+    Sift { volatile: bool },
+}
+
+impl Engine {
+    fn processors(self) -> &'static [&'static str] {
+        match self {
+            Engine::Solo => &PROCESSORS[..1],
+            Engine::Sift { .. } => &PROCESSORS,
+        }
+    }
+
+    fn memory_nodes(self, seed: u64) -> usize {
+        match self {
+            Engine::Solo => 0,
+            Engine::Sift { .. } => nodes(seed),
+        }
+    }
+
+    /// Whether what was shown survives that everything loses power.
+    fn survives_all(self) -> bool {
+        self != Engine::Sift { volatile: true }
+    }
+}
+
+type Opened = (Arc<dyn OrderedLog>, Box<dyn Fn() -> Option<Status> + Send>);
+
+#[derive(Clone)]
+struct World {
+    sim: Sim,
+    engine: Engine,
+    fabric: SimFabric,
+    truth: Arc<Truth>,
+    layout: Layout,
+    /// How the memory nodes are, as whoever coordinates them sees it.
+    status: Arc<Mutex<Option<Status>>>,
+}
+
+impl World {
+    fn first() -> Bytes {
+        Bytes::from_static(b"genesis")
+    }
+
+    async fn open(&self, which: usize, journal: Arc<dyn Journal>) -> Result<Opened, Error> {
+        match self.engine {
+            Engine::Solo => {
+                let solo = Solo::open(journal, ENTRY_BYTES_MAX as usize).await?;
+                Ok((Arc::new(solo), Box::new(|| None)))
+            }
+            Engine::Sift { volatile } => {
+                let fabric = Arc::new(self.fabric.clone());
+                let places = support::places(nodes(self.sim.seed()), "orderer");
+                let group = Group { id: GROUP, layout: self.layout, nodes: places, fabric, timing: timing() };
+                let neighbour = |which: usize| Neighbour {
+                    processor: Processor(which as u64 + 1),
+                    address: format!("keeper-{}", PROCESSORS[which]),
+                };
+                let options = SiftOptions {
+                    group,
+                    me: Processor(which as u64 + 1),
+                    processors: (0..PROCESSORS.len()).map(neighbour).collect(),
+                    journal,
+                    volatile,
+                    disk_max: Duration::from_millis(200),
+                };
+                let sift = Arc::new(Sift::open(options).await?);
+                let status = Arc::clone(&sift);
+                Ok((sift, Box::new(move || status.status())))
+            }
+        }
+    }
+
+    /// A processor: its journal, its engine, whoever appends and whoever watches.
+    async fn process(self, which: usize) {
+        let name = self.engine.processors()[which];
+        loop {
+            self.truth.starts(name);
+            let error = match self.serve(which, name).await {
+                Ok(error) | Err(error) => error,
+            };
+            match error.kind() {
+                ErrorKind::Corrupt | ErrorKind::Rejected => {
+                    return self.truth.fail(format!("report: {name}: {error}"));
+                }
+                _ => rt::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    async fn serve(&self, which: usize, name: &str) -> Result<Error, Error> {
+        let journal: Arc<dyn Journal> = Arc::new(FileJournal::open(&World::first()).await?);
+        let (engine, status) = self.open(which, Arc::clone(&journal)).await?;
+        let tasks: [Pin<Box<dyn Future<Output = ()> + Send>>; 3] = [
+            Box::pin(self.clone().watch(name.to_owned(), Arc::clone(&engine), Arc::clone(&journal))),
+            Box::pin(self.clone().append(name.to_owned(), Arc::clone(&engine), journal)),
+            Box::pin(self.clone().tell(status)),
+        ];
+        let all = futures_util::future::join_all(tasks);
+        match select(pin!(engine.ended()), all).await {
+            Either::Left((error, _)) => Ok(error),
+            Either::Right(_) => unreachable!("they have no end"),
+        }
+    }
+
+    async fn tell(self, status: Box<dyn Fn() -> Option<Status> + Send>) {
+        let mut told = None;
+        loop {
+            let now = status();
+            if now.is_some() || told.is_some() {
+                *self.status.lock().expect("no holder panics") = now;
+                told = now;
+            }
+            rt::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Notes all that may be shown.
+    async fn watch(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn Journal>) {
+        let mut safe = engine.safe();
+        let mut shown = 0;
+        loop {
+            let now = *safe.borrow_and_update();
+            assert!(now >= shown, "never falls: {name} has shown {shown} and may show {now}");
+            while shown < now {
+                let entry = journal.read(shown).expect("disks do not fail here");
+                self.truth.shows(&name, shown, entry);
+                shown += 1;
+            }
+            if safe.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Appends while this processor leads.
+    async fn append(self, name: String, engine: Arc<dyn OrderedLog>, journal: Arc<dyn Journal>) {
+        let (mut role, mut safe) = (engine.role(), engine.safe());
+        let mut over = Term(0);
+        loop {
+            let leading = role.wait_for(|role| role.term().is_some_and(|term| term > over)).await;
+            let Ok(Role::Leading { term, next }) = leading else { return std::future::pending().await };
+            self.truth.leads(&name, term, next, &*journal);
+            over = term;
+            let mut position = next;
+            let mut ahead: VecDeque<(u64, Bytes)> = VecDeque::new();
+            while role.borrow().term() == Some(term) {
+                let now = *safe.borrow_and_update();
+                while ahead.front().is_some_and(|(position, _)| *position < now) {
+                    let (position, entry) = ahead.pop_front().expect("there is one");
+                    let held = journal.read(position).expect("disks do not fail here");
+                    if held.as_ref() == Some(&entry) {
+                        self.truth.shows(&name, position, held);
+                        self.truth.acknowledges(position, &entry);
+                    }
+                }
+                if ahead.len() >= AHEAD_MAX {
+                    let more = safe.changed();
+                    let patience = rt::sleep(Duration::from_millis(20));
+                    select(pin!(more), pin!(patience)).await;
+                    continue;
+                }
+                rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
+                let entry = self.truth.entry(position, rt::random_below(ENTRY_BYTES_MAX - 60) as usize);
+                match engine.append(term, position, entry.clone()).await {
+                    Ok(()) => {
+                        ahead.push_back((position, entry));
+                        position += 1;
+                    }
+                    Err(Error::Fenced(_) | Error::Closed) => break,
+                    Err(error) => panic!("report: {name} appends at {position} in {term}: {error}"),
+                }
+            }
+        }
+    }
+
+    fn start_memory_node(&self, which: usize) {
+        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, |host| host);
+    }
+
+    /// Everything but one loses power, and comes back.
+    async fn lose_power(&self, but: Option<&str>) {
+        let nodes = MEMORY_NODES[..self.engine.memory_nodes(self.sim.seed())].iter().chain(self.engine.processors());
+        let names: Vec<&str> = nodes.copied().filter(|name| Some(*name) != but).collect();
+        names.iter().for_each(|name| self.sim.node(name).crash());
+        rt::sleep(Duration::from_millis(20)).await;
+        names.iter().for_each(|name| self.sim.node(name).restart());
+    }
+
+    /// Now and then everything loses power. One processor sleeps through it, or comes back late; perhaps after the next time.
+    async fn lose_power_often(self) {
+        let mut chance = self.sim.chance();
+        let mut late: Option<&str> = None;
+        for _ in 0..3 {
+            rt::sleep(chance.duration(&(Duration::from_millis(200)..Duration::from_millis(700)))).await;
+            if chance.below(2) == 0
+                && let Some(late) = late.take()
+            {
+                self.sim.node(late).resume();
+                rt::sleep(chance.duration(&(Duration::from_millis(1)..Duration::from_millis(300)))).await;
+            }
+            let name = self.engine.processors()[chance.index(self.engine.processors().len())];
+            let sleeps = chance.below(2) == 0;
+            if late.is_none() && sleeps {
+                self.sim.node(name).pause();
+                late = Some(name);
+            }
+            self.lose_power(late).await;
+            if late.is_none() {
+                self.sim.node(name).pause();
+                late = Some(name);
+            }
+        }
+        rt::sleep(chance.duration(&(Duration::from_millis(1)..Duration::from_millis(500)))).await;
+        if let Some(late) = late {
+            self.sim.node(late).resume();
+        }
+    }
+
+    /// Somebody leads, everybody shows all that was ever shown, and so many entries more.
+    async fn come_to_rest(&self, more: u64) {
+        let start = rt::now();
+        let goal = self.truth.height() + more;
+        loop {
+            self.truth.check_failed();
+            let heights = self.truth.heights();
+            let everybody = heights.len() == self.engine.processors().len();
+            if everybody && heights.values().all(|height| *height >= goal) {
+                return;
+            }
+            assert!(
+                start.elapsed() < CALM_MAX,
+                "progress: after {CALM_MAX:?} of calm: {goal} entries are to be shown, and there are {heights:?}"
+            );
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Faults of everybody, and crashes of processors.
+fn plans(seed: u64) -> [Plan; 2] {
+    let kinds = [
+        FaultKind::Pause,
+        FaultKind::Pause,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Cut,
+        FaultKind::Break,
+        FaultKind::Break,
+        FaultKind::Drift,
+    ];
+    support::plans(seed, &kinds, 3)
+}
+
+fn points() -> impl Iterator<Item = &'static &'static str> {
+    FAULT_POINTS.iter().chain(CRASH_POINTS).chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS)
+}
+
+async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
+    plant(mutant);
+    let seed = sim.seed();
+    let truth = Arc::new(Truth::new(&sim));
+    let log_bytes = [8192, 32768][(seed / 2 % 2) as usize];
+    let layout = Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
+    let (fabric, status) = (SimFabric::new(&sim), Arc::default());
+    let world = World { sim: sim.clone(), engine, fabric, truth: Arc::clone(&truth), layout, status };
+    for which in 0..engine.memory_nodes(seed) {
+        world.start_memory_node(which);
+    }
+    for (which, name) in engine.processors().iter().enumerate() {
+        let world = world.clone();
+        sim.node(name).start(move || world.clone().process(which));
+    }
+    let inject = || {
+        if seed.is_multiple_of(4) {
+            // Faults of nodes and links alone.
+            return;
+        }
+        for point in FAULT_POINTS {
+            sim.inject(point, 0.002);
+        }
+        for point in CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS) {
+            sim.inject(point, 0.03);
+        }
+        for point in ["consensus.keeper.appended", "consensus.keeper.durable", "consensus.lead.committed"] {
+            sim.inject(point, 0.002);
+        }
+    };
+    let black = engine.survives_all() && seed % 2 == 1;
+    let blackouts = black.then(|| rt::spawn(world.clone().lose_power_often()));
+    let current = Arc::clone(&world.status);
+    let status = move || if black { None } else { *current.lock().expect("no holder panics") };
+    support::trouble(&sim, false, plans(seed), status, inject, points()).await;
+    if let Some(blackouts) = blackouts {
+        blackouts.await.expect("the driver does not crash");
+    }
+    truth.check_failed();
+    let shown = truth.height();
+    world.come_to_rest(ENTRIES_MIN.saturating_sub(shown).max(20)).await;
+    if engine.survives_all() {
+        world.lose_power(None).await;
+        world.come_to_rest(20).await;
+    }
+    truth.check_failed();
+    truth.check_whole();
+    assert!(truth.acknowledged() > 0, "progress: nothing was acknowledged");
+    sim.note(format!("{} entries, {} acknowledged, {} terms", truth.height(), truth.acknowledged(), truth.terms()));
+    truth.height()
+}
+
+/// A course of events that seeds seldom take. A leader that reaches memory and no keeper but its own fills its journal; all power
+/// is lost, and it sleeps on. The others make the group anew and go on with entries of their own, fewer than those. All but the
+/// sleeper lose power again, and it wakes up: its journal is the longest, and must not count.
+async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
+    plant(mutant);
+    let engine = Engine::Sift { volatile: false };
+    let truth = Arc::new(Truth::new(&sim));
+    let layout = Layout { log_bytes: 32768, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
+    let (fabric, status) = (SimFabric::new(&sim), Arc::default());
+    let world = World { sim: sim.clone(), engine, fabric, truth: Arc::clone(&truth), layout, status };
+    for which in 0..engine.memory_nodes(sim.seed()) {
+        world.start_memory_node(which);
+    }
+    for (which, name) in engine.processors().iter().enumerate() {
+        let world = world.clone();
+        sim.node(name).start(move || world.clone().process(which));
+    }
+    world.come_to_rest(20).await;
+    let leader = truth.leader().expect("somebody leads");
+    let leader = PROCESSORS.into_iter().find(|name| *name == leader).expect("it is a processor");
+    for other in PROCESSORS.into_iter().filter(|name| *name != leader) {
+        sim.cut(leader, other);
+    }
+    rt::sleep(Duration::from_millis(100)).await;
+    world.lose_power(None).await;
+    sim.node(leader).pause();
+    sim.heal_all();
+    let before = truth.height();
+    let start = rt::now();
+    while truth.height() < before + 3 {
+        assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+    world.lose_power(Some(leader)).await;
+    sim.node(leader).resume();
+    world.come_to_rest(20).await;
+    truth.check_failed();
+    truth.check_whole();
+    truth.height()
+}
+
+#[test]
+fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
+    let run = |seed, mutant| simulation(seed).run(move |sim| overslept(sim, mutant));
+    for seed in 0..40 {
+        run(seed, Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+    for mutant in [Mutant::LongestJournal, Mutant::ForgetAdoption] {
+        must_be_caught(&format!("{mutant:?}"), &["one entry", "lost", "report"], |seed| run(seed, mutant));
+    }
+}
+
+fn simulation(seed: u64) -> Simulation {
+    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
+}
+
+fn run(seed: u64, engine: Engine, mutant: Mutant) -> Outcome {
+    simulation(seed).run(move |sim| scenario(sim, engine, mutant))
+}
+
+fn campaign(engine: Engine, points: &[&'static str], run: &'static dyn Fn(u64) -> Outcome) -> Campaign<'static> {
+    let repeat = match engine {
+        Engine::Solo => ["ORDERED_ENGINE=solo ORDERED_SEED=", ""],
+        Engine::Sift { volatile: false } => ["ORDERED_ENGINE=sift ORDERED_SEED=", ""],
+        Engine::Sift { volatile: true } => ["ORDERED_ENGINE=volatile ORDERED_SEED=", ""],
+    };
+    let repeat = [repeat[0], " cargo test --release -p heddle-consensus --test ordered one_seed"];
+    Campaign { run, plans, points: points.to_vec(), enough: 100, repeat }
+}
+
+fn sift() -> Campaign<'static> {
+    let points: Vec<&str> = FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect();
+    campaign(Engine::Sift { volatile: false }, &points, &|seed| {
+        run(seed, Engine::Sift { volatile: false }, Mutant::None)
+    })
+}
+
+#[test]
+fn sift_keeps_the_promises() {
+    sift().run(0..100);
+}
+
+#[test]
+fn volatile_sift_keeps_the_promises_as_long_as_not_all_power_is_lost() {
+    let engine = Engine::Sift { volatile: true };
+    campaign(engine, &[], &|seed| run(seed, Engine::Sift { volatile: true }, Mutant::None)).run(0..40);
+}
+
+#[test]
+fn solo_keeps_the_promises() {
+    campaign(Engine::Solo, SOLO_CRASH_POINTS, &|seed| run(seed, Engine::Solo, Mutant::None)).run(0..100);
+}
+
+/// `ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test ordered chosen_seeds`
+#[test]
+fn chosen_seeds() {
+    sift().run_chosen("ORDERED_SEEDS");
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 0..4 {
+        for engine in [Engine::Solo, Engine::Sift { volatile: false }] {
+            let check = simulation(seed).check(move |sim| scenario(sim, engine, Mutant::None));
+            check.expect("both runs succeed and are the same");
+        }
+    }
+}
+
+#[test]
+fn every_planted_mistake_is_caught() {
+    let sift = Engine::Sift { volatile: false };
+    for (mutant, engine, by) in [
+        (Mutant::OneDisk, sift, &["one entry", "lost", "report", "made up"][..]),
+        (Mutant::AnswerUnsynced, sift, &["one entry", "lost", "report"]),
+        (Mutant::OwnDisk, sift, &["one entry", "lost", "report"]),
+        (Mutant::ForgetLog, sift, &["one entry", "lost", "report"]),
+        (Mutant::ShowUnsynced, Engine::Solo, &["one entry", "lost", "progress"]),
+    ] {
+        must_be_caught(&format!("{mutant:?}"), by, |seed| run(seed, engine, mutant));
+    }
+}
+
+/// `ORDERED_ENGINE=sift ORDERED_SEED=17 cargo test --release -p heddle-consensus --test ordered one_seed` repeats a seed.
+#[test]
+fn one_seed() {
+    let Some(seed) = std::env::var("ORDERED_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    let [trouble, crashes] = plans(seed);
+    println!("fault plan: {trouble}\n{crashes}");
+    let engine = match std::env::var("ORDERED_ENGINE").as_deref() {
+        Ok("solo") => Engine::Solo,
+        Ok("volatile") => Engine::Sift { volatile: true },
+        _ => Engine::Sift { volatile: false },
+    };
+    run(seed, engine, Mutant::None).expect("the seed succeeds");
+}
