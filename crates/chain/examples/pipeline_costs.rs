@@ -18,7 +18,7 @@ use base::Bytes;
 use base::rt::disk::Directory;
 use base::rt::{self, production};
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Orderer, OrdererOptions};
+use chain::order::{Broadcast, Orderer, OrdererOptions, SoloEngines};
 use chain::peer::Peer;
 use chain::validate::Code;
 use identity::KeyKind;
@@ -113,6 +113,7 @@ async fn run(root: &Directory, transactions: usize, accounts: usize, per_block: 
         signer: consortium.orderer.clone(),
         directory: directory(root, "alone").await,
         sync: GroupSync::new(),
+        engines: Arc::new(SoloEngines),
         settings: Default::default(),
     });
     let alone = alone.await.expect("the orderer opens");

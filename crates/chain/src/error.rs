@@ -26,6 +26,9 @@ pub enum Error {
     /// The world state failed.
     #[error("state: {0}")]
     State(#[from] state::Error),
+    /// What orders the channel failed.
+    #[error("ordering: {0}")]
+    Consensus(#[from] consensus::Error),
     /// A policy or an identity of the configuration cannot be used.
     #[error("identity: {0}")]
     Identity(#[from] identity::Error),
@@ -86,6 +89,7 @@ impl Error {
             Error::Ledger(error) => error.kind(),
             Error::Storage(error) => error.kind(),
             Error::State(error) => error.kind(),
+            Error::Consensus(error) => error.kind(),
             Error::Identity(error) => error.kind(),
             Error::Stored { .. } => ErrorKind::Corrupt,
             Error::Io { kind, .. } | Error::Refused { kind, .. } => *kind,

@@ -79,6 +79,11 @@ impl Failure {
         }
     }
 
+    /// Hands it over, if nobody else has it.
+    pub(crate) fn take(&self) -> Option<Error> {
+        self.0.lock().expect("no holder of this lock panics").take().and_then(Arc::into_inner)
+    }
+
     pub(crate) fn get(&self) -> Option<Arc<Error>> {
         self.0.lock().expect("no holder of this lock panics").clone()
     }

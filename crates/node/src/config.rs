@@ -3,6 +3,7 @@
 //! Every key has a default; `default.toml`, which is what a new file holds, states each of them with its meaning. Keys
 //! that do not exist are refused. Errors name the key or the line and say what to do.
 
+pub(crate) mod ordering;
 pub(crate) mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
 
+pub use ordering::{Engine, Ordering};
 pub use pool::{Borrow, Form, Pool, Provider};
 
 /// Organisations that one process holds at most.
@@ -44,6 +46,8 @@ pub struct Config {
     pub contracts: Contracts,
     /// Memory for the world state.
     pub storage: Storage,
+    /// What puts transactions in order. Engine and number of orderers are fixed when the network is created.
+    pub ordering: Ordering,
     /// The form of peers, and the memory that they share.
     pub pool: Pool,
     /// Bounds on what clients can start.
@@ -148,6 +152,7 @@ impl Default for Config {
             batch: Batch::default(),
             contracts: Contracts::default(),
             storage: Storage::default(),
+            ordering: Ordering::default(),
             pool: Pool::default(),
             limits: Limits::default(),
         }
@@ -367,6 +372,7 @@ impl Config {
                 return Err(wrong(key, format!("is {value}; it must be from {least} to {most}")));
             }
         }
+        self.ordering.check().map_err(|(key, problem)| wrong(key, problem))?;
         self.pool.check().map_err(|(key, problem)| wrong(key, problem))?;
         if self.batch.preferred_bytes > self.batch.absolute_bytes {
             return Err(wrong("batch.preferred_bytes", "must not be above batch.absolute_bytes".to_owned()));
@@ -383,6 +389,8 @@ impl Config {
         fixed("network.organizations", &created.network.organizations, &self.network.organizations)?;
         fixed("network.policy", &created.network.policy, &self.network.policy)?;
         fixed("batch", &created.batch, &self.batch)?;
+        fixed("ordering.engine", &created.ordering.engine, &self.ordering.engine)?;
+        fixed("the number of orderers", &created.ordering.count(), &self.ordering.count())?;
         fixed("contracts", &created.contracts.0, &self.contracts.0)
     }
 

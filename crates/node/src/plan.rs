@@ -23,17 +23,19 @@ use base::rt;
 use identity::Role as CertificateRole;
 use identity::issue::{Organization as Issuer, TlsIdentity};
 
-use crate::config::{Form, Provider};
-use crate::network::layout::{NODES, compute_name};
+use crate::config::{Engine, Form, Provider};
+use crate::network::layout::{NODES, compute_name, orderer_name};
 use crate::network::{Endpoint, Network, NodeError, Role, material, write};
 use crate::process::Ready;
 use crate::process::file::{
-    AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, MemoryFile, NodeFile, OrdererFile,
-    PooledFile, ProcessRole, Secret, StorageFile, TRUST,
+    AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, LogFile, MemoryFile, NodeFile,
+    OrdererFile, PooledFile, ProcessRole, Secret, SiftFile, StorageFile, TRUST,
 };
 use crate::{Endpoints, profile};
 
 const ORDERER: &str = "orderer";
+/// Stands where the number of a compute node does, and tells memory nodes of the orderers' log from those of the pool.
+const LOG: usize = usize::MAX;
 /// The longest path of a socket that the system takes, without the closing zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// From `ports.links` on: two of the orderer, then one of each compute node; from here on those of links within an
@@ -108,6 +110,7 @@ struct Secrets {
     gateways: Vec<Secret>,
     /// By organisation and memory node.
     owners: Vec<Vec<Secret>>,
+    orderers: Vec<Secret>,
 }
 
 /// Where everything answers.
@@ -118,10 +121,14 @@ struct Addresses {
     compute: Vec<Vec<String>>,
     others: Vec<Vec<String>>,
     among: Vec<Vec<String>>,
-    blocks: String,
-    intake: String,
+    /// By orderer.
+    blocks: Vec<String>,
+    intakes: Vec<String>,
+    orderers: Vec<SocketAddr>,
+    keepers: Vec<String>,
+    /// By memory node of the orderers' log.
+    log: Vec<String>,
     gateways: Vec<SocketAddr>,
-    orderer: SocketAddr,
 }
 
 struct Planner<'a> {
@@ -130,6 +137,8 @@ struct Planner<'a> {
     /// Names of the organisations in lower case.
     names: Vec<String>,
     memory_nodes: usize,
+    log_nodes: usize,
+    orderers: usize,
     storage_nodes: bool,
     /// Of each organisation.
     compute_nodes: usize,
@@ -137,8 +146,16 @@ struct Planner<'a> {
     held: Vec<TcpListener>,
 }
 
+fn log_name(place: usize) -> String {
+    format!("log-{}", place + 1)
+}
+
 fn memory_name(place: usize) -> String {
     format!("memory-{}", place + 1)
+}
+
+fn orderer_tokens(secrets: &Secrets) -> impl Iterator<Item = (String, Secret)> + '_ {
+    secrets.orderers.iter().enumerate().map(|(place, token)| (orderer_name(place), token.clone()))
 }
 
 /// Binds one of [`FREE_PORTS`].
@@ -168,6 +185,8 @@ impl Network {
             placement,
             names: config.network.organizations.iter().map(|name| name.to_ascii_lowercase()).collect(),
             memory_nodes: if is_pooled { config.pool.memory_nodes } else { 0 },
+            log_nodes: config.ordering.memory_count(),
+            orderers: config.ordering.count(),
             storage_nodes: is_pooled,
             compute_nodes: if is_pooled { config.pool.compute_nodes } else { 1 },
             held: Vec::new(),
@@ -220,6 +239,7 @@ impl Planner<'_> {
             compute: (0..organizations).map(|_| secrets(self.compute_nodes)).collect(),
             gateways: secrets(organizations),
             owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
+            orderers: secrets(self.orderers),
         };
         for (index, process) in processes.iter_mut().enumerate() {
             process.answers = self.answers(process, &addresses);
@@ -229,7 +249,7 @@ impl Planner<'_> {
             Placement::Here { sockets } => Some(sockets.clone()),
             Placement::Hosts { .. } => None,
         };
-        Ok(Plan { processes, gateways: addresses.gateways, orderer: addresses.orderer, sockets })
+        Ok(Plan { processes, gateways: addresses.gateways, orderer: addresses.orderers[0], sockets })
     }
 
     fn processes(&self) -> Vec<Planned> {
@@ -238,13 +258,16 @@ impl Planner<'_> {
             names.map(move |(place, name)| (format!("{}-{name}", role.name()), role, place, 0))
         };
         let memory = (0..self.memory_nodes).map(|place| (memory_name(place), ProcessRole::Memory, place, 0));
+        let log = (0..self.log_nodes).map(|place| (log_name(place), ProcessRole::Memory, place, LOG));
+        let orderers = (0..self.orderers).map(|place| (orderer_name(place), ProcessRole::Orderer, place, 0));
         let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
         let compute = self.names.iter().enumerate().flat_map(|(place, name)| {
             (0..self.compute_nodes).map(move |node| (compute_name(name, node), ProcessRole::Compute, place, node))
         });
         memory
+            .chain(log)
             .chain(storage)
-            .chain([(ORDERER.to_owned(), ProcessRole::Orderer, 0, 0)])
+            .chain(orderers)
             .chain(compute)
             .chain(of(ProcessRole::Gateway))
             .map(|(name, role, place, node)| {
@@ -324,9 +347,9 @@ impl Planner<'_> {
         }
         let address =
             SocketAddr::new(listen.unwrap_or_else(|| self.host(ORDERER)), self.network.config().ports.orderer);
-        let orderer = self.port(address, "ports.orderer")?;
-        let blocks = format!("tls:{}", self.link_port(ORDERER, 0)?);
-        let intake = format!("tls:{}", self.link_port(ORDERER, 1)?);
+        let mut orderers = vec![self.port(address, "ports.orderer")?];
+        let mut blocks = vec![format!("tls:{}", self.link_port(ORDERER, 0)?)];
+        let mut intakes = vec![format!("tls:{}", self.link_port(ORDERER, 1)?)];
         let mut inner = 0..;
         let mut next = || inner.next().expect("the range has no end");
         let (mut memory, mut storage) = (Vec::new(), Vec::new());
@@ -356,7 +379,24 @@ impl Planner<'_> {
                 among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
             }
         }
-        Ok(Addresses { memory, storage, compute, others, among, blocks, intake, gateways, orderer })
+        let (mut keepers, mut log) = (Vec::new(), Vec::new());
+        for place in 0..self.log_nodes {
+            log.push(self.inner(&log_name(place), next())?);
+        }
+        if self.log_nodes > 0 {
+            for place in 0..self.orderers {
+                keepers.push(self.inner(&orderer_name(place), next())?);
+            }
+        }
+        let mut outer = || INNER_PORTS.saturating_add(u16::try_from(next()).unwrap_or(u16::MAX));
+        for place in 1..self.orderers {
+            let name = orderer_name(place);
+            blocks.push(format!("tls:{}", self.link_port(&name, outer())?));
+            intakes.push(format!("tls:{}", self.link_port(&name, outer())?));
+            let address = self.link_port(&name, outer())?;
+            orderers.push(SocketAddr::new(listen.unwrap_or(address.ip()), address.port()));
+        }
+        Ok(Addresses { memory, storage, compute, others, among, blocks, intakes, orderers, keepers, log, gateways })
     }
 
     /// Where a process answers, and whom.
@@ -364,6 +404,7 @@ impl Planner<'_> {
         let Planned { place, node, .. } = *process;
         let own = "its organisation";
         match process.role {
+            ProcessRole::Memory if node == LOG => vec![("orderers", at.log[place].clone())],
             ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
             ProcessRole::Storage => vec![(own, at.storage[place].clone())],
             ProcessRole::Compute => {
@@ -372,11 +413,14 @@ impl Planner<'_> {
                     [(own, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
                 always.into_iter().chain(among).collect()
             }
-            ProcessRole::Orderer => vec![
-                ("compute nodes", at.blocks.clone()),
-                ("gateways", at.intake.clone()),
-                ("clients", at.orderer.to_string()),
-            ],
+            ProcessRole::Orderer => {
+                let always = [
+                    ("compute nodes", at.blocks[place].clone()),
+                    ("gateways", at.intakes[place].clone()),
+                    ("clients", at.orderers[place].to_string()),
+                ];
+                always.into_iter().chain(at.keepers.get(place).map(|address| ("orderers", address.clone()))).collect()
+            }
             ProcessRole::Gateway => vec![("clients", at.gateways[place].to_string())],
         }
     }
@@ -394,6 +438,7 @@ impl Planner<'_> {
             log: config.log.clone(),
             metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
             memory: None,
+            order_log: None,
             storage: None,
             orderer: None,
             compute: None,
@@ -403,6 +448,14 @@ impl Planner<'_> {
         let folder = process.folder.as_path();
         make_private(folder)?;
         match process.role {
+            ProcessRole::Memory if node == LOG => {
+                file.order_log = Some(LogFile {
+                    number: place as u16 + 1,
+                    address: at.log[place].clone(),
+                    log_bytes: config.ordering.log_bytes,
+                    orderers: orderer_tokens(secrets).collect(),
+                });
+            }
             ProcessRole::Memory => {
                 let owners = self.names.iter().zip(&secrets.owners);
                 file.memory = Some(MemoryFile {
@@ -424,22 +477,30 @@ impl Planner<'_> {
             ProcessRole::Orderer => {
                 file.orderer = Some(OrdererFile {
                     msp_id: self.network.orderer().msp_id.clone(),
-                    listen: at.orderer,
+                    listen: at.orderers[place],
                     tls: config.tls,
-                    blocks_address: at.blocks.clone(),
-                    intake_address: at.intake.clone(),
-                    directory: self.data("orderer"),
+                    blocks_address: at.blocks[place].clone(),
+                    intake_address: at.intakes[place].clone(),
+                    directory: self.data(&if place == 0 {
+                        ORDERER.to_owned()
+                    } else {
+                        format!("orderers/{}", place + 1)
+                    }),
                     free_bytes_min: config.storage.free_bytes_min,
                     limits: config.limits.clone(),
+                    sift: (config.ordering.engine == Engine::Sift).then(|| SiftFile {
+                        number: place as u64 + 1,
+                        token: secrets.orderers[place].clone(),
+                        memory: at.log.clone(),
+                        log_bytes: config.ordering.log_bytes,
+                        keepers: at.keepers.clone(),
+                        orderers: orderer_tokens(secrets).filter(|(name, _)| *name != process.name).collect(),
+                        volatile: config.ordering.volatile,
+                    }),
                 });
+                let signer = material::orderer_signer(self.network, place)?;
                 let issuer = material::orderer_issuer(self.network.path())?;
-                self.identify(
-                    process,
-                    &issuer,
-                    CertificateRole::Orderer,
-                    ORDERER,
-                    Some(&self.network.orderer().orderer),
-                )?;
+                self.identify(process, &issuer, CertificateRole::Orderer, ORDERER, Some(&signer))?;
             }
             ProcessRole::Compute => {
                 file.compute = Some(self.compute(place, node, at, secrets));
@@ -503,7 +564,7 @@ impl Planner<'_> {
             token: secrets.compute[organization][node].clone(),
             address: at.compute[organization][node].clone(),
             others_address: at.others[organization][node].clone(),
-            orderers: vec![at.blocks.clone()],
+            orderers: at.blocks.clone(),
             organizations: config.network.organizations.clone(),
             gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
             contracts: config.contracts.clone(),
@@ -525,7 +586,7 @@ impl Planner<'_> {
             tls: config.tls,
             compute: at.compute[organization].clone(),
             orderer_msp_id: self.network.orderer().msp_id.clone(),
-            orderers: vec![at.intake.clone()],
+            orderers: at.intakes.clone(),
             organizations: config.network.organizations.clone(),
             watch: matches!(self.placement, Placement::Here { .. }).then(|| "../..".into()),
             free_bytes_min: config.storage.free_bytes_min,

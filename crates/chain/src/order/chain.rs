@@ -1,23 +1,29 @@
 //! One channel at an orderer: its queue, its blocks, its log.
 //!
-//! Two tasks, so that cutting goes on while the disk works:
+//! What orders is the channel's engine, an [`OrderedLog`] of encoded blocks at their numbers; it keeps them in the
+//! [`ChainJournal`], and says who leads and which blocks may be shown. Two tasks stand before and behind it:
 //!
-//! 1. **Cut**: takes envelopes from the queue, as many at once as there are, and offers them to the cutter; builds, signs
-//!    and appends each block that is cut; hands it to the next stage.
-//! 2. **Sync**: takes all blocks that were appended meanwhile, makes them durable with one fsync, and shows them: they
-//!    join the ring of recent blocks, the durable height moves, and who waits for them is told.
+//! 1. **Cut**: while this orderer leads it takes envelopes from the queue, as many at once as there are, and offers them to the
+//!    cutter; builds and signs each block that is cut, behind the last one that its log has, and appends it. While it does
+//!    not lead it turns envelopes away, with the name of whoever does.
+//! 2. **Show**: the engine says which blocks are safe. From then on peers get them; and whoever waits for an envelope of them is told: that it
+//!    is durable, when the block at that number is the one that this orderer built; that it is to be sent again, when it is another's;
+//!    that nobody knows, when that does not show within [`RESOLVE_MAX`].
 //!
-//! The first error of either ends the channel here: a block that cannot be stored is not skipped.
+//! The first error of either, or of the engine, ends the channel here: a block that cannot be stored is not skipped.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use base::rt::channel::{
-    OneshotSender, Receiver, Sender, TrySendError, WatchReceiver, WatchSender, bounded, oneshot, watch,
-};
+use base::rt::channel::{OneshotSender, Receiver, Sender, TrySendError, WatchReceiver, bounded, oneshot};
 use base::rt::sync::{Permit, Semaphore};
 use base::rt::{self, Instant, Stop, Task};
 use base::{BlockNumber, Bytes};
+use consensus::Term;
+use consensus::ordered::{Journal as _, OrderedLog, Role};
+use futures_util::future::{Either, select};
 use identity::Signer;
 use ledger::block::OrdererMetadata;
 use ledger::{Block, Hash};
@@ -25,49 +31,56 @@ use storage::blocks::BlockStore;
 
 use super::cutter::{Batch, Cutter, Limits};
 use super::filter::{Message, check};
+use super::journal::{ChainJournal, Engines};
 use super::{Acknowledge, BLOCK_BYTES_MAX, BroadcastError, Settings};
 use crate::access::Rules;
-use crate::commit::pipeline::append;
-use crate::fault::{Failure, Stalls, hold_up, run_stage};
+use crate::fault::{Failure, run_stage};
 use crate::{Error, events};
 
-/// Blocks that wait to be durable.
-const APPENDED_AHEAD_MAX: usize = 8;
 /// Envelopes taken from the queue at once.
 const TAKE_MAX: usize = 256;
-/// Blocks that the ring holds at most.
-const RECENT_BLOCKS_MAX: usize = 64;
-/// Encoded bytes of blocks that the ring holds at most; the newest block is always held.
-const RECENT_BYTES_MAX: usize = 64 << 20;
+/// How long whoever waits for an envelope may be kept waiting once its block was handed to the engine.
+pub const RESOLVE_MAX: Duration = Duration::from_secs(10);
+/// How long a channel that stops waits for its last blocks to be safe.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// Blocks that are not safe, of this reign and earlier ones; of more than that the oldest are given up.
+const BUILT_MAX: usize = 256;
+/// What the engine's entry has beside the envelopes: headers, signature, certificate.
+const BLOCK_OVERHEAD_BYTES: usize = 64 << 10;
 
 /// One channel's order.
 pub struct Chain {
     rules: Arc<Rules>,
-    store: BlockStore,
+    journal: Arc<ChainJournal>,
+    log: Arc<dyn OrderedLog>,
+    safe: WatchReceiver<u64>,
+    role: WatchReceiver<Role>,
     settings: Settings,
+    block_bytes_max: u32,
     queue: Sender<Queued>,
     /// Bytes that may still join the queue.
     room: Semaphore,
-    /// Number of durable blocks.
-    durable: WatchSender<u64>,
-    recent: Mutex<VecDeque<(u64, Bytes)>>,
+    built: Mutex<VecDeque<Built>>,
     failure: Failure,
-    stalls: Stalls,
     stop: Stop,
     tasks: Mutex<Vec<Task<()>>>,
+    showing: Mutex<Option<Task<()>>>,
 }
+
+type Answer = OneshotSender<Result<(), BroadcastError>>;
 
 struct Queued {
     message: Message,
-    acknowledge: Option<OneshotSender<()>>,
+    answer: Option<Answer>,
     /// Given back once the envelope has left the queue.
     _room: Permit,
 }
 
-struct Appended {
+/// A block that was handed to the engine.
+struct Built {
     number: u64,
     bytes: Bytes,
-    acknowledge: Vec<OneshotSender<()>>,
+    answers: Vec<Answer>,
     cut: Instant,
 }
 
@@ -75,44 +88,43 @@ impl Chain {
     /// Goes on behind the last block of the log, which has at least its genesis block.
     ///
     /// # Errors
-    /// If the last block cannot be read.
-    pub(super) fn start(
+    /// If the last block cannot be read, or the engine cannot start.
+    pub(super) async fn start(
         rules: Arc<Rules>,
-        store: BlockStore,
+        journal: Arc<ChainJournal>,
+        engines: &dyn Engines,
         signer: Signer,
         settings: Settings,
     ) -> Result<Arc<Chain>, Error> {
-        let tip = store.tip();
-        assert!(tip.height > 0, "a chain starts behind its genesis block");
+        assert!(journal.height() > 0, "a chain starts behind its genesis block");
+        let log = engines.open(rules.channel().as_str(), journal.clone()).await?;
         let (queue, queued) = bounded(settings.queue_messages_max);
-        let (durable, _) = watch(tip.height);
+        // Envelopes are longer in a block than their limits count, by their framing.
+        let entry_bytes = log.entry_bytes_max().saturating_sub(BLOCK_OVERHEAD_BYTES) / 16 * 15;
         let chain = Arc::new(Chain {
             rules,
-            store,
+            journal,
+            safe: log.safe(),
+            role: log.role(),
+            log,
             room: Semaphore::new(settings.queue_bytes_max as usize),
             settings,
+            block_bytes_max: BLOCK_BYTES_MAX.min(u32::try_from(entry_bytes).unwrap_or(u32::MAX)),
             queue,
-            durable,
-            recent: Mutex::default(),
+            built: Mutex::default(),
             failure: Failure::default(),
-            stalls: Stalls::default(),
             stop: Stop::new(),
             tasks: Mutex::default(),
+            showing: Mutex::default(),
         });
-        let (appended, to_sync) = bounded(APPENDED_AHEAD_MAX);
-        let cut = Cut {
-            chain: chain.clone(),
-            signer,
-            number: tip.height,
-            previous: tip.header_hash,
-            appended,
-            acknowledge: VecDeque::new(),
-        };
+        let cut = Cut { chain: chain.clone(), signer, answers: VecDeque::new() };
         let tasks = vec![
             rt::spawn(run(chain.clone(), cut.run(queued))),
-            rt::spawn(run(chain.clone(), sync_blocks(chain.clone(), to_sync))),
+            rt::spawn(run(chain.clone(), watch_engine(chain.clone()))),
         ];
         *chain.tasks.lock().expect("no holder of this lock panics") = tasks;
+        let showing = rt::spawn(run(chain.clone(), show(chain.clone())));
+        *chain.showing.lock().expect("no holder of this lock panics") = Some(showing);
         Ok(chain)
     }
 
@@ -122,49 +134,50 @@ impl Chain {
     }
 
     /// The log.
-    pub fn store(&self) -> &BlockStore {
-        &self.store
+    pub fn store(&self) -> BlockStore {
+        self.journal.store()
     }
 
-    /// Number of blocks that are durable and may be shown.
+    /// Number of blocks that are safe and may be shown.
     pub fn height(&self) -> u64 {
-        *self.durable.borrow()
+        *self.safe.borrow()
     }
 
     /// Follows [`Chain::height`].
     pub fn durable(&self) -> WatchReceiver<u64> {
-        self.durable.subscribe()
+        self.safe.clone()
     }
 
-    /// A durable block, encoded.
+    /// Whether this orderer leads, or who does.
+    pub fn role(&self) -> WatchReceiver<Role> {
+        self.role.clone()
+    }
+
+    /// A block that may be shown, encoded.
     ///
     /// # Errors
     /// If the log cannot be read.
     pub fn block(&self, number: u64) -> Result<Option<Bytes>, Error> {
-        if number >= self.height() {
-            return Ok(None);
+        match number < self.height() {
+            true => self.journal.block(number),
+            false => Ok(None),
         }
-        {
-            let recent = self.recent.lock().expect("no holder of this lock panics");
-            if let Some((first, _)) = recent.front()
-                && let Some(index) = number.checked_sub(*first)
-                && let Some((_, bytes)) = recent.get(index as usize)
-            {
-                return Ok(Some(bytes.clone()));
-            }
-        }
-        Ok(self.store.read(BlockNumber(number))?)
     }
 
     pub(super) async fn broadcast(&self, envelope: Bytes) -> Result<(), BroadcastError> {
-        let message = match check(envelope, &self.rules, rt::wall_now()) {
+        if let Role::Following { leader } = *self.role.borrow()
+            && !self.stop.is_stopped()
+        {
+            return Err(BroadcastError::NotLeading { leader });
+        }
+        let message = match check(envelope, &self.rules, self.block_bytes_max, rt::wall_now()) {
             Ok(message) => message,
             Err(error) => {
                 events::MessagesRefused.add(1);
                 return Err(error);
             }
         };
-        let (acknowledge, acknowledged) = match self.settings.acknowledge {
+        let (answer, answered) = match self.settings.acknowledge {
             Acknowledge::Queued => (None, None),
             Acknowledge::Durable => {
                 let (sender, receiver) = oneshot();
@@ -173,26 +186,26 @@ impl Chain {
         };
         if self.settings.queue_wait_max.is_zero() {
             let _room = self.room.try_acquire_many(self.room_of(&message)).ok_or_else(overloaded)?;
-            match self.queue.try_send(Queued { message, acknowledge, _room }) {
+            match self.queue.try_send(Queued { message, answer, _room }) {
                 Ok(()) => {}
                 Err(TrySendError::Closed(_)) => return Err(BroadcastError::Stopped),
                 Err(TrySendError::Full(_)) => return Err(overloaded()),
             }
         } else {
-            match rt::timeout(self.settings.queue_wait_max, self.enqueue(message, acknowledge)).await {
+            match rt::timeout(self.settings.queue_wait_max, self.enqueue(message, answer)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(stopped)) => return Err(stopped),
                 Err(_) => return Err(overloaded()),
             }
         }
         events::MessagesOrdered.add(1);
-        match acknowledged {
-            Some(acknowledged) => acknowledged.await.map_err(|_| BroadcastError::Ambiguous),
+        match answered {
+            Some(answered) => answered.await.unwrap_or(Err(BroadcastError::Ambiguous)),
             None => Ok(()),
         }
     }
 
-    async fn enqueue(&self, message: Message, acknowledge: Option<OneshotSender<()>>) -> Result<(), BroadcastError> {
+    async fn enqueue(&self, message: Message, answer: Option<Answer>) -> Result<(), BroadcastError> {
         let bytes = self.room_of(&message);
         let _room = match self.room.try_acquire_many(bytes) {
             Some(room) => room,
@@ -201,7 +214,7 @@ impl Chain {
                 room.ok_or(BroadcastError::Stopped)?
             }
         };
-        self.queue.send(Queued { message, acknowledge, _room }).await.map_err(|_| BroadcastError::Stopped)
+        self.queue.send(Queued { message, answer, _room }).await.map_err(|_| BroadcastError::Stopped)
     }
 
     /// What a message takes of [`Chain::room`]. One that is larger than all of it waits until it is alone.
@@ -209,14 +222,15 @@ impl Chain {
         u32::try_from(message.envelope.len()).unwrap_or(u32::MAX).min(self.settings.queue_bytes_max)
     }
 
-    fn show(&self, number: u64, bytes: Bytes) {
-        let mut recent = self.recent.lock().expect("no holder of this lock panics");
-        recent.push_back((number, bytes));
-        let mut held: usize = recent.iter().map(|(_, bytes)| bytes.len()).sum();
-        while recent.len() > 1 && (recent.len() > RECENT_BLOCKS_MAX || held > RECENT_BYTES_MAX) {
-            let (_, oldest) = recent.pop_front().expect("the ring holds more than one block");
-            held -= oldest.len();
+    fn not_leading(&self) -> BroadcastError {
+        match *self.role.borrow() {
+            Role::Following { leader } => BroadcastError::NotLeading { leader },
+            Role::Leading { .. } => BroadcastError::NotLeading { leader: None },
         }
+    }
+
+    fn built(&self) -> std::sync::MutexGuard<'_, VecDeque<Built>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The error that ended ordering, if one did. What is durable can still be read.
@@ -226,7 +240,7 @@ impl Chain {
 
     /// What ordering waits for, while it cannot go on: room on its disk, say.
     pub fn stalled(&self) -> Option<String> {
-        self.stalls.reason()
+        self.journal.stalls.reason()
     }
 
     /// Resolves when the channel takes no more envelopes.
@@ -242,12 +256,26 @@ impl Chain {
     /// Cuts what waits, makes it durable, and ends.
     pub(super) async fn stop(&self) {
         self.stop.stop();
+        self.journal.stop();
         let tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));
         for task in tasks {
             // A task that was aborted has nothing left to do.
             let _ = task.await;
         }
-        if let Err(error) = self.store.close().await {
+        let last = self.built().back().map(|built| built.number);
+        if let (Some(last), None) = (last, self.failure()) {
+            let mut safe = self.durable();
+            let (mut drained, mut ended) = (pin!(safe.wait_for(|safe| *safe > last)), pin!(self.log.ended()));
+            if rt::timeout(DRAIN_MAX, select(&mut drained, &mut ended)).await.is_err() {
+                tracing::warn!(channel = %self.rules.channel(), last, "the last blocks are not safe; others go on with them");
+            }
+        }
+        self.log.stop().await;
+        let showing = self.showing.lock().expect("no holder of this lock panics").take();
+        if let Some(showing) = showing {
+            let _ = showing.await;
+        }
+        if let Err(error) = self.store().close().await {
             tracing::warn!(channel = %self.rules.channel(), %error, "closing the orderer's log");
         }
     }
@@ -263,100 +291,241 @@ async fn run(chain: Arc<Chain>, stage: impl Future<Output = Result<(), Error>>) 
         tracing::error!(channel = %chain.rules.channel(), %error, "ordering has ended");
         chain.failure.note(error);
         chain.stop.stop();
+        chain.journal.stop();
     };
     run_stage(stage, failed).await;
+}
+
+/// Ends the channel with its engine.
+async fn watch_engine(chain: Arc<Chain>) -> Result<(), Error> {
+    match chain.stop.or_stopped(chain.log.ended()).await {
+        None => Ok(()),
+        // The log's own words say more than the engine's.
+        Some(error) => Err(chain.journal.failure.take().unwrap_or(Error::Consensus(error))),
+    }
 }
 
 /// Stage 1.
 struct Cut {
     chain: Arc<Chain>,
     signer: Signer,
+    /// Of envelopes that wait in the cutter, in order; empty unless durability is acknowledged.
+    answers: VecDeque<Option<Answer>>,
+}
+
+/// What this orderer builds on.
+struct Reign {
+    term: Term,
     number: u64,
     previous: Hash,
-    appended: Sender<Appended>,
-    /// Of envelopes that wait in the cutter, in order; empty unless durability is acknowledged.
-    acknowledge: VecDeque<Option<OneshotSender<()>>>,
 }
 
 impl Cut {
     async fn run(mut self, mut queue: Receiver<Queued>) -> Result<(), Error> {
+        let mut role = self.chain.role();
+        let mut over = None;
+        loop {
+            let Some((term, next)) = self.wait_to_lead(&mut role, over, &mut queue).await else {
+                return self.refuse_all(queue).await;
+            };
+            over = Some(term);
+            let before = self.chain.journal.block(next - 1)?;
+            let before = before.ok_or_else(|| Error::Stored { block: next - 1, reason: "it is missing".to_owned() })?;
+            let reign = Reign { term, number: next, previous: Block::parse(&before)?.hash() };
+            if self.reign(reign, &mut queue).await? {
+                return Ok(());
+            }
+            tracing::info!(channel = %self.chain.rules.channel(), %term, "this orderer does not lead any more");
+            // None of these is in any block.
+            let error = self.chain.not_leading();
+            self.answers.drain(..).flatten().for_each(|answer| drop(answer.send(Err(error.clone()))));
+        }
+    }
+
+    /// Turns envelopes away until this orderer leads; `None` when it is to stop.
+    async fn wait_to_lead(
+        &self,
+        role: &mut WatchReceiver<Role>,
+        over: Option<Term>,
+        queue: &mut Receiver<Queued>,
+    ) -> Option<(Term, u64)> {
+        loop {
+            let mut leads = pin!(role.wait_for(|role| role.term().is_some_and(|term| Some(term) > over)));
+            let mut next = pin!(queue.recv());
+            match self.chain.stop.or_stopped(select(&mut leads, &mut next)).await? {
+                Either::Left((Ok(Role::Leading { term, next }), _)) => return Some((term, next)),
+                Either::Left(_) => return None,
+                Either::Right((Some(Queued { answer, .. }), _)) => {
+                    if let Some(answer) = answer {
+                        // Whoever has gone does not want to know.
+                        let _ = answer.send(Err(self.chain.not_leading()));
+                    }
+                }
+                Either::Right((None, _)) => return None,
+            }
+        }
+    }
+
+    async fn refuse_all(self, mut queue: Receiver<Queued>) -> Result<(), Error> {
+        queue.close();
+        while let Some(Queued { answer, .. }) = queue.recv().await {
+            if let Some(answer) = answer {
+                let _ = answer.send(Err(BroadcastError::Stopped));
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts blocks while this orderer leads; whether it is to stop.
+    async fn reign(&mut self, mut reign: Reign, queue: &mut Receiver<Queued>) -> Result<bool, Error> {
         let batch = self.chain.rules.config().batch();
         let mut cutter = Cutter::new(Limits {
             messages_max: batch.messages_max.max(1),
-            preferred_bytes_max: batch.preferred_bytes_max.min(BLOCK_BYTES_MAX),
+            preferred_bytes_max: batch.preferred_bytes_max.min(self.chain.block_bytes_max),
             timeout: batch.timeout,
         });
         let stop = self.chain.stop.clone();
+        let mut role = self.chain.role();
         let mut taken = Vec::with_capacity(TAKE_MAX);
         loop {
+            let term = reign.term;
             let take = stop.or_stopped(queue.recv_many(&mut taken, TAKE_MAX));
-            let count = match cutter.deadline() {
-                None => take.await,
-                Some(deadline) => match rt::timeout(deadline - rt::now(), take).await {
-                    Ok(count) => count,
-                    Err(_) => {
-                        self.append(cutter.cut()).await?;
-                        continue;
+            let lost = role.wait_for(|role| role.term() != Some(term));
+            let deadline = cutter.deadline().map_or(Duration::MAX, |deadline| deadline - rt::now());
+            let count = match rt::timeout(deadline, select(pin!(take), pin!(lost))).await {
+                Ok(Either::Left((count, _))) => count,
+                Ok(Either::Right(_)) => return Ok(stop.is_stopped()),
+                Err(_) => {
+                    if !self.append(&mut reign, cutter.cut()).await? {
+                        return Ok(false);
                     }
-                },
-            };
-            let now = rt::now();
-            for Queued { message, acknowledge, .. } in taken.drain(..) {
-                self.acknowledge.push_back(acknowledge);
-                for batch in cutter.offer(message.envelope, message.bytes, now) {
-                    self.append(batch).await?;
+                    continue;
                 }
+            };
+            if !self.offer(&mut reign, &mut cutter, taken.drain(..)).await? {
+                return Ok(false);
             }
             if count.is_none_or(|count| count == 0) {
                 // Stopping: nobody is told that what waits was lost, so it is not. Received until nobody is left who was
                 // given room: such a sender may still be putting its envelope there, and the queue be empty just now.
                 queue.close();
-                while let Some(Queued { message, acknowledge, .. }) = queue.recv().await {
-                    self.acknowledge.push_back(acknowledge);
-                    for batch in cutter.offer(message.envelope, message.bytes, now) {
-                        self.append(batch).await?;
-                    }
+                while let Some(queued) = queue.recv().await {
+                    self.offer(&mut reign, &mut cutter, std::iter::once(queued)).await?;
                 }
-                return self.append(cutter.cut()).await;
+                self.append(&mut reign, cutter.cut()).await?;
+                return Ok(true);
             }
-            if cutter.deadline().is_some_and(|deadline| deadline <= now) {
-                self.append(cutter.cut()).await?;
+            let is_due = cutter.deadline().is_some_and(|deadline| deadline <= rt::now());
+            if is_due && !self.append(&mut reign, cutter.cut()).await? {
+                return Ok(false);
             }
         }
     }
 
-    async fn append(&mut self, batch: Option<Batch>) -> Result<(), Error> {
-        let Some(batch) = batch else { return Ok(()) };
+    /// Gives envelopes to the cutter; whether this orderer still leads.
+    async fn offer(
+        &mut self,
+        reign: &mut Reign,
+        cutter: &mut Cutter,
+        taken: impl Iterator<Item = Queued>,
+    ) -> Result<bool, Error> {
+        let now = rt::now();
+        let mut leads = true;
+        for Queued { message, answer, .. } in taken {
+            self.answers.push_back(answer);
+            if leads {
+                for batch in cutter.offer(message.envelope, message.bytes, now) {
+                    leads = leads && self.append(reign, batch).await?;
+                }
+            }
+        }
+        Ok(leads)
+    }
+
+    /// Builds a block and hands it to the engine; whether this orderer still leads.
+    async fn append(&mut self, reign: &mut Reign, batch: Option<Batch>) -> Result<bool, Error> {
+        let Some(batch) = batch else { return Ok(true) };
         let cut = rt::now();
-        let block = Block::build(BlockNumber(self.number), Some(self.previous), &batch.envelopes);
+        let block = Block::build(BlockNumber(reign.number), Some(reign.previous), &batch.envelopes);
         let block = block.sign(&self.signer, &OrdererMetadata { last_config: 0, consenter: Bytes::new() });
-        append(&self.chain.store, &block, &[], &self.chain.stop, &self.chain.stalls).await?;
-        let acknowledge = self.acknowledge.drain(..batch.envelopes.len()).flatten().collect();
+        let answers = self.answers.drain(..batch.envelopes.len()).flatten().collect();
         // One piece for all peers, copied once.
-        let appended = Appended { number: self.number, bytes: block.to_bytes(), acknowledge, cut };
-        self.number += 1;
-        self.previous = block.hash();
-        self.appended.send(appended).await.map_err(|_| Error::Stopped)
+        let bytes = block.to_bytes();
+        {
+            // Before it is handed over: it may be safe before that returns.
+            let mut built = self.chain.built();
+            built.push_back(Built { number: reign.number, bytes: bytes.clone(), answers, cut });
+            if built.len() > BUILT_MAX {
+                built.pop_front();
+            }
+        }
+        match self.chain.log.append(reign.term, reign.number, bytes).await {
+            Ok(()) => {
+                reign.number += 1;
+                reign.previous = block.hash();
+                Ok(true)
+            }
+            Err(consensus::Error::Fenced(_)) => Ok(false),
+            // Why it has ended, it says itself.
+            Err(consensus::Error::Closed | consensus::Error::Journal(_)) => Err(Error::Stopped),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
 /// Stage 2.
-async fn sync_blocks(chain: Arc<Chain>, mut to_sync: Receiver<Appended>) -> Result<(), Error> {
-    let mut waiting = Vec::with_capacity(APPENDED_AHEAD_MAX);
-    while to_sync.recv_many(&mut waiting, APPENDED_AHEAD_MAX).await > 0 {
-        hold_up("chain.order.appended").await;
-        chain.store.sync().await?;
-        hold_up("chain.order.durable").await;
-        for Appended { number, bytes, acknowledge, cut } in waiting.drain(..) {
-            chain.show(number, bytes);
-            chain.durable.send(number + 1);
-            for sender in acknowledge {
-                // A caller that has gone no longer wants to know.
-                let _ = sender.send(());
+async fn show(chain: Arc<Chain>) -> Result<(), Error> {
+    let mut safe = chain.durable();
+    let mut shown = *safe.borrow_and_update();
+    loop {
+        let more = {
+            let oldest = chain.built().front().map(|built| built.cut);
+            let patience = oldest.map_or(RESOLVE_MAX, |cut| cut + RESOLVE_MAX - rt::now());
+            let (more, ended) = (safe.changed(), chain.log.ended());
+            match rt::timeout(patience, select(pin!(more), pin!(ended))).await {
+                Ok(Either::Left((more, _))) => more.is_ok(),
+                // What became safe until then is told below.
+                Ok(Either::Right(_)) => false,
+                Err(_) => true,
             }
-            events::BlocksOrdered.add(1);
-            events::OrderTime.record_since(cut);
+        };
+        let now = *safe.borrow_and_update();
+        events::BlocksOrdered.add(now.saturating_sub(shown));
+        shown = now.max(shown);
+        chain.tell(now)?;
+        if !more {
+            // Whoever still waits is told that nobody knows.
+            chain.built().clear();
+            return Ok(());
         }
     }
-    Ok(())
+}
+
+impl Chain {
+    /// Tells those whose blocks are decided.
+    fn tell(&self, safe: u64) -> Result<(), Error> {
+        loop {
+            let built = {
+                let mut all = self.built();
+                let is_due = |built: &Built| built.number < safe || built.cut.elapsed() >= RESOLVE_MAX;
+                match all.front() {
+                    Some(first) if is_due(first) => all.pop_front().expect("it is there"),
+                    _ => return Ok(()),
+                }
+            };
+            let Built { number, bytes, answers, cut } = built;
+            let outcome = match number < safe {
+                false => Err(BroadcastError::Ambiguous),
+                true if self.journal.block(number)?.as_ref() == Some(&bytes) => {
+                    events::OrderTime.record_since(cut);
+                    Ok(())
+                }
+                true => Err(self.not_leading()),
+            };
+            for answer in answers {
+                // A caller that has gone no longer wants to know.
+                let _ = answer.send(outcome.clone());
+            }
+        }
+    }
 }

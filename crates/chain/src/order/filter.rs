@@ -15,7 +15,7 @@ use ledger::Transaction;
 use ledger::transaction::is_exact;
 use proto::common::{HeaderType, Status};
 
-use super::{BLOCK_BYTES_MAX, BroadcastError};
+use super::BroadcastError;
 use crate::access::Rules;
 
 /// An envelope that passed.
@@ -27,11 +27,11 @@ pub struct Message {
     pub bytes: usize,
 }
 
-/// Checks an envelope for one channel.
+/// Checks an envelope for one channel, whose blocks hold at most so many bytes of envelopes.
 ///
 /// # Errors
 /// [`BroadcastError::Rejected`].
-pub fn check(envelope: Bytes, rules: &Rules, now: WallTime) -> Result<Message, BroadcastError> {
+pub fn check(envelope: Bytes, rules: &Rules, block_bytes_max: u32, now: WallTime) -> Result<Message, BroadcastError> {
     let bad = |reason: String| BroadcastError::Rejected { status: Status::BadRequest, reason };
     let transaction = Transaction::decode(&envelope).map_err(|invalid| bad(invalid.reason.to_owned()))?;
     if transaction.payload().is_empty() {
@@ -54,7 +54,7 @@ pub fn check(envelope: Bytes, rules: &Rules, now: WallTime) -> Result<Message, B
         .map_err(|error| forbidden(&format!("the creator is no member of the channel: {error}")))?;
     creator.check_expiry(now).map_err(|_| bad("message creator identity expired".to_owned()))?;
     let bytes = transaction.payload().len() + transaction.signature().len();
-    let bytes_max = rules.config().batch().absolute_bytes_max.min(BLOCK_BYTES_MAX) as usize;
+    let bytes_max = rules.config().batch().absolute_bytes_max.min(block_bytes_max) as usize;
     if bytes > bytes_max {
         return Err(bad(format!("message payload is {bytes} bytes and exceeds maximum allowed {bytes_max} bytes")));
     }

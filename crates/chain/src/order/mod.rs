@@ -3,24 +3,30 @@
 //! 1. [`Broadcast::broadcast`]: an envelope is checked ([`filter`]) in the caller's task and joins the queue of its
 //!    channel.
 //! 2. The channel's cutter ([`cutter`]) puts envelopes into blocks by count, bytes and time; each block is hashed, signed
-//!    and appended to the channel's log ([`chain`]).
-//! 3. While the next block is being cut, a second stage waits for the disk: one group fsync for all blocks appended so
-//!    far. Only then are they shown to peers.
+//!    and handed to the channel's engine ([`chain`]), by whichever orderer leads. The others turn envelopes away, with the
+//!    name of the leader ([`BroadcastError::NotLeading`]).
+//! 3. The engine ([`consensus::ordered`]) brings blocks into the log of every orderer of its group ([`journal`]), and says which are
+//!    safe. While the next block is being cut, those before it are on their way to memory and disks. Only safe blocks are shown to
+//!    peers, by every orderer.
 //! 4. Peers ask for blocks over links and follow the tip ([`serve`], [`protocol`]).
 //!
 //! Invariants:
-//! 1. A block is durable here before any peer sees it; after a crash the chain goes on behind the last durable block,
-//!    and no peer ever saw another block in its place.
-//! 2. An acknowledged envelope is in the queue, as in Fabric; with [`Acknowledge::Durable`] it is in a durable block.
-//!    Envelopes that were queued and not durable are lost in a crash, never reordered within their channel.
+//! 1. A block is safe before any peer sees it: on this orderer's disk where it orders alone, on a majority's where several do.
+//!    After any crash the chain goes on behind the last such block, and no peer ever saw another block in its place.
+//! 2. An acknowledged envelope is in the queue, as in Fabric; with [`Acknowledge::Durable`] it is in a safe block.
+//!    Envelopes that were queued and not safe are lost in a crash, never reordered within their channel. With
+//!    [`Acknowledge::Durable`] nobody is told otherwise: [`BroadcastError::NotLeading`] says that an envelope is in no block of this
+//!    orderer's, [`BroadcastError::Ambiguous`] that nobody knows.
 //! 3. Queue (by count and bytes), blocks in flight, connections and the ring of recent blocks are bounded; a full queue is an answer
 //!    ([`BroadcastError::Overloaded`]).
 //!
-//! Transactions that arrive twice are ordered twice; peers mark the second one.
+//! Transactions that arrive twice are ordered twice; peers mark the second one. So whoever sends again what may be ordered
+//! ([`crate::remote::RemoteOrderers`]) changes nothing.
 
 pub mod chain;
 pub mod cutter;
 pub mod filter;
+pub mod journal;
 pub mod protocol;
 pub mod serve;
 
@@ -35,14 +41,16 @@ use async_trait::async_trait;
 use base::rt::disk::Directory;
 use base::rt::{self, Stop, Task};
 use base::{Bytes, ErrorKind};
+use consensus::ordered::{Journal as _, Processor};
 use ledger::{Block, ChannelConfig};
 use proto::common::Status;
 use storage::GroupSync;
-use storage::blocks::{BlockOptions, BlockStore};
 
 use crate::access::{Definitions, Rules};
 use crate::{Error, events};
 use chain::Chain;
+use journal::ChainJournal;
+pub use journal::{Engines, SoloEngines};
 
 /// Takes envelopes into channels.
 #[async_trait]
@@ -70,12 +78,22 @@ pub enum BroadcastError {
     /// More envelopes wait than the queue holds.
     #[error("the orderer is overloaded; try again")]
     Overloaded,
+    /// Another orderer leads. The envelope is in no block.
+    #[error("this orderer does not lead{}; try again, there or at another one", leader_text(*leader))]
+    NotLeading {
+        /// Which one does, if that is known.
+        leader: Option<Processor>,
+    },
     /// The orderer has stopped.
     #[error("the orderer has stopped")]
     Stopped,
-    /// The orderer stopped after the envelope was queued; it may be in a block.
+    /// The orderer stopped, or lost the lead, after the envelope was queued; it may be in a block.
     #[error("the orderer stopped before the envelope's block was durable")]
     Ambiguous,
+}
+
+fn leader_text(leader: Option<Processor>) -> String {
+    leader.map(|leader| format!(", number {leader} does")).unwrap_or_default()
 }
 
 impl BroadcastError {
@@ -83,7 +101,7 @@ impl BroadcastError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             BroadcastError::Rejected { .. } => ErrorKind::Rejected,
-            BroadcastError::Overloaded => ErrorKind::Retry,
+            BroadcastError::Overloaded | BroadcastError::NotLeading { .. } => ErrorKind::Retry,
             BroadcastError::Stopped => ErrorKind::Closed,
             BroadcastError::Ambiguous => ErrorKind::Ambiguous,
         }
@@ -150,10 +168,12 @@ pub struct OrdererOptions {
     pub directory: Directory,
     /// Shared with whoever else writes to the same disk.
     pub sync: GroupSync,
+    /// Order the channels: alone ([`SoloEngines`]), or together with others.
+    pub engines: Arc<dyn Engines>,
     pub settings: Settings,
 }
 
-/// One ordering node that orders by itself: Fabric's solo, with a durable log.
+/// One ordering node.
 pub struct Orderer {
     options: OrdererOptions,
     chains: RwLock<BTreeMap<String, Arc<Chain>>>,
@@ -181,12 +201,12 @@ impl Orderer {
                 tracing::warn!(name, "passed over: not a channel's log");
                 continue;
             }
-            let store = orderer.open_store(&name).await?;
-            if store.height() == 0 {
+            let journal = orderer.open_journal(&name).await?;
+            if journal.height() == 0 {
                 // Joined, and stopped before its genesis block was durable: it is joined again.
                 continue;
             }
-            orderer.start_chain(store).await?;
+            orderer.start_chain(journal).await?;
         }
         Ok(Arc::new(orderer))
     }
@@ -204,33 +224,30 @@ impl Orderer {
         }
         genesis.check_follows(0, None)?;
         genesis.check_data_hash()?;
-        let store = self.open_store(&name).await?;
-        if store.height() == 0 {
+        let journal = self.open_journal(&name).await?;
+        if journal.height() == 0 {
+            let store = journal.store();
             crate::commit::pipeline::append_block(&store, genesis, &[]).await?;
             store.sync().await?;
         }
-        self.start_chain(store).await
+        self.start_chain(journal).await
     }
 
-    async fn open_store(&self, channel: &str) -> Result<BlockStore, Error> {
+    async fn open_journal(&self, channel: &str) -> Result<Arc<ChainJournal>, Error> {
         ledger::config::check_channel_name(channel)?;
-        let directory = self.options.directory.subdirectory(channel).await;
-        let directory = directory.map_err(|error| Error::io(format!("the log of channel {channel}"), &error))?;
-        let (store, report) = BlockStore::open(directory, self.options.sync.clone(), BlockOptions::default()).await?;
-        if let Some(torn) = &report.torn_tail {
-            tracing::warn!(channel, ?torn, "cut an incomplete block off the orderer's log");
-        }
-        Ok(store)
+        Ok(Arc::new(ChainJournal::open(&self.options.directory, channel, self.options.sync.clone()).await?))
     }
 
-    async fn start_chain(&self, store: BlockStore) -> Result<(), Error> {
-        let genesis = store
+    async fn start_chain(&self, journal: Arc<ChainJournal>) -> Result<(), Error> {
+        let genesis = journal
+            .store()
             .read(base::BlockNumber(0))?
             .ok_or_else(|| Error::Stored { block: 0, reason: "the log has no genesis block".to_owned() })?;
         let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
         let rules = Arc::new(Rules::new(config, Definitions::new())?);
         let name = rules.channel().to_string();
-        let chain = Chain::start(rules, store, self.options.signer.clone(), self.options.settings.clone())?;
+        let OrdererOptions { engines, signer, settings, .. } = &self.options;
+        let chain = Chain::start(rules, journal, engines.as_ref(), signer.clone(), settings.clone()).await?;
         self.chains.write().expect("no holder of this lock panics").insert(name, chain);
         Ok(())
     }

@@ -7,6 +7,7 @@ use base::Bytes;
 use base::rt;
 use base::rt::net::{Link, Listener};
 use base::rt::sync::Permit;
+use consensus::ordered::Role;
 
 use super::Orderer;
 use super::protocol::{KEEPALIVE, Reply, Request, TAKEN, WINDOW_BLOCKS};
@@ -14,6 +15,8 @@ use crate::events;
 
 /// How long a peer may take to say what it wants.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long a peer that is ahead of an orderer that follows waits for it.
+const LAG_MAX: Duration = Duration::from_secs(2);
 
 pub(super) async fn accept(orderer: Arc<Orderer>, mut listener: Listener) {
     loop {
@@ -44,6 +47,11 @@ async fn answer(orderer: Arc<Orderer>, mut link: Link) -> Option<()> {
     let mut durable = chain.durable();
     let mut next = request.from;
     let mut untaken = 0;
+    if next > chain.height() && matches!(*chain.role().borrow(), Role::Following { .. }) {
+        // It may be a little behind the others of its group.
+        let caught_up = rt::timeout(LAG_MAX, durable.wait_for(|height| *height >= next));
+        let _ = chain.stopping().or_stopped(caught_up).await?;
+    }
     if next > chain.height() {
         // A peer ahead of its orderer: the orderer lost blocks that it had shown, which must not go unseen.
         return refuse(&link, format!("this orderer has {} blocks", chain.height())).await;

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
+use consensus::ordered::Processor;
 use proto::common::Status;
 
 use crate::endorse::EndorseError;
@@ -209,6 +210,10 @@ impl Failure {
             BroadcastError::Overloaded => Failure::new(2, &[]),
             BroadcastError::Stopped => Failure::new(3, &[]),
             BroadcastError::Ambiguous => Failure::new(4, &[]),
+            BroadcastError::NotLeading { leader } => {
+                // 0 is nobody: processors are counted from 1.
+                Failure { number: leader.map_or(0, |leader| leader.0), ..Failure::new(5, &[]) }
+            }
         }
     }
 
@@ -221,6 +226,7 @@ impl Failure {
             }
             2 => BroadcastError::Overloaded,
             3 => BroadcastError::Stopped,
+            5 => BroadcastError::NotLeading { leader: (self.number > 0).then_some(Processor(self.number)) },
             _ => BroadcastError::Ambiguous,
         }
     }
@@ -245,6 +251,7 @@ fn kind_of(number: u64) -> ErrorKind {
 
 #[cfg(test)]
 mod tests {
+    use consensus::ordered::Processor;
     use proptest::prelude::*;
     use prost::Message as _;
 
@@ -283,7 +290,10 @@ mod tests {
             assert_eq!((again.kind(), again.to_string()), (error.kind(), error.to_string()));
         }
         let rejected = BroadcastError::Rejected { status: Status::Forbidden, reason: "i".into() };
-        for error in [rejected, BroadcastError::Overloaded, BroadcastError::Stopped, BroadcastError::Ambiguous] {
+        let elsewhere = BroadcastError::NotLeading { leader: Some(Processor(2)) };
+        let nobody = BroadcastError::NotLeading { leader: None };
+        let others = [BroadcastError::Overloaded, BroadcastError::Stopped, BroadcastError::Ambiguous];
+        for error in [rejected, elsewhere, nobody].into_iter().chain(others) {
             let again = Failure::of_broadcast(&error).into_broadcast();
             assert_eq!((again.status(), again.to_string()), (error.status(), error.to_string()));
         }

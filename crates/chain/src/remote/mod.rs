@@ -24,7 +24,7 @@
 //!
 //! Invariants:
 //! * Nothing here changes a peer: asking again after an unknown outcome is always safe, so an answer that was lost is an
-//!   error that may be retried. A broadcast whose answer was lost is ambiguous, and is not repeated here.
+//!   error that may be retried. A broadcast whose answer was lost is ambiguous; only [`RemoteOrderers`] repeats it.
 //! * A height that is shown was committed at the peer; it never goes back.
 //! * Who may ask what is decided by the link's authentication: [`Scope::Others`] may have proposals run, which carry
 //!   signatures of their own, and nothing else.
@@ -39,7 +39,7 @@ mod serve;
 use std::time::Duration;
 
 pub use channel::RemoteChannel;
-pub use orderer::{RemoteOrderer, serve_orderer};
+pub use orderer::{RemoteOrderer, RemoteOrderers, SUBMIT_MAX, serve_orderer};
 pub use peer::{RemotePeer, RemotePeerOptions};
 pub use serve::{Scope, serve_peer};
 

@@ -1,6 +1,8 @@
-//! An orderer elsewhere, as far as it takes envelopes. Blocks come over links of their own ([`crate::order::protocol`]).
+//! Orderers elsewhere, as far as they take envelopes. Blocks come over links of their own ([`crate::order::protocol`]).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::net::call::{self, CallError, Caller, Handler};
@@ -105,6 +107,76 @@ impl Broadcast for RemoteOrderer {
             Ok(Answer { failure: None, .. }) => Ok(()),
             Ok(Answer { failure: Some(failure), .. }) => Err(failure.into_broadcast()),
             Err(_) => Err(BroadcastError::Ambiguous),
+        }
+    }
+}
+
+/// How long an envelope is tried at the orderers of a group: longer than it takes them to elect another leader.
+pub const SUBMIT_MAX: Duration = Duration::from_secs(15);
+/// Before all of them are asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// The orderers of a group, of which one leads.
+///
+/// 1. An envelope goes to the one that took the last, or that another one has named; from one that does not lead, has stopped or
+///    cannot be reached it goes on to the next.
+/// 2. When all were asked in vain, they are asked again, for [`SUBMIT_MAX`]: they may be electing another leader.
+/// 3. An orderer that ended while it had the envelope, or lost the lead, may have ordered it. It is sent again all the same: peers
+///    mark the second of two transactions with one id, and the first decides what becomes of it.
+///
+/// So what was taken is ordered once at least, and counts once.
+pub struct RemoteOrderers {
+    /// Number `n` of the group, counted from 1, is the one at `n - 1`.
+    orderers: Vec<RemoteOrderer>,
+    leader: AtomicUsize,
+}
+
+impl RemoteOrderers {
+    /// A group whose orderers answer at these addresses, in the order of their numbers; at least one.
+    pub fn new(addresses: Vec<String>) -> RemoteOrderers {
+        assert!(!addresses.is_empty(), "a group has an orderer");
+        let orderers = addresses.into_iter().map(RemoteOrderer::new).collect();
+        RemoteOrderers { orderers, leader: AtomicUsize::new(0) }
+    }
+}
+
+#[async_trait]
+impl Broadcast for RemoteOrderers {
+    async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError> {
+        let start = rt::now();
+        let count = self.orderers.len();
+        let mut at = self.leader.load(Ordering::Relaxed) % count;
+        let (mut asked, mut is_ambiguous) = (0, false);
+        loop {
+            let left = SUBMIT_MAX.saturating_sub(start.elapsed());
+            let broadcast = self.orderers[at].broadcast(channel, envelope.clone());
+            let error = match rt::timeout(left, broadcast).await {
+                Ok(Ok(())) => {
+                    self.leader.store(at, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Ok(Err(error @ (BroadcastError::Rejected { .. } | BroadcastError::Overloaded))) => return Err(error),
+                Ok(Err(error)) => error,
+                Err(rt::Elapsed) => BroadcastError::Ambiguous,
+            };
+            is_ambiguous |= matches!(error, BroadcastError::Ambiguous);
+            tracing::debug!(orderer = at + 1, %error, "an envelope goes on to another orderer");
+            asked += 1;
+            let named = match error {
+                BroadcastError::NotLeading { leader: Some(leader) } => usize::try_from(leader.0).ok(),
+                _ => None,
+            };
+            // One that was named is asked next, once a round: who names it may be wrong.
+            at = match named.and_then(|named| named.checked_sub(1)) {
+                Some(named) if named < count && named != at && asked % count != 0 => named,
+                _ => (at + 1) % count,
+            };
+            if start.elapsed() >= SUBMIT_MAX {
+                return Err(if is_ambiguous { BroadcastError::Ambiguous } else { error });
+            }
+            if asked % count == 0 {
+                rt::sleep(ASK_AGAIN).await;
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use base::rt::disk::Directory;
 use base::{Bytes, TxId};
 use chain::access::Definitions;
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Orderer, OrdererOptions};
+use chain::order::{Broadcast, Orderer, OrdererOptions, SoloEngines};
 use chain::peer::{Peer, PeerOptions, Settings};
 use chain::stores::LocalStores;
 use contract::Registry;
@@ -242,6 +242,7 @@ pub async fn orderer_options(consortium: &Consortium, root: &Directory) -> Order
         signer: consortium.orderer.clone(),
         directory: directory(root, "orderer").await,
         sync: GroupSync::new(),
+        engines: Arc::new(SoloEngines),
         settings: Default::default(),
     }
 }

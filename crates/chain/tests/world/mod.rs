@@ -11,7 +11,7 @@ use base::{Bytes, TxId, Version};
 use chain::Channel;
 use chain::access::Definitions;
 use chain::endorse::Endorse;
-use chain::order::{Broadcast, Orderer, OrdererOptions};
+use chain::order::{Broadcast, Orderer, OrdererOptions, SoloEngines};
 use chain::peer::Peer;
 use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerOptions, serve_orderer};
 use chain::rwset::{RangeReads, ReadWriteSet};
@@ -71,6 +71,7 @@ pub async fn open_orderer(consortium: &Consortium) -> Option<Arc<Orderer>> {
         signer: consortium.orderer.clone(),
         directory,
         sync: GroupSync::new(),
+        engines: Arc::new(SoloEngines),
         settings: Default::default(),
     };
     let orderer = Orderer::open(options).await.ok()?;
@@ -82,16 +83,21 @@ pub async fn open_orderer(consortium: &Consortium) -> Option<Arc<Orderer>> {
 /// The network as a gateway sees it.
 pub struct Remote {
     pub peers: Vec<RemotePeer>,
-    orderer: RemoteOrderer,
+    orderer: Box<dyn Broadcast>,
 }
 
 impl Remote {
     /// Peers by the addresses where they answer.
     pub fn new(peers: impl IntoIterator<Item = String>) -> Remote {
+        Remote::of(peers, Box::new(RemoteOrderer::new("submit".to_owned())))
+    }
+
+    /// The same, with whoever takes envelopes.
+    pub fn of(peers: impl IntoIterator<Item = String>, orderer: Box<dyn Broadcast>) -> Remote {
         let peers = peers.into_iter().map(|name| {
             RemotePeer::new(RemotePeerOptions { addresses: vec![name.clone()], name, definitions: Definitions::new() })
         });
-        Remote { peers: peers.collect(), orderer: RemoteOrderer::new("submit".to_owned()) }
+        Remote { peers: peers.collect(), orderer }
     }
 
     pub async fn endorse(&self, peer: usize, proposal: Bytes) -> Option<ProposalResponse> {
@@ -115,8 +121,18 @@ pub type Report = (String, u8, u64);
 
 /// Sends transactions until all have been committed or given up; what was reported.
 pub async fn run_client(consortium: Arc<Consortium>, sim: Sim, peers: Vec<String>, creates: bool) -> Vec<Report> {
+    run_client_of(consortium, sim, Remote::new(peers), creates, |_| {}).await
+}
+
+/// The same, who says which transactions an orderer acknowledged.
+pub async fn run_client_of(
+    consortium: Arc<Consortium>,
+    sim: Sim,
+    remote: Remote,
+    creates: bool,
+    acknowledged: impl Fn(&TxId),
+) -> Vec<Report> {
     let client = consortium.client();
-    let remote = Remote::new(peers);
     let mut chance = sim.chance();
     let mut reports = Vec::new();
     let mut pick = |bound: u64| chance.below(bound);
@@ -150,6 +166,7 @@ pub async fn run_client(consortium: Arc<Consortium>, sim: Sim, peers: Vec<String
         let mut sends = 1 + usize::from(pick(8) == 0);
         for _ in 0..12 {
             while sends > 0 && remote.submit(envelope.clone()).await {
+                acknowledged(&proposal.tx_id);
                 sends -= 1;
             }
             if let Some((code, block)) = remote.status(pick(peers) as usize, &proposal.tx_id).await {

@@ -28,10 +28,11 @@ Examples:
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
   heddle up --isolate                a process for each role; kill any of them, it comes back
   heddle up --isolate --memory-nodes 4
+  heddle up --isolate --ordering sift     three orderers on memory nodes: kill whichever leads
   heddle up --isolate --compute-nodes 2   two compute nodes a peer: kill the primary, the other goes on
 
-A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger
-and cannot change; everything else can, at each start."
+A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger,
+and it keeps its ordering; these cannot change; everything else can, at each start."
 )]
 pub struct Up {
     #[command(flatten)]
@@ -57,6 +58,12 @@ pub struct Up {
     /// Number of compute nodes of each peer, 1 to 9: all answer proposals, one of them commits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9), conflicts_with = "monolithic")]
     pub compute_nodes: Option<u8>,
+    /// What puts transactions in order [default: solo]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub ordering: Option<Ordering>,
+    /// Number of orderers, 1 to 9, with --ordering sift: F of 2F+1 may fail [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub orderers: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -112,6 +119,28 @@ pub struct Ports {
     /// Take any free ports; what they are is printed and stands in the connection profile
     #[arg(long, conflicts_with_all = ["gateway_port", "orderer_port", "links_port", "metrics_port"])]
     pub any_ports: bool,
+}
+
+/// What puts transactions in order.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ordering {
+    /// One orderer, with a log on its disk
+    Solo,
+    /// Several orderers, on passive memory nodes and their own disks
+    Sift,
+    /// Several orderers, each with a log of its own; not there yet
+    Raft,
+}
+
+impl Ordering {
+    /// The engine in the configuration.
+    pub fn engine(self) -> node::config::Engine {
+        match self {
+            Ordering::Solo => node::config::Engine::Solo,
+            Ordering::Sift => node::config::Engine::Sift,
+            Ordering::Raft => node::config::Engine::Raft,
+        }
+    }
 }
 
 /// Who has to endorse.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::network::{DirectoryOrDefault, Policy, Ports};
+use super::network::{DirectoryOrDefault, Ordering, Policy, Ports};
 
 const AFTER: &str = "\
 The file says everything: what the process is called, where it answers, whom it asks, and the tokens by
@@ -15,7 +15,7 @@ can be used, and where its metrics are.";
 
 #[derive(Subcommand, Debug)]
 pub enum Node {
-    /// Run a memory node: gives sections of its memory to peers, and is passive otherwise
+    /// Run a memory node: gives its memory to peers, or to the log of orderers, and is passive otherwise
     #[command(after_help = AFTER)]
     Memory(Run),
     /// Run a storage node: keeps blocks and tables of one organisation
@@ -56,7 +56,8 @@ Examples:
   heddle plan --host 10.0.0.1 --place memory-1=10.0.0.2 --place storage-org1=10.0.0.3
 
 Processes are memory-1, memory-2, ..., storage-ORG, orderer, compute-ORG (and compute-ORG-2, ... with
---compute-nodes) and gateway-ORG, with ORG in lower case. Within an organisation they speak `tcp`, which is
+--compute-nodes) and gateway-ORG, with ORG in lower case; with --ordering sift also log-1, log-2, ... and
+orderer-2, .... Within an organisation they speak `tcp`, which is
 not encrypted: it belongs on a network that nobody else reaches. Between organisations, and to orderers,
 they speak mutual TLS. docs/operations.md goes through an example."
 )]
@@ -84,6 +85,12 @@ pub struct Plan {
     /// Number of compute nodes of each peer, 1 to 9 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     pub compute_nodes: Option<u8>,
+    /// What puts transactions in order [default: solo]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub ordering: Option<Ordering>,
+    /// Number of orderers, 1 to 9, with --ordering sift [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub orderers: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -63,6 +63,8 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
         channel: arguments.channel.clone(),
         memory_nodes: arguments.memory_nodes,
         compute_nodes: arguments.compute_nodes,
+        ordering: arguments.ordering,
+        orderers: arguments.orderers,
         config: arguments.config.clone(),
         ports: arguments.ports.clone(),
         ..Up::default()

@@ -138,6 +138,12 @@ fn apply(arguments: &Up, config: &mut Config) {
     if let Some(nodes) = arguments.memory_nodes {
         config.pool.memory_nodes = usize::from(nodes);
     }
+    if let Some(ordering) = arguments.ordering {
+        config.ordering.engine = ordering.engine();
+    }
+    if let Some(orderers) = arguments.orderers {
+        config.ordering.orderers = usize::from(orderers);
+    }
     if let Some(nodes) = arguments.compute_nodes {
         config.pool.compute_nodes = usize::from(nodes);
     }

@@ -49,11 +49,14 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
         ledgers.push(check_peer(dir, &network, &name, &channel).await?);
     }
     if arguments.peer.is_none() {
-        let store = super::orderer_store(&network, &channel).await?;
-        let options = VerifyOptions { validated: false, ..VerifyOptions::default() };
-        let report = check_blocks("orderer", &store, options).await?;
-        output::print(&line("orderer", &report, None))?;
-        ledgers.push(Checked { name: "orderer".to_owned(), store, report });
+        let mut stores = vec![("orderer".to_owned(), super::orderer_store(&network, &channel).await?)];
+        stores.extend(super::other_orderer_stores(&network, &channel).await?);
+        for (name, store) in stores {
+            let options = VerifyOptions { validated: false, ..VerifyOptions::default() };
+            let report = check_blocks(&name, &store, options).await?;
+            output::print(&line(&name, &report, None))?;
+            ledgers.push(Checked { name, store, report });
+        }
     }
     compare(&ledgers)?;
     output::print("sound: the ledgers agree and hold what they should\n")

@@ -9,5 +9,6 @@ mod kv;
 mod memory;
 mod network;
 mod nodes;
+mod ordering;
 mod soak;
 mod support;

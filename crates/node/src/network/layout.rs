@@ -28,6 +28,14 @@ pub(crate) fn compute_folder(network: &Path, organization: &str, node: usize) ->
     network.join(NODES).join(compute_name(organization, node))
 }
 
+/// The name of an orderer, counted from 0.
+pub(crate) fn orderer_name(place: usize) -> String {
+    match place {
+        0 => "orderer".to_owned(),
+        _ => format!("orderer-{}", place + 1),
+    }
+}
+
 const VERSION_FILE: &str = "VERSION";
 
 /// Moves what lies where it lay before. Whatever is done already is passed over, so that it may be broken off anywhere.

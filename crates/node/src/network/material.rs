@@ -163,6 +163,14 @@ pub(crate) fn orderer_issuer(path: &Path) -> Result<Issuer, NodeError> {
     Ok(Issuer::read(ORDERER_MSP, ORDERER_DOMAIN, &orderer_folders(path).organization, &terms)?)
 }
 
+/// The identity with which an orderer signs, counted from 0: of others than the first, one that is made for this start.
+pub(crate) fn orderer_signer(network: &super::Network, place: usize) -> Result<Signer, NodeError> {
+    if place == 0 {
+        return Ok(network.orderer().orderer.clone());
+    }
+    Ok(orderer_issuer(network.path())?.issue(Role::Orderer, &format!("{ORDERER_NAME}{}", place + 1))?)
+}
+
 /// Reads what [`create`] wrote.
 pub(super) fn read(path: &Path, config: &Config) -> Result<(Vec<Organization>, OrdererOrganization), NodeError> {
     let signer = |folder: &Path, msp_id: &str| MspDirectory::read(&folder.join("msp"))?.signer(msp_id);

@@ -18,8 +18,8 @@ use base::MspId;
 use base::rt::{self, Stop};
 use chain::Peer;
 use chain::endorse::Endorse;
-use chain::order::Orderer;
-use chain::remote::{RemotePeer, RemotePeerOptions, Scope, serve_peer};
+use chain::order::{Broadcast, Engines, Orderer, SoloEngines};
+use chain::remote::{RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
 use chain::view::PeerView;
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, select_all, try_join_all};
@@ -35,11 +35,12 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::layout::{self, BLOCKS, TABLES};
-use super::{Endpoint, Network, NodeError, Role};
-use crate::config::{Config, Form};
+use super::{Endpoint, Network, NodeError, Role, material};
+use crate::config::{Config, Engine, Form};
 use crate::control::ComputeReport;
 use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
 use crate::roles::gateway as gateway_role;
+use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Ordering};
 use crate::roles::storage::{self, Storage};
@@ -56,7 +57,10 @@ pub struct Running {
     storages: Vec<Storage>,
     /// By organisation.
     computes: Vec<Vec<Arc<Compute>>>,
-    ordering: Ordering,
+    /// The first of them has the port.
+    orderings: Vec<Ordering>,
+    /// What the orderers' log is in.
+    log_memory: Vec<LogMemory>,
     stop: Stop,
     ports: Vec<JoinHandle<()>>,
 }
@@ -70,24 +74,15 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let stop = Stop::new();
     let sync = GroupSync::new();
 
-    let address = format!("orderer {}", network.path.display());
-    let data = open(&network, "orderer").await?;
-    let ordering = Ordering::start(orderer::Options {
-        name: &network.orderer.host,
-        signer: network.orderer.orderer.clone(),
-        directory: data.subdirectory(BLOCKS).await?,
-        data,
-        sync: sync.clone(),
-        genesis: &network.genesis,
-        address: &address,
-    })
-    .await?;
+    let (log_memory, orderings) = start_orderers(&network, &sync).await?;
+    let ordering = &orderings[0];
+    let blocks: Vec<String> = (0..orderings.len()).map(|place| blocks_address(&network, place)).collect();
     let shared = match config.pool.form {
         Form::Disaggregated => Some(start_memory(&network).await?),
         Form::Monolithic => None,
     };
     let opening =
-        (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &address, shared.as_ref()));
+        (0..network.organizations.len()).map(|index| start_peer(&network, index, &sync, &blocks, shared.as_ref()));
     let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
     for (organization, nodes) in network.organizations.iter().zip(&computes) {
         for (node, compute) in nodes.iter().enumerate() {
@@ -108,7 +103,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let ordering_node = OrderingNode {
         msp_id: MspId::new(network.orderer.msp_id.as_str()),
         address: orderer_address.to_string().into(),
-        broadcast: ordering.orderer().clone(),
+        broadcast: broadcast(&network, &orderings, &stop).await?,
     };
     let limits = ports::call_limits(&config.limits);
     let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), stop.clone());
@@ -160,13 +155,27 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     });
     metrics::register();
     let parts = computes.iter().flatten().map(|node| (node.name().to_owned(), node.clone() as Arc<dyn metrics::Part>));
-    let parts = parts.chain([(network.orderer.host.clone(), ordering.chain().clone() as Arc<dyn metrics::Part>)]);
+    let chains = orderings.iter().enumerate().map(|(place, ordering)| {
+        let name = if place == 0 { network.orderer.host.clone() } else { layout::orderer_name(place) };
+        (name, ordering.chain().clone() as Arc<dyn metrics::Part>)
+    });
+    let parts = parts.chain(chains);
     let health = metrics::Health::new(parts.collect(), intake.clone());
     tasks.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
     profile::write_profiles(&network, &endpoints)?;
     crate::Endpoints::new(&network, &endpoints).store(&network.path)?;
     let (memory, storages) = (shared.map(|shared| shared.memory).unwrap_or_default(), storages.into_iter().flatten());
-    Ok(Running { network, endpoints, memory, storages: storages.collect(), computes, ordering, stop, ports: tasks })
+    Ok(Running {
+        network,
+        endpoints,
+        memory,
+        storages: storages.collect(),
+        computes,
+        orderings,
+        log_memory,
+        stop,
+        ports: tasks,
+    })
 }
 
 async fn bind_all(config: &Config) -> Result<(TcpListener, Vec<TcpListener>, TcpListener), NodeError> {
@@ -185,6 +194,79 @@ async fn open(network: &Network, inside: &str) -> Result<DataDirectory, NodeErro
     let path = network.path.join(inside);
     std::fs::create_dir_all(&path).map_err(NodeError::file("creating", &path))?;
     Ok(DataDirectory::open(&path).await?)
+}
+
+fn blocks_address(network: &Network, place: usize) -> String {
+    format!("{} {}", layout::orderer_name(place), network.path.display())
+}
+
+/// Starts the orderers, and what their log is in.
+async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogMemory>, Vec<Ordering>), NodeError> {
+    let config = &network.config.ordering;
+    let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+    let tokens: Vec<(String, Token)> =
+        (0..config.count()).map(|place| (layout::orderer_name(place), Token::random())).collect();
+    let mut memory = Vec::new();
+    for number in 1..=config.memory_count() {
+        let options = log_memory::Options {
+            name: &format!("memory node {number} of the log"),
+            number: number as u16,
+            fabric: fabric.as_ref(),
+            // Any free name.
+            address: "local:",
+            orderers: tokens.iter().cloned().collect(),
+            log_bytes: config.log_bytes,
+        };
+        memory.push(LogMemory::start(options).await?);
+    }
+    let keeper = |place: usize| format!("keeper of {}", blocks_address(network, place));
+    let mut orderings = Vec::new();
+    for (place, (name, token)) in tokens.iter().enumerate() {
+        let inside = if place == 0 { "orderer".to_owned() } else { format!("orderers/{}", place + 1) };
+        let data = open(network, &inside).await?;
+        let engines: Arc<dyn Engines> = match config.engine {
+            Engine::Solo => Arc::new(SoloEngines),
+            _ => Arc::new(orderer::SiftEngines {
+                fabric: Arc::clone(&fabric),
+                number: place as u64 + 1,
+                name: name.clone(),
+                token: token.clone(),
+                memory: memory.iter().map(LogMemory::address).collect(),
+                keepers: (0..config.count()).map(keeper).collect(),
+                log_bytes: config.log_bytes,
+                volatile: config.volatile,
+            }),
+        };
+        let options = orderer::Options {
+            name: if place == 0 { &network.orderer.host } else { name },
+            signer: material::orderer_signer(network, place)?,
+            directory: data.subdirectory(BLOCKS).await?,
+            data,
+            sync: sync.clone(),
+            engines,
+            acknowledge: orderer::acknowledge(config),
+            genesis: &network.genesis,
+            address: &blocks_address(network, place),
+        };
+        orderings.push(Ordering::start(options).await?);
+    }
+    Ok((memory, orderings))
+}
+
+/// What gateways give envelopes to. Where any of several orderers may lead, it is looked for over links within this process, as it
+/// would be between processes.
+async fn broadcast(network: &Network, orderings: &[Ordering], stop: &Stop) -> Result<Arc<dyn Broadcast>, NodeError> {
+    if let [only] = orderings {
+        return Ok(only.orderer().clone());
+    }
+    let mut addresses = Vec::new();
+    for (place, ordering) in orderings.iter().enumerate() {
+        let address = format!("intake of {}", blocks_address(network, place));
+        let serving = serve_orderer(ordering.orderer().clone(), &address, stop.clone()).await;
+        drop(serving.map_err(|source| NodeError::Chain { who: layout::orderer_name(place), source })?);
+        addresses.push(address);
+    }
+    Ok(Arc::new(RemoteOrderers::new(addresses)))
 }
 
 /// What the peers of a network share, in the disaggregated form.
@@ -260,7 +342,7 @@ async fn start_peer(
     network: &Network,
     index: usize,
     sync: &GroupSync,
-    orderer: &str,
+    orderers: &[String],
     shared: Option<&Shared>,
 ) -> Result<(Option<Storage>, Vec<Arc<Compute>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
@@ -272,7 +354,7 @@ async fn start_peer(
         definitions: contracts::definitions(config, &registry)?,
         registry,
         genesis: &network.genesis,
-        orderers: vec![orderer.to_owned()],
+        orderers: orderers.to_vec(),
         settings: compute::settings(config),
     };
     let Some(shared) = shared else {
@@ -418,7 +500,7 @@ impl Running {
 
     /// The orderer.
     pub fn orderer(&self) -> &Arc<Orderer> {
-        self.ordering.orderer()
+        self.orderings[0].orderer()
     }
 
     /// Completes when a peer, its storage node or the orderer has stopped by itself, and says why.
@@ -427,7 +509,7 @@ impl Running {
         let storages = self.storages.iter().map(|storage| storage.failed().boxed());
         tokio::select! {
             (reason, _, _) = select_all(peers.chain(storages)) => reason,
-            reason = self.ordering.failed() => reason,
+            (reason, _, _) = select_all(self.orderings.iter().map(|ordering| ordering.failed().boxed())) => reason,
         }
     }
 
@@ -444,7 +526,7 @@ impl Running {
         let drain = async {
             // What waits in the orderer is cut within its time-out.
             rt::sleep(self.network.config.batch_limits().timeout).await;
-            let height = self.ordering.chain().height();
+            let height = self.orderings.iter().map(|ordering| ordering.chain().height()).max().unwrap_or_default();
             let channels = self.computes.iter().flatten().filter_map(|compute| compute.channel());
             join_all(channels.map(|channel| async move {
                 let mut committed = channel.committed();
@@ -472,7 +554,12 @@ impl Running {
         for memory in &self.memory {
             memory.stop().await;
         }
-        self.ordering.stop().await;
+        for ordering in &self.orderings {
+            ordering.stop().await;
+        }
+        for memory in &self.log_memory {
+            memory.stop().await;
+        }
         outcome
     }
 }

@@ -107,6 +107,9 @@ pub struct NodeFile {
     /// Of a memory node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFile>,
+    /// Of a memory node that holds the orderers' log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order_log: Option<LogFile>,
     /// Of a storage node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageFile>,
@@ -135,6 +138,40 @@ pub struct MemoryFile {
     pub section_bytes: u64,
     /// Who may have memory: the owners' names and tokens.
     pub owners: BTreeMap<String, Secret>,
+}
+
+/// `[order_log]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogFile {
+    /// Its number among the memory nodes of the log.
+    pub number: u16,
+    /// Where it answers: `shm:` or `tcp:`.
+    pub address: String,
+    /// Bytes of the log, the same at all of them.
+    pub log_bytes: u64,
+    /// The orderers: names and tokens.
+    pub orderers: BTreeMap<String, Secret>,
+}
+
+/// `[orderer.sift]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SiftFile {
+    /// Its number among the orderers, from 1.
+    pub number: u64,
+    /// Proves to memory nodes and other orderers who it is.
+    pub token: Secret,
+    /// The memory nodes of the log: `shm:` or `tcp:`.
+    pub memory: Vec<String>,
+    /// Bytes of the log.
+    pub log_bytes: u64,
+    /// Where the orderers keep their logs for whoever leads, in the order of their numbers: `shm:` or `tcp:`.
+    pub keepers: Vec<String>,
+    /// The other orderers: names and tokens.
+    pub orderers: BTreeMap<String, Secret>,
+    /// Whether blocks are shown before they are on disks.
+    pub volatile: bool,
 }
 
 /// `[storage]`
@@ -171,6 +208,9 @@ pub struct OrdererFile {
     pub free_bytes_min: u64,
     /// Bounds on what clients can start.
     pub limits: Limits,
+    /// How it orders together with others, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sift: Option<SiftFile>,
 }
 
 /// `[compute]`
@@ -342,7 +382,7 @@ impl NodeFile {
 
     fn check(&self) -> Result<(), (&'static str, String)> {
         let sections = [
-            (ProcessRole::Memory, self.memory.is_some()),
+            (ProcessRole::Memory, self.memory.is_some() || self.order_log.is_some()),
             (ProcessRole::Storage, self.storage.is_some()),
             (ProcessRole::Orderer, self.orderer.is_some()),
             (ProcessRole::Compute, self.compute.is_some()),
@@ -359,6 +399,13 @@ impl NodeFile {
                 _ => {}
             }
         }
+        if self.memory.is_some() && self.order_log.is_some() {
+            let problem = "is there, and so is [memory]; a memory node has one of the two".to_owned();
+            return Err(("order_log", problem));
+        }
+        if let Some(log) = &self.order_log {
+            inside("order_log.address", &log.address)?;
+        }
         if let Some(memory) = &self.memory {
             pool::check_section("memory.section_bytes", memory.section_bytes)?;
             pool::check_budget("memory.memory_bytes", memory.memory_bytes, memory.section_bytes)?;
@@ -370,6 +417,15 @@ impl NodeFile {
         if let Some(orderer) = &self.orderer {
             between("orderer.blocks_address", &orderer.blocks_address)?;
             between("orderer.intake_address", &orderer.intake_address)?;
+            if let Some(sift) = &orderer.sift {
+                for address in sift.memory.iter().chain(&sift.keepers) {
+                    inside("orderer.sift", address)?;
+                }
+                if sift.number == 0 || sift.number > sift.keepers.len() as u64 {
+                    let count = sift.keepers.len();
+                    return Err(("orderer.sift.number", format!("is {}; it must be from 1 to {count}", sift.number)));
+                }
+            }
         }
         if let Some(compute) = &self.compute {
             inside("compute.address", &compute.address)?;
@@ -417,6 +473,9 @@ impl NodeFile {
             for address in &gateway.compute {
                 inside("gateway.compute", address)?;
             }
+            if gateway.orderers.is_empty() {
+                return Err(("gateway.orderers", "has no address; name an orderer at least".to_owned()));
+            }
             for address in &gateway.orderers {
                 between("gateway.orderers", address)?;
             }
@@ -428,10 +487,6 @@ impl NodeFile {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn memory(&self) -> &MemoryFile {
-        self.memory.as_ref().expect(CHECKED)
     }
 
     pub(crate) fn storage(&self) -> &StorageFile {

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use base::rt::Stop;
 use base::{Bytes, MspId};
 use chain::endorse::Endorse;
-use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
+use chain::order::{Acknowledge, Engines, SoloEngines};
+use chain::remote::{RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
 use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
 use identity::issue::{MspDirectory, TlsIdentity};
 use ledger::Block;
@@ -33,6 +34,7 @@ use crate::network::NodeError;
 use crate::network::layout::{BLOCKS, TABLES};
 use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
 use crate::roles::gateway::{self as gateway_role, balanced};
+use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Guarded, Ordering};
 use crate::roles::storage::{self as storage_role, Storage};
@@ -54,6 +56,7 @@ pub struct Process {
 
 enum Kind {
     Memory(Memory),
+    LogMemory(LogMemory),
     Storage(Storage),
     Compute(Arc<Compute>),
     Orderer(Ordering),
@@ -117,7 +120,7 @@ impl Process {
             // The peer, and all but some of its compute nodes; those are asked when they come.
             Kind::Gateway(peers) => peers[0].reached().await,
             Kind::Compute(compute) => compute.ready().await,
-            Kind::Memory(_) | Kind::Storage(_) | Kind::Orderer(_) => {}
+            Kind::Memory(_) | Kind::LogMemory(_) | Kind::Storage(_) | Kind::Orderer(_) => {}
         }
         self.ready.store(&self.folder)
     }
@@ -129,7 +132,7 @@ impl Process {
             Kind::Orderer(ordering) => ordering.failed().await,
             Kind::Storage(storage) => storage.failed().await,
             // These have no end of their own: what they lose they look for again.
-            Kind::Memory(_) | Kind::Gateway(_) => std::future::pending().await,
+            Kind::Memory(_) | Kind::LogMemory(_) | Kind::Gateway(_) => std::future::pending().await,
         }
     }
 
@@ -145,6 +148,7 @@ impl Process {
         }
         match &self.kind {
             Kind::Memory(memory) => memory.stop().await,
+            Kind::LogMemory(memory) => memory.stop().await,
             Kind::Storage(storage) => storage.stop().await?,
             Kind::Compute(compute) => compute.stop().await?,
             Kind::Orderer(ordering) => ordering.stop().await,
@@ -213,8 +217,23 @@ impl Here<'_> {
     }
 
     async fn memory(&self) -> Result<Started, NodeError> {
-        let section = self.file.memory();
         let fabric = Fabrics::new();
+        let health = metrics::Health::new(Vec::new(), Intake::default());
+        let tasks = Vec::new();
+        if let Some(section) = &self.file.order_log {
+            let memory = LogMemory::start(log_memory::Options {
+                name: &self.file.name,
+                number: section.number,
+                fabric: &fabric,
+                address: &section.address,
+                orderers: section.orderers.iter().map(|(name, token)| (name.clone(), token.token())).collect(),
+                log_bytes: section.log_bytes,
+            })
+            .await?;
+            let address = memory.address();
+            return Ok(Started { kind: Kind::LogMemory(memory), tasks, health, address });
+        }
+        let section = self.file.memory.as_ref().expect("one of the two was looked for when the file was read");
         let memory = Memory::start(memory::Options {
             name: &self.file.name,
             number: section.number,
@@ -226,8 +245,7 @@ impl Here<'_> {
         })
         .await?;
         let address = memory.address();
-        let health = metrics::Health::new(Vec::new(), Intake::default());
-        Ok(Started { kind: Kind::Memory(memory), tasks: Vec::new(), health, address })
+        Ok(Started { kind: Kind::Memory(memory), tasks, health, address })
     }
 
     async fn storage(&self) -> Result<Started, NodeError> {
@@ -302,6 +320,23 @@ impl Here<'_> {
         let listener = ports::bind(section.listen, "orderer.listen").await?;
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
+        let (engines, acknowledge): (Arc<dyn Engines>, _) = match &section.sift {
+            None => (Arc::new(SoloEngines), Acknowledge::Queued),
+            Some(sift) => {
+                links::register(&self.file.name, Some(&sift.token), &sift.orderers);
+                let engines = orderer::SiftEngines {
+                    fabric: Arc::new(Fabrics::new()),
+                    number: sift.number,
+                    name: self.file.name.clone(),
+                    token: sift.token.token(),
+                    memory: sift.memory.clone(),
+                    keepers: sift.keepers.clone(),
+                    log_bytes: sift.log_bytes,
+                    volatile: sift.volatile,
+                };
+                (Arc::new(engines), Acknowledge::Durable)
+            }
+        };
         let directory = self.path(&section.directory);
         let data = data_directory(&directory).await?;
         let ordering = Ordering::start(orderer::Options {
@@ -310,6 +345,8 @@ impl Here<'_> {
             directory: data.subdirectory(BLOCKS).await?,
             data,
             sync: GroupSync::new(),
+            engines,
+            acknowledge,
             genesis: &self.genesis()?,
             address: &section.blocks_address,
         })
@@ -366,11 +403,15 @@ impl Here<'_> {
             address: addresses.join(" or ").into(),
             endorse: endorse(&nodes(&format!("the peer of {msp_id}"), addresses)),
         });
-        let orderers = section.orderers.iter().map(|address| OrderingNode {
+        // Several are one group, of which any may lead.
+        let orderer = OrderingNode {
             msp_id: MspId::new(section.orderer_msp_id.as_str()),
-            address: address.as_str().into(),
-            broadcast: Arc::new(RemoteOrderer::new(address.clone())),
-        });
+            address: section.orderers.join(" or ").into(),
+            broadcast: match &section.orderers[..] {
+                [only] => Arc::new(RemoteOrderer::new(only.clone())),
+                several => Arc::new(RemoteOrderers::new(several.to_vec())),
+            },
+        };
         let intake = Intake::default();
         let mut tasks = Vec::new();
         if let Some(directory) = &section.watch {
@@ -385,7 +426,7 @@ impl Here<'_> {
                 endorse: endorses,
             },
             others: others.collect(),
-            orderers: orderers.collect(),
+            orderers: vec![orderer],
             intake: intake.clone(),
             listener,
             tls: section.tls.then_some(tls),

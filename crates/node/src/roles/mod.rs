@@ -4,6 +4,7 @@
 //! roles; only the addresses differ:
 //!
 //! * [`memory`]: gives sections of its memory to peers, and is passive otherwise.
+//! * [`log_memory`]: keeps the log of a group of orderers in its memory, and is passive otherwise.
 //! * [`storage`]: blocks and tables of one organisation.
 //! * [`compute`]: endorses and commits for one organisation, on memory and storage.
 //! * [`orderer`]: puts transactions into blocks.
@@ -11,6 +12,7 @@
 
 pub(crate) mod compute;
 pub(crate) mod gateway;
+pub(crate) mod log_memory;
 pub(crate) mod memory;
 pub(crate) mod orderer;
 pub(crate) mod storage;

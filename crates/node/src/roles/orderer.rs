@@ -1,18 +1,24 @@
-//! Puts transactions into blocks, keeps them in a log of its own, and streams them to peers.
+//! Puts transactions into blocks, alone or as one of a group, keeps them in a log of its own, and streams them to peers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use base::Bytes;
 use base::rt::disk::Directory;
 use chain::order::chain::Chain;
-use chain::order::{Broadcast, BroadcastError, Orderer, OrdererOptions, Settings};
+use chain::order::{Acknowledge, Broadcast, BroadcastError, Engines, Orderer, OrdererOptions, Settings};
+use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
+use consensus::ordered::{Journal, OrderedLog, Processor};
+use consensus::{Group, GroupId, Layout, Place, Timing};
 use gateway::service::Intake;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use proto::common::Status;
+use rma::{Fabric, Token};
 use storage::{DataDirectory, GroupSync};
 
+use crate::config;
 use crate::network::NodeError;
 
 /// What an orderer is made of.
@@ -26,6 +32,10 @@ pub(crate) struct Options<'a> {
     /// Where that is; nobody else uses it as long as the orderer runs.
     pub data: DataDirectory,
     pub sync: GroupSync,
+    /// What orders: this one alone, or a group.
+    pub engines: Arc<dyn Engines>,
+    /// When an envelope is acknowledged.
+    pub acknowledge: Acknowledge,
     /// Of the channel that it orders.
     pub genesis: &'a Block,
     /// Where it streams blocks.
@@ -48,7 +58,8 @@ impl Ordering {
             signer: options.signer,
             directory: options.directory,
             sync: options.sync,
-            settings: Settings::default(),
+            engines: options.engines,
+            settings: Settings { acknowledge: options.acknowledge, ..Settings::default() },
         })
         .await
         .map_err(failed)?;
@@ -93,5 +104,79 @@ impl Broadcast for Guarded {
             return Err(BroadcastError::Rejected { status: Status::ServiceUnavailable, reason });
         }
         self.orderer.broadcast(channel, envelope).await
+    }
+}
+
+/// When envelopes are acknowledged: by a group once they are in a safe block, since what waits at a leader goes with it.
+pub(crate) fn acknowledge(config: &config::Ordering) -> Acknowledge {
+    match config.engine {
+        config::Engine::Solo => Acknowledge::Queued,
+        config::Engine::Sift | config::Engine::Raft => Acknowledge::Durable,
+    }
+}
+
+/// The one group of a network, which has one channel.
+pub(crate) const GROUP: GroupId = GroupId(1);
+/// How long a disk of another orderer may take.
+const DISK_MAX: Duration = Duration::from_secs(10);
+
+/// The sizes of a group that orders: a log and nothing else.
+pub(crate) fn layout(log_bytes: u64) -> Layout {
+    Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 }
+}
+
+/// Times of a group on machines with much else to do: another orderer leads within a second or so.
+fn timing() -> Timing {
+    Timing {
+        heartbeat: Duration::from_millis(20),
+        lease: Duration::from_millis(400),
+        election_timeout: Duration::from_millis(500),
+        attempt_max: Duration::from_millis(300),
+        answer_max: Duration::from_secs(1),
+        grace: Duration::from_millis(20),
+        reconnect: Duration::from_millis(200),
+        copy_bytes_per_second: Timing::UNLIMITED,
+    }
+}
+
+/// Orders together with others, on passive memory nodes.
+pub(crate) struct SiftEngines {
+    pub fabric: Arc<dyn Fabric>,
+    /// Which orderer this is, counted from 1.
+    pub number: u64,
+    /// By what memory nodes know it.
+    pub name: String,
+    pub token: Token,
+    /// Where the memory nodes of the log are.
+    pub memory: Vec<String>,
+    /// Where the orderers' journals are kept, in the order of their numbers.
+    pub keepers: Vec<String>,
+    pub log_bytes: u64,
+    pub volatile: bool,
+}
+
+#[async_trait]
+impl Engines for SiftEngines {
+    async fn open(&self, _channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+        let place =
+            |address: &String| Place { address: address.clone(), name: self.name.clone(), token: self.token.clone() };
+        let group = Group {
+            id: GROUP,
+            layout: layout(self.log_bytes),
+            nodes: self.memory.iter().map(place).collect(),
+            fabric: Arc::clone(&self.fabric),
+            timing: timing(),
+        };
+        let keepers = (1..).map(Processor).zip(&self.keepers);
+        let processors = keepers.map(|(processor, address)| Neighbour { processor, address: address.clone() });
+        let options = SiftOptions {
+            group,
+            me: Processor(self.number),
+            processors: processors.collect(),
+            journal,
+            volatile: self.volatile,
+            disk_max: DISK_MAX,
+        };
+        Ok(Arc::new(Sift::open(options).await?))
     }
 }

@@ -110,6 +110,7 @@ pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
         signer: network.members.orderer.clone(),
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),
+        engines: Arc::new(order::SoloEngines),
         settings: order::Settings { acknowledge, ..order::Settings::default() },
     })
     .await?;

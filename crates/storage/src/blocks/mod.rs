@@ -23,6 +23,7 @@
 //!
 //! The store does not look into blocks: hashes, signatures and codes are computed and checked by the ledger.
 
+mod cut;
 mod files;
 mod fingerprints;
 mod format;
@@ -34,6 +35,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use cut::cut;
 pub(crate) use fingerprints::{SHARDS, fingerprint, shard_and_tag};
 pub use format::{RECORD_BYTES_MAX, VERSION};
 pub(crate) use format::{Transactions, check_seal, encode_transactions, seal};

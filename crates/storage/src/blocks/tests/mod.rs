@@ -2,6 +2,7 @@
 
 mod appending;
 mod crashes;
+mod cutting;
 mod damage;
 mod formats;
 

@@ -1,0 +1,71 @@
+use std::time::Duration;
+
+use base::rt::simulation::Simulation;
+
+use super::*;
+use crate::blocks::cut;
+
+async fn directory() -> Directory {
+    Directory::open("/blocks").await.expect("the directory opens")
+}
+
+#[test]
+fn a_cut_store_goes_on_with_other_blocks_where_it_was_cut() {
+    for segment_bytes in [1, 3_000, 100_000_000] {
+        for height in [1, 2, 5, 6, 11, 12] {
+            Simulation::new(3)
+                .check(move |_| async move {
+                    let blocks = chain(12, 3, 700);
+                    let (store, _) = open("/blocks", segment_bytes).await.expect("a new store opens");
+                    append_all(&store, &blocks).await;
+                    store.close().await.expect("the disk is well");
+                    drop(store);
+                    cut(&directory().await, height as u64).await.expect("the disk is well");
+                    let (store, report) = open("/blocks", segment_bytes).await.expect("the store opens again");
+                    assert_eq!((report.height, &report.torn_tail), (height as u64, &None));
+                    check_holds(&store, &blocks[..height]);
+                    let mut chance = base::rt::simulation::Chance::new(99);
+                    let other = TestBlock::after(Some(&blocks[height - 1]), &mut chance, 700);
+                    store.append(other.new_block()).await.expect("another block takes the place");
+                    store.sync().await.expect("the disk is well");
+                    check_holds(&store, &[&blocks[..height], &[other]].concat());
+                })
+                .expect("the run succeeds");
+        }
+    }
+}
+
+#[test]
+fn a_cut_that_a_crash_ends_leaves_a_beginning_and_can_be_done_again() {
+    let mut ended = 0;
+    for seed in 0..60 {
+        let report = Simulation::new(seed).run(move |sim| async move {
+            let blocks = chain(9, 3, 700);
+            let held = blocks.clone();
+            let node = sim.node("orderer");
+            let appended = node.spawn(async move {
+                let (store, _) = open("/blocks", 2_000).await.expect("a new store opens");
+                append_all(&store, &held).await;
+                store.close().await.expect("the disk is well");
+            });
+            appended.await.expect("nothing crashes it");
+            let cutting = node.spawn(async { cut(&directory().await, 3).await.expect("the disk is well") });
+            base::rt::sleep(sim.chance().duration(&(Duration::ZERO..Duration::from_millis(10)))).await;
+            node.crash();
+            let crashed = cutting.await.is_err();
+            let again = node.spawn(async move {
+                let (store, report) = open("/blocks", 2_000).await.expect("what is left is a store");
+                assert!((3..=9).contains(&report.height), "{report:?}");
+                check_holds(&store, &blocks[..report.height as usize]);
+                drop(store);
+                cut(&directory().await, 3).await.expect("the disk is well");
+                let (store, _) = open("/blocks", 2_000).await.expect("the store opens");
+                check_holds(&store, &blocks[..3]);
+            });
+            again.await.expect("nothing crashes it any more");
+            crashed
+        });
+        ended += usize::from(report.expect("the run succeeds").value);
+    }
+    assert!(ended > 5, "{ended} cuts were ended by a crash");
+}
