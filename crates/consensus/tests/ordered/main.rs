@@ -239,7 +239,7 @@ impl World {
     }
 
     fn start_memory_node(&self, which: usize) {
-        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, |host| host);
+        support::start_memory_node(&self.sim, &self.fabric, which, self.layout, false, |host| host);
     }
 
     /// Everything but one loses power, and comes back.
