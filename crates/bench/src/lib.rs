@@ -21,6 +21,7 @@ pub mod progress;
 pub mod random;
 pub mod report;
 pub mod rma;
+pub mod sift;
 pub mod state;
 pub mod tally;
 pub mod workload;

@@ -7,7 +7,7 @@ use bench::workload::ycsb::Mix;
 use bench::workload::{Choice, ZIPF_EXPONENTS};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::flexchain::{Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
+use super::flexchain::{Common, Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
 use super::network::Policy;
 
 const AFTER: &str = "\
@@ -67,6 +67,46 @@ Examples:
 Unless --connect names one, the store is a process of its own on this machine, so that clients and
 store share its processors. Keys are chosen uniformly.")]
     Kv(Kv),
+    /// The replicated key-value store beside etcd, both over gRPC
+    #[command(
+        name = "kv-etcd",
+        after_help = "\
+Examples:
+  heddle bench kv-etcd
+  heddle bench kv-etcd --seconds 5 --json etcd.json      the plot is etcd.svg
+  heddle bench kv-etcd --etcd /opt/etcd/etcd
+
+Starts three nodes of etcd (Debian's package etcd-server) on loopback, and the store as a process of its
+own; clients and both share this machine's processors. Puts alone and gets alone alternate. etcd makes
+each put durable, the store does not. The ratios put_over_etcd and get_over_etcd are of throughput."
+    )]
+    KvEtcd(KvEtcd),
+    /// Sift, figure 5: throughput of a key-value store on passive memory nodes, beside Raft
+    #[command(
+        name = "sift-fig5",
+        after_help = "\
+Examples:
+  heddle bench sift-fig5
+  heddle bench sift-fig5 --quick
+  heddle bench sift-fig5 --rounds 5 --json fig5.json      the plot is fig5.svg
+
+Write-only, mixed (half and half), read-heavy (one put of ten) and read-only loads, Zipf 0.99, F = 1, in
+this process over shared memory: Sift with whole copies and with coded blocks, and the Raft engine with
+batches and pipelining over messages of the same provider. Nothing is durable on either side. The
+ratios write_over_raft, read_over_raft and coded_write_over_plain are of throughput."
+    )]
+    SiftFig5(Sift),
+    /// Sift, figure 6: latency of the same, of one client and under load
+    #[command(
+        name = "sift-fig6",
+        after_help = "\
+Examples:
+  heddle bench sift-fig6
+  heddle bench sift-fig6 --quick
+
+As sift-fig5, for puts alone and gets alone: one client, and all at nine tenths of the throughput."
+    )]
+    SiftFig6(Sift),
     /// Remote memory alone: what each verb costs, for each provider beside its floor
     #[command(after_help = "\
 Examples:
@@ -463,6 +503,56 @@ pub struct Kv {
     /// Measure the store of this directory
     #[arg(long, value_name = "DIR")]
     pub connect: Option<PathBuf>,
+}
+
+/// `heddle bench kv-etcd`.
+#[derive(Args, Debug, Clone)]
+pub struct KvEtcd {
+    /// Seconds that each load is measured
+    #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
+    pub seconds: f64,
+    /// Times that each load is measured, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Clients, each with one operation at a time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub clients: u64,
+    /// Connections that they share
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=512))]
+    pub connections: u64,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(0..=1 << 20))]
+    pub value_bytes: u64,
+    /// The program etcd
+    #[arg(long, value_name = "FILE", default_value = "etcd")]
+    pub etcd: PathBuf,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// `heddle bench sift-fig5` and `sift-fig6`.
+#[derive(Args, Debug, Clone)]
+pub struct Sift {
+    /// Seconds that each load is measured
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
+    pub seconds: f64,
+    /// Times that everything is measured, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Clients, each with one operation at a time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub clients: u64,
+    /// Keys
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u64).range(100..=1 << 30))]
+    pub keys: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
+    pub value_bytes: u64,
+    #[command(flatten)]
+    pub common: Common,
 }
 
 const SECONDS_MAX: f64 = 7.0 * 24.0 * 3600.0;

@@ -11,7 +11,7 @@ use base::Bytes;
 use base::rt::Stop;
 use node::kv::{KvClient, KvEndpoint, KvExchange};
 
-use super::kv;
+use super::{etcd, kv};
 use crate::cli::bench::Kv as Arguments;
 use crate::cli::kv::StoreDirectory;
 use crate::failure::Failure;
@@ -20,13 +20,13 @@ use crate::output;
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The child, and its directory, which go when this does.
-struct Server {
+pub(super) struct Server {
     child: Child,
-    folder: tempfile::TempDir,
+    pub(super) folder: tempfile::TempDir,
 }
 
 impl Server {
-    async fn start(keys: u64, value_bytes: u64) -> Result<Server, Failure> {
+    pub(super) async fn start(keys: u64, value_bytes: u64) -> Result<Server, Failure> {
         let failed = |error: std::io::Error| Failure::new(format!("the store cannot be started: {error}"));
         let folder = tempfile::tempdir().map_err(failed)?;
         // A record in one block: 48 bytes, the key and the value.
@@ -91,47 +91,71 @@ pub async fn run(arguments: &Arguments, stop: &Stop) -> Result<(), Failure> {
     for (what, puts_of_100) in
         [("first puts", None), ("puts", Some(100)), ("gets", Some(0)), ("half and half", Some(50))]
     {
-        let limit = puts_of_100.map(|_| Duration::from_secs_f64(arguments.seconds));
-        let start = Instant::now();
-        let clients: Vec<_> = (0..arguments.clients)
-            .map(|number| {
-                let client = Client {
-                    way: connections[number as usize % connections.len()].clone(),
-                    number,
-                    clients: arguments.clients,
-                    keys,
-                    value: Bytes::from(vec![b'v'; usize::try_from(arguments.value_bytes).unwrap_or(usize::MAX)]),
-                    stop: stop.clone(),
-                };
-                tokio::spawn(async move {
-                    match (puts_of_100, limit) {
-                        (Some(puts), Some(limit)) => client.operate(puts, limit).await,
-                        _ => client.put_all().await,
-                    }
-                })
-            })
-            .collect();
-        let mut micros = Vec::new();
-        for client in clients {
-            micros.append(&mut client.await.map_err(Failure::new)??);
-        }
-        if stop.is_stopped() {
-            return Err(Failure::interrupted());
-        }
-        let rate = micros.len() as f64 / start.elapsed().as_secs_f64();
-        micros.sort_unstable();
-        let at = |thousandths: usize| micros.get(micros.len().saturating_sub(1) * thousandths / 1000).copied();
-        let [p50, p99, p999] = [500, 990, 999].map(|thousandths| at(thousandths).unwrap_or_default());
+        let limit = puts_of_100.map(|puts| (puts, Duration::from_secs_f64(arguments.seconds)));
+        let value_bytes = usize::try_from(arguments.value_bytes).unwrap_or(usize::MAX);
+        let load = Load { clients: arguments.clients, keys, value_bytes, limit };
+        let (micros, elapsed) = measure(&connections, &load, stop).await?;
+        let rate = micros.len() as f64 / elapsed.as_secs_f64();
+        let [p50, p99, p999] = [500, 990, 999].map(|thousandths| quantile(&micros, thousandths));
         output::print(&format!("{what:<14} {rate:>10.0} {p50:>9} {p99:>9} {p999:>9}\n"))?;
     }
     Ok(())
 }
 
+/// How a store is loaded.
+pub(super) struct Load {
+    pub clients: u64,
+    pub keys: u64,
+    pub value_bytes: usize,
+    /// Puts of a hundred operations, and for how long; none puts all keys once.
+    pub limit: Option<(u64, Duration)>,
+}
+
+/// The time within which so many of a thousand were answered, in microseconds.
+pub(super) fn quantile(micros: &[u32], thousandths: usize) -> u32 {
+    micros.get(micros.len().saturating_sub(1) * thousandths / 1000).copied().unwrap_or_default()
+}
+
+/// What each operation took, in microseconds, ascending; and all of them together.
+pub(super) async fn measure(ways: &[Way], load: &Load, stop: &Stop) -> Result<(Vec<u32>, Duration), Failure> {
+    let start = Instant::now();
+    let clients: Vec<_> = (0..load.clients)
+        .map(|number| {
+            let client = Client {
+                way: ways[number as usize % ways.len()].clone(),
+                number,
+                clients: load.clients,
+                keys: load.keys,
+                value: Bytes::from(vec![b'v'; load.value_bytes]),
+                stop: stop.clone(),
+            };
+            let limit = load.limit;
+            tokio::spawn(async move {
+                match limit {
+                    Some((puts, limit)) => client.operate(puts, limit).await,
+                    None => client.put_all().await,
+                }
+            })
+        })
+        .collect();
+    let mut micros = Vec::new();
+    for client in clients {
+        micros.append(&mut client.await.map_err(Failure::new)??);
+    }
+    if stop.is_stopped() {
+        return Err(Failure::interrupted());
+    }
+    let elapsed = start.elapsed();
+    micros.sort_unstable();
+    Ok((micros, elapsed))
+}
+
 /// How operations are asked for.
 #[derive(Clone)]
-enum Way {
+pub(super) enum Way {
     Unary(KvClient),
     Exchange(KvExchange),
+    Etcd(etcd::Client),
 }
 
 impl Way {
@@ -139,6 +163,7 @@ impl Way {
         let version = match self {
             Way::Unary(client) => client.put(key, value).await,
             Way::Exchange(exchange) => exchange.put(key, value).await,
+            Way::Etcd(client) => client.put(key, value).await,
         };
         version.map(drop).map_err(|status| Failure::new(status.message))
     }
@@ -147,6 +172,7 @@ impl Way {
         let found = match self {
             Way::Unary(client) => client.get(key).await,
             Way::Exchange(exchange) => exchange.get(key).await,
+            Way::Etcd(client) => return client.get(key).await.map_err(|status| Failure::new(status.message)),
         };
         found.map(drop).map_err(|status| Failure::new(status.message))
     }

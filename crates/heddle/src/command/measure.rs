@@ -64,6 +64,9 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         }
         Bench::State(arguments) => super::figure::state(arguments, &stop).await,
         Bench::Kv(arguments) => super::kv_bench::run(arguments, &stop).await,
+        Bench::KvEtcd(arguments) => super::etcd::run(arguments, &stop).await,
+        Bench::SiftFig5(arguments) => super::sift::fig5(arguments, &stop).await,
+        Bench::SiftFig6(arguments) => super::sift::fig6(arguments, &stop).await,
         Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         Bench::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,

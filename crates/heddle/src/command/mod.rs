@@ -3,6 +3,7 @@
 //! `genesis.block` is written last when a network is made, so that its presence says that there is one.
 
 pub mod down;
+mod etcd;
 pub mod failover;
 pub mod figure;
 pub mod flexchain;
@@ -13,6 +14,7 @@ pub mod measure;
 pub mod peer;
 pub mod process;
 pub mod show;
+mod sift;
 pub mod status;
 pub mod up;
 pub mod verify;

@@ -1,0 +1,194 @@
+//! Figures of Sift (Kazhamiaka et al., CoNEXT 2019), section 6, each beside Raft in the same run.
+//!
+//! 1. Stores of each [kind](systems::Kind) are started one after the other, filled, and measured under each [load](load::MIXES), for
+//!    as many rounds as are wanted; who goes first changes. Medians count.
+//! 2. Figure 5 is throughput, and processor time an operation. Figure 6 is latency, of one client and at nine tenths of the throughput
+//!    that was just measured.
+//!
+//! Keys are chosen by Zipf's law with 0.99. Nothing is durable on either side. Clients are tasks of the process that has the stores,
+//! so that a network's cost to clients is on no side; passive memory nodes use no processor, and Raft's nodes share it.
+
+pub mod load;
+pub mod systems;
+
+use base::rt::Stop;
+
+use crate::error::Error;
+use crate::figure::{Bound, Figure};
+use crate::zipf::Zipf;
+use load::{Load, MIXES, Mix, Outcome};
+use systems::{Kind, System};
+
+/// Skew of the keys.
+pub const THETA: f64 = 0.99;
+/// Raft's write throughput times this is what Sift's should be.
+const WRITE_OVER_RAFT_MIN: f64 = 2.0;
+const READ_OVER_RAFT_MIN: f64 = 1.0;
+const CODED_WRITE_OVER_PLAIN_MIN: f64 = 0.75;
+/// How loaded a store is for the latency under load.
+const LOADED: f64 = 0.9;
+
+/// How it is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Keys.
+    pub keys: u64,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Clients.
+    pub clients: u64,
+    /// Times that everything is measured, of which the median counts.
+    pub rounds: usize,
+    /// How long each load lasts.
+    pub seconds: f64,
+    /// Fixes which keys are chosen.
+    pub seed: u64,
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_unstable_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
+}
+
+/// All outcomes of one kind of store under one load.
+struct Cell {
+    kind: Kind,
+    mix: Mix,
+    outcomes: Vec<Outcome>,
+}
+
+impl Cell {
+    fn median(&self, number: impl Fn(&Outcome) -> f64) -> f64 {
+        median(self.outcomes.iter().map(number).collect())
+    }
+}
+
+fn cells(mixes: &[Mix]) -> Vec<Cell> {
+    let pairs = Kind::ALL.into_iter().flat_map(|kind| mixes.iter().map(move |mix| (kind, *mix)));
+    pairs.map(|(kind, mix)| Cell { kind, mix, outcomes: Vec::new() }).collect()
+}
+
+fn base_load(options: &Options) -> Load {
+    Load {
+        clients: options.clients,
+        value_bytes: options.value_bytes,
+        zipf: Zipf::new(options.keys, THETA),
+        keys: options.keys,
+        pace: None,
+        seed: options.seed,
+    }
+}
+
+fn settings(figure: &mut Figure, options: &Options) {
+    figure.setting("keys", options.keys);
+    figure.setting("value_bytes", options.value_bytes as u64);
+    figure.setting("clients", options.clients);
+    figure.setting("rounds", options.rounds as u64);
+    figure.setting("seconds", options.seconds);
+    figure.setting("theta", THETA);
+    figure.setting("durability", "none on either side");
+    figure
+        .note("F = 1, over shm within one process; clients are tasks of the same process and count as processor time");
+}
+
+/// The ratio of two kinds under a load, as the median over rounds.
+fn ratio(cells: &[Cell], of: Kind, over: Kind, mix: &str, number: impl Fn(&Outcome) -> f64) -> f64 {
+    let find = |kind| cells.iter().find(|cell| cell.kind == kind && cell.mix.name == mix);
+    let (Some(of), Some(over)) = (find(of), find(over)) else { return 0.0 };
+    let pairs = of.outcomes.iter().zip(&over.outcomes);
+    median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)).collect())
+}
+
+/// Figure 5: throughput of four loads.
+///
+/// # Errors
+/// A store cannot be started or fails, or somebody stopped the run.
+pub async fn fig5(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+    let mut cells = cells(&MIXES);
+    let load = base_load(options);
+    for round in 0..options.rounds {
+        let mut kinds = Kind::ALL;
+        kinds.rotate_left(round % Kind::ALL.len());
+        for kind in kinds {
+            tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
+            let system = System::start(kind, options.keys, options.value_bytes).await?;
+            load::fill(&system, &load, stop).await?;
+            for cell in cells.iter_mut().filter(|cell| cell.kind == kind) {
+                cell.outcomes.push(load::run(&system, &load, cell.mix, options.seconds, stop).await?);
+            }
+        }
+    }
+    let mut figure = Figure::new("sift-fig5", "Sift, figure 5: throughput of a key-value store, F = 1, volatile");
+    settings(&mut figure, options);
+    for cell in &cells {
+        let numbers = [
+            ("ops_per_second", cell.median(|outcome| outcome.rate)),
+            ("cpu_us_per_op", cell.median(|outcome| outcome.cpu_us)),
+            ("p50_us", cell.median(|outcome| outcome.quantile_us(500))),
+            ("p99_us", cell.median(|outcome| outcome.quantile_us(990))),
+            ("retries", cell.outcomes.iter().map(|outcome| outcome.failed as f64).sum()),
+        ];
+        figure.row(&[("system", cell.kind.name()), ("load", cell.mix.name)], &numbers);
+    }
+    let rate = |outcome: &Outcome| outcome.rate;
+    let writes = ratio(&cells, Kind::Sift, Kind::Raft, "write-only", rate);
+    figure.ratio("write_over_raft", writes, Some(Bound::AtLeast(WRITE_OVER_RAFT_MIN)));
+    let reads = ratio(&cells, Kind::Sift, Kind::Raft, "read-only", rate);
+    figure.ratio("read_over_raft", reads, Some(Bound::AtLeast(READ_OVER_RAFT_MIN)));
+    let coded = ratio(&cells, Kind::SiftCoded, Kind::Sift, "write-only", rate);
+    figure.ratio("coded_write_over_plain", coded, Some(Bound::AtLeast(CODED_WRITE_OVER_PLAIN_MIN)));
+    figure.ratio("mixed_over_raft", ratio(&cells, Kind::Sift, Kind::Raft, "mixed", rate), None);
+    figure.ratio("read_heavy_over_raft", ratio(&cells, Kind::Sift, Kind::Raft, "read-heavy", rate), None);
+    let coded = ratio(&cells, Kind::SiftCoded, Kind::Raft, "write-only", rate);
+    figure.ratio("coded_write_over_raft", coded, None);
+    let cpu = ratio(&cells, Kind::Sift, Kind::Raft, "write-only", |outcome| outcome.cpu_us);
+    figure.ratio("write_cpu_over_raft", cpu, None);
+    Ok(figure)
+}
+
+/// Figure 6: latency of writes and reads, of one client and under load.
+///
+/// # Errors
+/// As [`fig5`].
+pub async fn fig6(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+    let mixes = [MIXES[0], MIXES[3]];
+    let (mut alone, mut loaded) = (cells(&mixes), cells(&mixes));
+    let load = base_load(options);
+    for round in 0..options.rounds {
+        let mut kinds = Kind::ALL;
+        kinds.rotate_left(round % Kind::ALL.len());
+        for kind in kinds {
+            tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
+            let system = System::start(kind, options.keys, options.value_bytes).await?;
+            load::fill(&system, &load, stop).await?;
+            for (one, many) in alone.iter_mut().zip(&mut loaded).filter(|(cell, _)| cell.kind == kind) {
+                let single = Load { clients: 1, ..load.clone() };
+                one.outcomes.push(load::run(&system, &single, one.mix, options.seconds, stop).await?);
+                let most = load::run(&system, &load, many.mix, options.seconds, stop).await?;
+                let paced = Load { pace: Some(most.rate * LOADED), ..load.clone() };
+                many.outcomes.push(load::run(&system, &paced, many.mix, options.seconds, stop).await?);
+            }
+        }
+    }
+    let mut figure = Figure::new("sift-fig6", "Sift, figure 6: latency of a key-value store, F = 1, volatile");
+    settings(&mut figure, options);
+    figure.note(
+        "under load: at nine tenths of the throughput that was measured just before, one operation a client at a time",
+    );
+    for (what, cells) in [("one client", &alone), ("90 % load", &loaded)] {
+        for cell in cells {
+            let numbers = [
+                ("p50_us", cell.median(|outcome| outcome.quantile_us(500))),
+                ("p99_us", cell.median(|outcome| outcome.quantile_us(990))),
+                ("ops_per_second", cell.median(|outcome| outcome.rate)),
+                ("cpu_us_per_op", cell.median(|outcome| outcome.cpu_us)),
+            ];
+            let labels = [("system", cell.kind.name()), ("load", cell.mix.name), ("at", what)];
+            figure.row(&labels, &numbers);
+        }
+    }
+    let half = |outcome: &Outcome| outcome.quantile_us(500);
+    figure.ratio("write_p50_over_raft", ratio(&alone, Kind::Sift, Kind::Raft, "write-only", half), None);
+    figure.ratio("read_p50_over_raft", ratio(&alone, Kind::Sift, Kind::Raft, "read-only", half), None);
+    Ok(figure)
+}
