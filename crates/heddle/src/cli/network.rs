@@ -31,8 +31,8 @@ Examples:
   heddle up --isolate --ordering sift     three orderers on memory nodes: kill whichever leads
   heddle up --isolate --compute-nodes 2   two compute nodes a peer: kill the primary, the other goes on
 
-A network remembers what it was made with. Number of organisations, policy, channel and batch limits stand in its ledger,
-and it keeps its ordering; these cannot change; everything else can, at each start."
+A network remembers what it was made with: number of organisations, policy, channel, batch limits and ordering cannot
+change; everything else can, at each start."
 )]
 pub struct Up {
     #[command(flatten)]
