@@ -23,7 +23,7 @@ use base::rt::{self, Instant, Stop, Task};
 use base::{BlockNumber, Bytes};
 use consensus::Term;
 use consensus::ordered::{Journal as _, OrderedLog, Role};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use identity::Signer;
 use ledger::block::OrdererMetadata;
 use ledger::{Block, Hash};
@@ -258,12 +258,11 @@ impl Chain {
         self.stop.stop();
         self.journal.stop();
         let tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));
-        for task in tasks {
-            // A task that was aborted has nothing left to do.
-            let _ = task.await;
-        }
+        // What cuts may wait for room that nobody makes any more.
+        let mut ended = pin!(join_all(tasks));
+        let in_time = rt::timeout(DRAIN_MAX, &mut ended).await.is_ok();
         let last = self.built().back().map(|built| built.number);
-        if let (Some(last), None) = (last, self.failure()) {
+        if let (true, Some(last), None) = (in_time, last, self.failure()) {
             let mut safe = self.durable();
             let (mut drained, mut ended) = (pin!(safe.wait_for(|safe| *safe > last)), pin!(self.log.ended()));
             if rt::timeout(DRAIN_MAX, select(&mut drained, &mut ended)).await.is_err() {
@@ -271,6 +270,10 @@ impl Chain {
             }
         }
         self.log.stop().await;
+        if !in_time {
+            // Tasks that were aborted have nothing left to do.
+            let _ = ended.await;
+        }
         let showing = self.showing.lock().expect("no holder of this lock panics").take();
         if let Some(showing) = showing {
             let _ = showing.await;
@@ -508,9 +511,10 @@ impl Chain {
             let built = {
                 let mut all = self.built();
                 let is_due = |built: &Built| built.number < safe || built.cut.elapsed() >= RESOLVE_MAX;
-                match all.front() {
-                    Some(first) if is_due(first) => all.pop_front().expect("it is there"),
-                    _ => return Ok(()),
+                // Not the first alone: what an earlier reign left may be decided later than what this one has built.
+                match all.iter().position(is_due).and_then(|at| all.remove(at)) {
+                    Some(built) => built,
+                    None => return Ok(()),
                 }
             };
             let Built { number, bytes, answers, cut } = built;

@@ -141,7 +141,9 @@ impl ordered::Journal for ChainJournal {
 
     async fn append(&self, position: u64, entry: Bytes) -> Result<(), consensus::Error> {
         let block = Block::parse(&entry).map_err(|error| self.failed(error.into()))?;
-        assert_eq!(block.number().get(), position, "the engine appends blocks at their numbers");
+        if block.number().get() != position {
+            return Err(consensus::Error::Corrupt("a block at another position than its number"));
+        }
         let store = self.store();
         append(&store, &block, &[], &self.stop, &self.stalls).await.map_err(|error| self.failed(error))?;
         self.keep(position, entry);

@@ -10,6 +10,7 @@ use base::rt::sync::Mutex;
 use base::rt::{self, Stop, net};
 use base::{Bytes, ErrorKind};
 use prost::Message as _;
+use proto::common::Status;
 
 use super::channel::call as ask_over;
 use super::messages::{Answer, Ask, Envelope, Failure, Hello, Request, Welcome};
@@ -99,7 +100,7 @@ impl Broadcast for RemoteOrderer {
             // Never sent.
             CallError::Closed => BroadcastError::Stopped,
             CallError::Refused(refusal) if refusal.kind == ErrorKind::Rejected => {
-                BroadcastError::Rejected { status: proto::common::Status::BadRequest, reason: refusal.text }
+                BroadcastError::Rejected { status: Status::BadRequest, reason: refusal.text }
             }
             _ => BroadcastError::Ambiguous,
         })?;
@@ -113,16 +114,19 @@ impl Broadcast for RemoteOrderer {
 
 /// How long an envelope is tried at the orderers of a group: longer than it takes them to elect another leader.
 pub const SUBMIT_MAX: Duration = Duration::from_secs(15);
+/// How long one of several may take to answer before another is asked too: one that stands still answers nothing.
+const ATTEMPT_MAX: Duration = Duration::from_secs(5);
 /// Before all of them are asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The orderers of a group, of which one leads.
 ///
-/// 1. An envelope goes to the one that took the last, or that another one has named; from one that does not lead, has stopped or
-///    cannot be reached it goes on to the next.
+/// 1. An envelope goes to the one that took the last, or that another one has named; from one that does not lead, has stopped,
+///    cannot be reached, does not answer within [`ATTEMPT_MAX`] or cannot take any envelope now it goes on to the next.
 /// 2. When all were asked in vain, they are asked again, for [`SUBMIT_MAX`]: they may be electing another leader.
 /// 3. An orderer that ended while it had the envelope, or lost the lead, may have ordered it. It is sent again all the same: peers
-///    mark the second of two transactions with one id, and the first decides what becomes of it.
+///    mark the second of two transactions with one id, and the first decides what becomes of it. Whatever is said of it later,
+///    nobody knows then.
 ///
 /// So what was taken is ordered once at least, and counts once.
 pub struct RemoteOrderers {
@@ -146,20 +150,39 @@ impl Broadcast for RemoteOrderers {
         let start = rt::now();
         let count = self.orderers.len();
         let mut at = self.leader.load(Ordering::Relaxed) % count;
-        let (mut asked, mut is_ambiguous) = (0, false);
+        let (mut asked, mut closed, mut is_ambiguous) = (0, 0, false);
         loop {
             let left = SUBMIT_MAX.saturating_sub(start.elapsed());
+            let left = if count > 1 { left.min(ATTEMPT_MAX) } else { left };
             let broadcast = self.orderers[at].broadcast(channel, envelope.clone());
             let error = match rt::timeout(left, broadcast).await {
                 Ok(Ok(())) => {
                     self.leader.store(at, Ordering::Relaxed);
                     return Ok(());
                 }
-                Ok(Err(error @ (BroadcastError::Rejected { .. } | BroadcastError::Overloaded))) => return Err(error),
                 Ok(Err(error)) => error,
-                Err(rt::Elapsed) => BroadcastError::Ambiguous,
+                Err(rt::Elapsed) => {
+                    // Nor is it asked first by those that come next.
+                    self.leader.store((at + 1) % count, Ordering::Relaxed);
+                    BroadcastError::Ambiguous
+                }
             };
             is_ambiguous |= matches!(error, BroadcastError::Ambiguous);
+            let is_final = match &error {
+                // Of this orderer, and not of the envelope: unless all of them say so.
+                BroadcastError::Rejected { status: Status::ServiceUnavailable | Status::NotFound, .. } => {
+                    closed += 1;
+                    closed >= count
+                }
+                BroadcastError::Rejected { .. } | BroadcastError::Overloaded => true,
+                _ => {
+                    closed = 0;
+                    false
+                }
+            };
+            if is_final {
+                return Err(if is_ambiguous { BroadcastError::Ambiguous } else { error });
+            }
             tracing::debug!(orderer = at + 1, %error, "an envelope goes on to another orderer");
             asked += 1;
             let named = match error {

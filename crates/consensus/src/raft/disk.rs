@@ -124,8 +124,9 @@ fn record_at(bytes: &Bytes, offset: usize) -> Option<Record> {
     head.u16().ok()?;
     let body = head.bytes(length).ok()?;
     let is_whole = mutant(Mutant::KeepTorn) || XxHash3_64::oneshot(&rest[..HEAD_BYTES - 8 + length]) == checksum;
+    let room = bytes.len().saturating_sub(offset) as u64;
     let bytes = ((HEAD_BYTES + length) as u64).next_multiple_of(8);
-    (is_whole && version == VERSION).then_some(Record { sequence, durable, kind, body, bytes })
+    (is_whole && version == VERSION && bytes <= room).then_some(Record { sequence, durable, kind, body, bytes })
 }
 
 impl DiskLog {
@@ -154,12 +155,11 @@ impl DiskLog {
         let mut numbers: Vec<u64> = names.iter().filter_map(|name| number_of(name, "log-")).collect();
         numbers.sort_unstable();
         let Some(newest) = newest else {
-            // Nothing counts before there is a snapshot: what is here was never finished.
-            for number in numbers {
-                log.directory.remove(&log_name(number)).map_err(journal("removing what was never finished"))?;
-            }
-            log.directory.sync().await.map_err(journal("syncing the Raft log's directory"))?;
-            return Ok((log, None));
+            // The first snapshot is durable before there is a log.
+            return match numbers.is_empty() {
+                true => Ok((log, None)),
+                false => Err(Error::Corrupt("a Raft log without its snapshot")),
+            };
         };
         let snapshot = log.read_snapshot(newest)?;
         let metadata = snapshot.get_metadata();

@@ -182,6 +182,10 @@ impl Keeper {
                 return Ok(Answer::Entries(read(&*self.journal, from, height, bytes)?));
             }
             Command::Cut { height: left } => {
+                // One that was under way when its leader gave the link up.
+                if self.adopted == reign.term {
+                    return Err(Error::Invalid("the journal is adopted already".to_owned()));
+                }
                 if left < *self.safe.borrow() {
                     // Whoever asks for that has another log than the one that was shown here.
                     return Err(Error::Corrupt("entries that were shown are to be given up"));

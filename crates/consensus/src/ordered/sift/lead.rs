@@ -169,7 +169,16 @@ pub(super) async fn lead(shared: &Arc<Shared>, coordinator: Coordinator) -> Resu
         shared.set_lead(Some(Arc::clone(&lead)));
         tracing::info!(processor = %shared.me, term = %reign.term, next = height, "it leads");
         shared.role.send(Role::Leading { term: reign.term, next: height });
-        std::future::pending::<Result<(), Error>>().await
+        let mut before = *lead.progress.borrow();
+        loop {
+            rt::sleep(shared.disk_max * 2).await;
+            let now = *lead.progress.borrow();
+            if before.committed > before.safe && now.safe == before.safe {
+                let (answering, needed) = (lead.lock().journals.len(), shared.majority());
+                return Err(Error::NoMajority { answering, needed, nodes: shared.processors.len() });
+            }
+            before = now;
+        }
     };
     let (mut ended, mut over) = (pin!(lead.coordinator.ended()), pin!(lead.over.stopped()));
     let outcome = match select(pin!(until), select(&mut ended, &mut over)).await {
@@ -398,7 +407,7 @@ impl Lead {
     }
 
     /// The reign is over, here.
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.over.stop();
         self.coordinator.step_down();
         self.shared.follow();

@@ -17,12 +17,14 @@
 //! 4. Adopt: each fenced journal is made equal to its own, on disk, and says that it is adopted. Once a majority is, all of that
 //!    is safe, and it leads.
 //! 5. An entry is posted to the group's log; when it is committed there, it goes to all adopted journals, in order and pipelined; each
-//!    makes what it has got durable with one sync. What a majority of processors has on disk, itself among them, is safe. Those that
+//!    makes what it has got durable with one sync. What a majority of processors has on disk, and its own journal has, is safe.
+//!    A reign under which entries are committed and none becomes safe for long is given up: another may reach more disks. Keepers that
 //!    come later are fenced, made equal and adopted on the way. With every message they learn what may be shown.
 //! 6. Records are trimmed from the group's log once they are on a majority of disks.
 //! 7. So many memory nodes may lose their memory that the group cannot tell what it held: lost power takes all of them. Then a
 //!    processor has a majority of keepers promise a term that is greater than all before, under a number of its own, and
-//!    makes the group anew with it, with an empty log ([`crate::format`] says how). The same makes it the first time.
+//!    makes the group anew with it, with an empty log ([`crate::format`] says how), once every memory node answers. The same makes it
+//!    the first time.
 //!
 //! Why what is safe stays, and nothing else is ever in its place. Journals are a log with views. Take an entry at a position that was
 //! safe in term *t*: a majority of journals, adopted in *t*, had it on disk before any of them promised a greater term. By induction,
@@ -266,6 +268,9 @@ async fn stand(shared: Arc<Shared>, mut standby: Standby) {
     if let Some(error) = stop.or_stopped(compete(&shared, &mut standby)).await {
         shared.end(error);
     }
+    if let Some(lead) = shared.lead() {
+        lead.end();
+    }
     shared.set_lead(None);
     shared.follow();
 }
@@ -319,7 +324,10 @@ impl OrderedLog for Sift {
     async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error> {
         super::check(&entry, self.entry_bytes_max())?;
         match self.shared.lead() {
-            Some(lead) => lead.append(term, position, entry).await,
+            Some(lead) => {
+                let appended = self.shared.stop.or_stopped(lead.append(term, position, entry)).await;
+                appended.unwrap_or(Err(Error::Closed))
+            }
             None if self.shared.stop.is_stopped() => Err(Error::Closed),
             None => Err(Error::Fenced(term)),
         }

@@ -289,13 +289,13 @@ impl<M: Machine> Engine<M> {
     /// Sends heartbeats of which it will be known when a majority has answered them.
     fn begin_round(&mut self) {
         self.quiet = 0;
-        if self.rounds.len() >= ROUNDS_MAX {
+        // The crate answers none as long as nothing of this term is committed.
+        if self.rounds.len() >= ROUNDS_MAX || !self.node.raft.commit_to_current_term() {
             return;
         }
         self.rounds_begun += 1;
         let number = self.rounds_begun;
         self.rounds.push_back(Round { number, begun: rt::now(), index: None, waiting: Vec::new() });
-        // Ignored by the crate as long as nothing of this term is committed.
         self.node.read_index(number.to_le_bytes().to_vec());
     }
 
