@@ -123,7 +123,9 @@ impl Error {
             Error::NoRoom | Error::Forgotten { .. } => ErrorKind::Rejected,
             Error::NoAnswer { .. } | Error::Disk { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
             Error::NoMajority { .. } | Error::NotElected | Error::NotLeading(_) | Error::Busy => ErrorKind::Retry,
-            Error::MemoryLost { .. } | Error::Corrupt(_) | Error::Journal(_) => ErrorKind::Corrupt,
+            // Its disk is full, or fails: what it holds is not in question.
+            Error::Journal(_) => ErrorKind::Retry,
+            Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,
             Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed => ErrorKind::Fenced,
             Error::Closed => ErrorKind::Closed,
             Error::Rma { error, .. } => error.kind(),

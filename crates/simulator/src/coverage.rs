@@ -102,8 +102,8 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 59] = [
     ("storage.node.appended", 0.1),
     ("storage.node.durable", 0.1),
     ("storage.node.epoch_written", 0.2),
-    ("storage.node.materialized", 0.5),
-    ("storage.node.materializing", 0.5),
+    ("storage.node.materialized", 1.0),
+    ("storage.node.materializing", 1.0),
     ("storage.node.pruning", 0.1),
 ];
 

@@ -202,7 +202,7 @@ async fn check_memory_of(network: &Network, place: usize, name: String) -> Resul
         let is_whole = audit.leaked == 0
             && audit.dangling == 0
             && audit.leased == audit.free + audit.live + audit.quarantined
-            && audit.live == audit.index + audit.records + audit.superseded;
+            && audit.live == audit.index + audit.records + audit.superseded + audit.untold;
         if is_whole { Ok(()) } else { Err(format!("memory is not accounted for: {audit:?}")) }
     };
     on(network, &name, audited).await

@@ -415,7 +415,10 @@ mod tests {
             keeper.ask(3, 7, Command::Adopt { height: 2 }).await.expect("it is equal");
             let safe = Command::Append { position: 2, safe: 2, entries: Vec::new() };
             keeper.ask(3, 7, safe).await.expect("it is adopted");
-            let refused = keeper.ask(3, 7, Command::Cut { height: 1 }).await;
+            let late = keeper.ask(3, 7, Command::Cut { height: 1 }).await;
+            assert!(matches!(late, Err(Error::Invalid(_))), "what was adopted counts in its reign: {late:?}");
+            keeper.ask(4, 8, Command::Fence { leader: 1 }).await.expect("a later reign");
+            let refused = keeper.ask(4, 8, Command::Cut { height: 1 }).await;
             assert!(matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
             assert!(matches!(keeper.task.await, Ok(Error::Corrupt(_))), "it has ended");
         });
