@@ -345,26 +345,32 @@ impl Cut {
         }
     }
 
-    /// Turns envelopes away until this orderer leads; `None` when it is to stop.
+    /// Turns envelopes away until this orderer leads; `None` when it is to stop. It leads also where it is to stop by then: what was
+    /// taken in meanwhile is cut.
     async fn wait_to_lead(
         &self,
         role: &mut WatchReceiver<Role>,
         over: Option<Term>,
         queue: &mut Receiver<Queued>,
     ) -> Option<(Term, u64)> {
+        let mut stopped = false;
         loop {
-            let mut leads = pin!(role.wait_for(|role| role.term().is_some_and(|term| Some(term) > over)));
-            let mut next = pin!(queue.recv());
-            match self.chain.stop.or_stopped(select(&mut leads, &mut next)).await? {
-                Either::Left((Ok(Role::Leading { term, next }), _)) => return Some((term, next)),
-                Either::Left(_) => return None,
-                Either::Right((Some(Queued { answer, .. }), _)) => {
+            match *role.borrow_and_update() {
+                Role::Leading { term, next } if Some(term) > over => return Some((term, next)),
+                _ if stopped => return None,
+                _ => {}
+            }
+            let (mut changed, mut next) = (pin!(role.changed()), pin!(queue.recv()));
+            match self.chain.stop.or_stopped(select(&mut changed, &mut next)).await {
+                Some(Either::Left((Ok(()), _))) => {}
+                Some(Either::Left((Err(_), _)) | Either::Right((None, _))) => return None,
+                Some(Either::Right((Some(Queued { answer, .. }), _))) => {
                     if let Some(answer) = answer {
                         // Whoever has gone does not want to know.
                         let _ = answer.send(Err(self.chain.not_leading()));
                     }
                 }
-                Either::Right((None, _)) => return None,
+                None => stopped = true,
             }
         }
     }

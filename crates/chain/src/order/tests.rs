@@ -143,7 +143,9 @@ fn blocks_chain_and_carry_the_orderers_signature() {
 #[test]
 fn a_restarted_orderer_goes_on_where_its_log_ends() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
-    production::run(async {
+    // One thread, so that it is stopped before any of its tasks has begun.
+    let runtime = production::Runtime::current_thread().expect("a runtime");
+    runtime.block_on(async {
         let consortium = consortium();
         let root = root(&scratch).await;
         let client = consortium.client();
