@@ -142,11 +142,12 @@ fn steps() -> Vec<Step> {
         Step::new("state", || {
             let seeds = format!("0..{STATE_SEEDS_FIXED}");
             // The whole workspace, as in the step before: with other features everything would be built again.
-            let arguments = ["test", "--release", "--workspace", "--test", "simulation", "--", "every_height"];
+            let arguments = ["test", "--release", "--workspace", "--test", "state", "--", "every_height"];
             step::run(Command::new("cargo").args(arguments).env("STATE_SEEDS", seeds))
         }),
         Step::new("consensus", || {
-            let arguments = ["test", "--release", "--workspace", "--test", "simulation", "--", "chosen_seeds"];
+            let arguments =
+                ["test", "--release", "--workspace", "--test", "consensus", "--", "simulation::chosen_seeds"];
             step::run(Command::new("cargo").args(arguments).env("CONSENSUS_SEEDS", CONSENSUS_SEEDS_FIXED))
         }),
         Step::new("rdma-guest", || guest::check(None, &[])),
@@ -202,7 +203,8 @@ fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(
 
 fn soak_store(minutes: f64) -> Result<(), String> {
     let mut command = Command::new("cargo");
-    command.args(["test", "--release", "--workspace", "--test", "processes", "--", "--nocapture", "--test-threads=1"]);
+    command.args(["test", "--release", "--workspace", "--test", "consensus", "--", "processes::"]);
+    command.args(["--nocapture", "--test-threads=1"]);
     step::run(command.env("PROCESSES_SECONDS", ((minutes * 60.0) as u64).to_string()))
 }
 

@@ -8,7 +8,7 @@
 //! cargo run --release -p heddle-chain --example pipeline_costs [transactions] [accounts] [per block]
 //! ```
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/chain/support/mod.rs"]
 mod support;
 
 use std::sync::Arc;

@@ -35,7 +35,7 @@ pub mod view;
 #[cfg(test)]
 extern crate self as chain;
 #[cfg(test)]
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/chain/support/mod.rs"]
 mod support;
 
 pub use channel::Channel;

@@ -21,7 +21,7 @@
 //!
 //! [`ordered`] is what an engine of consensus looks like to whoever orders something with it.
 //!
-//! Invariants (the simulation in `tests/simulation` checks them under faults):
+//! Invariants (the simulation in `tests/consensus/simulation` checks them under faults):
 //! * A term has at most one coordinator. At most one coordinator serves at a time.
 //! * What was committed is never lost or changed, whatever F memory nodes lose.
 //! * When a fence has been answered, no verb of an earlier coordinator takes effect in that node's replicated region.

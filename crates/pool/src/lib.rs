@@ -13,7 +13,7 @@
 //! 3. A donor that is lost takes its sections with it: the owner is told once, fills its memory again elsewhere, and may
 //!    grow from that donor again when it comes back. Pooled memory is a cache of what storage holds; nobody waits for it.
 //!
-//! Invariants (the simulation in `tests/simulation.rs` checks them under faults):
+//! Invariants (the simulation in `tests/pool/simulation` checks them under faults):
 //! * A byte of a donor belongs to at most one live grant, and every grant to one owner: the name that the owner proved.
 //! * The sections of a donor, those included whose return is not confirmed, never exceed its budget.
 //! * When a fence has been answered, no verb under an older epoch takes effect at that donor, ever.

@@ -36,7 +36,7 @@
 //! Chance. The crate draws election time-outs from a generator of its own. It is given a range of one value, and each node holds
 //! its ticks back before it stands, by a number from `base::rt`: so a simulation's seed decides.
 //!
-//! Invariants (the simulation in `tests/raft_simulation` checks them under faults):
+//! Invariants (the simulation in `tests/consensus/raft_simulation` checks them under faults):
 //! * A term has at most one leader.
 //! * What is applied at an index is the same at every node and in every life of it, and was proposed.
 //! * What was answered is never lost: while a majority of disks outlives what happens, or, without disks, a majority of nodes.

@@ -10,9 +10,6 @@
 //! An engine is held to it by a line in [`Engine`]. Planted mistakes must each be caught.
 
 mod journal;
-#[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "the simulations of the group use all of it")]
-mod support;
 mod truth;
 
 use std::collections::VecDeque;
@@ -32,10 +29,10 @@ use consensus::{Error, Group, Layout, Status, Term};
 use futures_util::future::{Either, select};
 use rma::sim::SimFabric;
 
-use journal::FileJournal;
-use support::{
-    CALM_MAX, Campaign, FAULT_POINTS, GROUP, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes, timing,
+use crate::support::{
+    self, CALM_MAX, Campaign, FAULT_POINTS, GROUP, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes, timing,
 };
+use journal::FileJournal;
 use truth::Truth;
 
 /// Entries that a seed must have shown in the end.
@@ -438,7 +435,7 @@ fn campaign(engine: Engine, points: &[&'static str], run: &'static dyn Fn(u64) -
         Engine::Sift { volatile: false } => ["ORDERED_ENGINE=sift ORDERED_SEED=", ""],
         Engine::Sift { volatile: true } => ["ORDERED_ENGINE=volatile ORDERED_SEED=", ""],
     };
-    let repeat = [repeat[0], " cargo test --release -p heddle-consensus --test ordered one_seed"];
+    let repeat = [repeat[0], " cargo test --release -p heddle-consensus --test consensus ordered::one_seed"];
     Campaign { run, plans, points: points.to_vec(), enough: 100, repeat }
 }
 
@@ -465,7 +462,7 @@ fn solo_keeps_the_promises() {
     campaign(Engine::Solo, SOLO_CRASH_POINTS, &|seed| run(seed, Engine::Solo, Mutant::None)).run(0..100);
 }
 
-/// `ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test ordered chosen_seeds`
+/// `ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus ordered::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     sift().run_chosen("ORDERED_SEEDS");
@@ -495,7 +492,7 @@ fn every_planted_mistake_is_caught() {
     }
 }
 
-/// `ORDERED_ENGINE=sift ORDERED_SEED=17 cargo test --release -p heddle-consensus --test ordered one_seed` repeats a seed.
+/// `ORDERED_ENGINE=sift ORDERED_SEED=17 cargo test --release -p heddle-consensus --test consensus ordered::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("ORDERED_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

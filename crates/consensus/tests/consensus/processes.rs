@@ -8,7 +8,7 @@
 //!    hold everything.
 //! 3. In the end all go on. The history of each key must be that of one register ([`check`]).
 //!
-//! `PROCESSES_SECONDS=300 cargo test --release -p heddle-consensus --test processes -- --nocapture` goes on for longer.
+//! `PROCESSES_SECONDS=300 cargo test --release -p heddle-consensus --test consensus processes:: -- --nocapture` goes on for longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -273,7 +273,7 @@ impl Process {
     fn start(role: String, history: &Arc<Mutex<History>>) -> Process {
         let program = std::env::current_exe().expect("this is a program");
         let mut command = Command::new(program);
-        command.args(["--exact", "child", "--nocapture"]).env(ROLE, &role);
+        command.args(["--exact", "processes::child", "--nocapture"]).env(ROLE, &role);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -9,13 +9,12 @@
 //! 3. the first compute node has stopped as fenced, and every block at the storage node from the height on at which the
 //!    second opened it is of the second's epoch.
 
-mod support;
-mod world;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
+use crate::world::{Remote, ask_verdict, run_client, run_orderer, tell_verdicts};
 use async_trait::async_trait;
 use base::rt::disk::Directory;
 use base::rt::simulation::{Report, Sim, Simulation};
@@ -34,8 +33,6 @@ use storage::blocks::{BlockOptions, Blocks};
 use storage::node::{NodeOptions, RemoteBlocks, RemoteOptions, StorageNode};
 use storage::tables::ModelEngine;
 use storage::{DataDirectory, GroupSync, StateStore};
-use support::*;
-use world::{Remote, ask_verdict, run_client, run_orderer, tell_verdicts};
 
 const SEEDS: u64 = 48;
 const CLIENTS: usize = 2;

@@ -11,12 +11,6 @@
 //!
 //! Each of the planted mistakes ([`consensus::raft::fault`]) must be caught.
 
-#[path = "../support/campaign.rs"]
-mod campaign;
-#[path = "../kv_simulation/history.rs"]
-#[allow(dead_code, reason = "nobody watches here")]
-mod history;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,8 +25,8 @@ use consensus::raft::kv::{Keys, Store};
 use consensus::raft::{Applied, Machine, Member, Options, Timing};
 use consensus::{Error, Term};
 
-use campaign::{Campaign, Outcome};
-use history::{Asked, History, Outcome as Told};
+use crate::kv_simulation::history::{Asked, History, Outcome as Told};
+use crate::support::{self, Campaign, Outcome};
 
 const NODES: [&str; 5] = ["n1", "n2", "n3", "n4", "n5"];
 const GUEST: &str = "guest";
@@ -472,7 +466,7 @@ fn campaign() -> Campaign<'static> {
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: ["RAFT_SEED=", " cargo test --release -p heddle-consensus --test raft_simulation one_seed"],
+        repeat: ["RAFT_SEED=", " cargo test --release -p heddle-consensus --test consensus raft_simulation::one_seed"],
     }
 }
 
@@ -486,7 +480,7 @@ fn seeds_75_to_149() {
     campaign().run(75..150);
 }
 
-/// `RAFT_SEEDS=0..5000 cargo test --release -p heddle-consensus --test raft_simulation chosen_seeds`
+/// `RAFT_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus raft_simulation::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("RAFT_SEEDS");
@@ -513,11 +507,11 @@ const MISTAKES: &[(Mutant, &[&str])] = &[
 #[test]
 fn every_planted_mistake_is_caught() {
     for (mutant, caught_by) in MISTAKES {
-        campaign::must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
+        support::must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
     }
 }
 
-/// `RAFT_SEED=17 cargo test --release -p heddle-consensus --test raft_simulation one_seed` repeats a seed.
+/// `RAFT_SEED=17 cargo test --release -p heddle-consensus --test consensus raft_simulation::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("RAFT_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

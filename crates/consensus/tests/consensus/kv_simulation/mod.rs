@@ -14,9 +14,7 @@
 //! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
 
 mod durable;
-mod history;
-#[path = "../support/mod.rs"]
-mod support;
+pub mod history;
 mod tables;
 
 use std::future::Future;
@@ -36,8 +34,8 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use rma::Fabric;
 use rma::sim::SimFabric;
 
+use crate::support::{self, CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
 use history::{Asked, History, Outcome as Told};
-use support::{CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
 
 const KEYS: u64 = 12;
 const CLIENTS: usize = 6;
@@ -389,7 +387,7 @@ fn campaign() -> Campaign<'static> {
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: ["KV_SEED=", " cargo test --release -p heddle-consensus --test kv_simulation one_seed"],
+        repeat: ["KV_SEED=", " cargo test --release -p heddle-consensus --test consensus kv_simulation::one_seed"],
     }
 }
 
@@ -403,7 +401,7 @@ fn seeds_75_to_149() {
     campaign().run(75..150);
 }
 
-/// `KV_SEEDS=0..5000 cargo test --release -p heddle-consensus --test kv_simulation chosen_seeds`
+/// `KV_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus kv_simulation::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("KV_SEEDS");
@@ -434,7 +432,7 @@ fn every_planted_mistake_is_caught() {
     }
 }
 
-/// `KV_SEED=17 cargo test --release -p heddle-consensus --test kv_simulation one_seed` repeats a seed.
+/// `KV_SEED=17 cargo test --release -p heddle-consensus --test consensus kv_simulation::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("KV_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

@@ -1,16 +1,14 @@
 //! Who says what it must not: owners to memory nodes, and memory nodes to owners.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::Loopback;
 use base::rt::simulation::Simulation;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
 use pool::{AddressSpace, Donor, Error, MemoryNode, MemoryNodeOptions, PROTOCOL_VERSION, SpaceOptions};
 use rma::{Capability, Credential, Endpoint, Fabric, Host, HostOptions, Incoming, NodeId, Rights, TOKEN_BYTES, Token};
-use support::Loopback;
 
 const SECTION: u64 = 4096;
 const TOKEN: Token = Token::new([5; TOKEN_BYTES]);

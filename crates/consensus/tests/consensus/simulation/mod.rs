@@ -17,8 +17,6 @@ mod behind;
 mod dropped;
 mod lies;
 mod returned;
-#[path = "../support/mod.rs"]
-mod support;
 mod truth;
 
 use std::collections::VecDeque;
@@ -36,8 +34,8 @@ use futures_util::stream::FuturesUnordered;
 use rma::sim::SimFabric;
 use rma::{Fabric, Host};
 
+use crate::support::{self, CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
 use lies::{Lie, LyingHost};
-use support::{CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
 use truth::{Truth, value_of};
 
 const BLOCK: usize = 64;
@@ -376,7 +374,7 @@ fn campaign() -> Campaign<'static> {
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 150,
-        repeat: ["CONSENSUS_SEED=", " cargo test --release -p heddle-consensus --test simulation one_seed"],
+        repeat: ["CONSENSUS_SEED=", " cargo test --release -p heddle-consensus --test consensus simulation::one_seed"],
     }
 }
 
@@ -390,7 +388,7 @@ fn seeds_150_to_299() {
     campaign().run(150..300);
 }
 
-/// `CONSENSUS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test simulation chosen_seeds`
+/// `CONSENSUS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus simulation::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("CONSENSUS_SEEDS");
@@ -410,7 +408,7 @@ fn every_planted_mistake_is_caught() {
     }
 }
 
-/// `CONSENSUS_SEED=17 cargo test --release -p heddle-consensus --test simulation one_seed` repeats a seed.
+/// `CONSENSUS_SEED=17 cargo test --release -p heddle-consensus --test consensus simulation::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("CONSENSUS_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

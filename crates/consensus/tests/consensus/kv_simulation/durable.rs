@@ -8,8 +8,8 @@ use base::rt::simulation::Sim;
 use base::rt::{self, Stop};
 use consensus::fault::{Mutant, plant};
 
-use super::support::{Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes};
 use super::{Duration, course, plans, simulation};
+use crate::support::{Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes};
 
 pub const CRASH_POINTS: &[&str] = &["consensus.disk.followed", "consensus.disk.synced", "consensus.keep.sending"];
 
@@ -57,7 +57,10 @@ fn campaign() -> Campaign<'static> {
         plans,
         points: FAULT_POINTS.iter().chain(super::CRASH_POINTS).chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: ["DURABLE_SEED=", " cargo test --release -p heddle-consensus --test kv_simulation durable::one_seed"],
+        repeat: [
+            "DURABLE_SEED=",
+            " cargo test --release -p heddle-consensus --test consensus kv_simulation::durable::one_seed",
+        ],
     }
 }
 
@@ -71,13 +74,13 @@ fn seeds_75_to_149() {
     campaign().run(75..150);
 }
 
-/// `DURABLE_SEEDS=0..5000 cargo test --release -p heddle-consensus --test kv_simulation durable::chosen_seeds`
+/// `DURABLE_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus kv_simulation::durable::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("DURABLE_SEEDS");
 }
 
-/// `DURABLE_SEED=17 cargo test --release -p heddle-consensus --test kv_simulation durable::one_seed` repeats a seed.
+/// `DURABLE_SEED=17 cargo test --release -p heddle-consensus --test consensus kv_simulation::durable::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("DURABLE_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

@@ -89,7 +89,7 @@ struct Process(Child);
 impl Process {
     fn start(role: &str, address: &str) -> Process {
         let child = Command::new(std::env::current_exe().expect("a process has a binary"))
-            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+            .args(["shm::child", "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(ADDRESS, address)
             .stdout(Stdio::null())

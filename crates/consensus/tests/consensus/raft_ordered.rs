@@ -6,10 +6,6 @@
 //!    a leader in its term at that position; one leader a term.
 //! 3. All is healed: every node's journal comes to have everything, and more is appended.
 
-#[path = "support/campaign.rs"]
-#[allow(dead_code, reason = "no mistake is planted here")]
-mod campaign;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,7 +19,7 @@ use consensus::ordered::{Journal, OrderedLog as _, Role};
 use consensus::raft::{Member, Options, RaftLog, Timing};
 use consensus::{Error, Term};
 
-use campaign::{Campaign, Outcome};
+use crate::support::{Campaign, Outcome};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const TROUBLE: Duration = Duration::from_millis(2500);
@@ -334,7 +330,7 @@ fn campaign() -> Campaign<'static> {
         enough: 75,
         repeat: [
             "RAFT_ORDERED_SEEDS=",
-            "..+1 cargo test --release -p heddle-consensus --test raft_ordered chosen_seeds",
+            "..+1 cargo test --release -p heddle-consensus --test consensus raft_ordered::chosen_seeds",
         ],
     }
 }
@@ -344,7 +340,7 @@ fn seeds_0_to_99() {
     campaign().run(0..100);
 }
 
-/// `RAFT_ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test raft_ordered chosen_seeds`
+/// `RAFT_ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus raft_ordered::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("RAFT_ORDERED_SEEDS");

@@ -14,8 +14,8 @@ use consensus::kv::Persistent;
 use consensus::kv::fault::{Mutant, plant};
 use storage::tables::{ModelEngine, TablesEngine as _};
 
-use super::support::{Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes};
 use super::{Duration, World, course_of, plans, simulation};
+use crate::support::{Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes};
 
 pub const CRASH_POINTS: &[&str] = &["consensus.kv.persisted", "consensus.kv.persisting", "consensus.kv.restoring"];
 /// Whose disk it is.
@@ -81,7 +81,10 @@ fn campaign() -> Campaign<'static> {
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: ["TABLES_SEED=", " cargo test --release -p heddle-consensus --test kv_simulation tables::one_seed"],
+        repeat: [
+            "TABLES_SEED=",
+            " cargo test --release -p heddle-consensus --test consensus kv_simulation::tables::one_seed",
+        ],
     }
 }
 
@@ -90,13 +93,13 @@ fn seeds_0_to_99() {
     campaign().run(0..100);
 }
 
-/// `TABLES_SEEDS=0..5000 cargo test --release -p heddle-consensus --test kv_simulation tables::chosen_seeds`
+/// `TABLES_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus kv_simulation::tables::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("TABLES_SEEDS");
 }
 
-/// `TABLES_SEED=17 cargo test --release -p heddle-consensus --test kv_simulation tables::one_seed` repeats a seed.
+/// `TABLES_SEED=17 cargo test --release -p heddle-consensus --test consensus kv_simulation::tables::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("TABLES_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

@@ -1,10 +1,9 @@
 //! Both forms of the state against a history kept in plain maps: every snapshot must see exactly its block boundary.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::support::{Donors, Draw, History, check, disaggregated, next_block, rows};
 use base::rt;
 use base::rt::simulation::Simulation;
 use base::{Bytes, Version};
@@ -13,7 +12,6 @@ use state::{
 };
 use storage::MemoryStateStore;
 use storage::tables::{FjallEngine, FjallOptions, ModelEngine, Tables, TablesEngine};
-use support::{Donors, Draw, History, check, disaggregated, next_block, rows};
 
 /// A form of the state: how it is opened, and told of a block that is durable.
 #[async_trait::async_trait]

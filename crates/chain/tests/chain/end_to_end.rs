@@ -1,13 +1,11 @@
 //! From a proposal to a committed transaction, in one process.
 
-mod support;
-
+use crate::support::*;
 use base::rt::disk::Directory;
 use base::rt::production;
 use chain::endorse::Endorse;
 use chain::validate::Code;
 use ledger::config::EndorsementRule;
-use support::*;
 
 #[test]
 fn a_transaction_travels_from_proposal_to_every_peers_state() {

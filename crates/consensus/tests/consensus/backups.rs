@@ -10,10 +10,6 @@
 //!
 //! Planted mistakes must be caught.
 
-#[path = "support/mod.rs"]
-#[expect(dead_code, reason = "what simulations of one group need")]
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +28,7 @@ use futures_util::FutureExt as _;
 use rma::sim::SimFabric;
 use rma::{Fabric as _, HostOptions, NodeId};
 
-use support::{CALM_MAX, Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, TOKEN, must_be_caught, places, timing};
+use crate::support::{CALM_MAX, Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, TOKEN, must_be_caught, places, timing};
 
 const GROUPS: u64 = 5;
 /// Those of the first groups.
@@ -318,7 +314,7 @@ fn campaign() -> Campaign<'static> {
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().filter(|point| *point != "rma.sim.tear").collect(),
         enough: 100,
-        repeat: ["BACKUPS_SEED=", " cargo test --release -p heddle-consensus --test backups one_seed"],
+        repeat: ["BACKUPS_SEED=", " cargo test --release -p heddle-consensus --test consensus backups::one_seed"],
     }
 }
 
@@ -327,13 +323,13 @@ fn seeds_0_to_99() {
     campaign().run(0..100);
 }
 
-/// `BACKUPS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test backups chosen_seeds`
+/// `BACKUPS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus backups::chosen_seeds`
 #[test]
 fn chosen_seeds() {
     campaign().run_chosen("BACKUPS_SEEDS");
 }
 
-/// `BACKUPS_SEED=17 cargo test --release -p heddle-consensus --test backups one_seed` repeats a seed.
+/// `BACKUPS_SEED=17 cargo test --release -p heddle-consensus --test consensus backups::one_seed` repeats a seed.
 #[test]
 fn one_seed() {
     let Some(seed) = std::env::var("BACKUPS_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };

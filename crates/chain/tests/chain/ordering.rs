@@ -6,14 +6,12 @@
 //! 2. whoever was told of a commit was told the same as the peers say then, however often the envelope was ordered;
 //! 3. all orderers come to show the same blocks.
 
-mod support;
-#[allow(dead_code, reason = "worlds of one orderer use all of it")]
-mod world;
-
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::*;
+use crate::world::{Remote, ask_verdict, run_client_of, tell_verdicts};
 use async_trait::async_trait;
 use base::TxId;
 use base::rt::disk::Directory;
@@ -30,8 +28,6 @@ use rma::sim::SimFabric;
 use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
 use storage::GroupSync;
 use storage::tables::ModelEngine;
-use support::*;
-use world::{Remote, ask_verdict, run_client_of, tell_verdicts};
 
 const ORDERERS: usize = 3;
 const MEMORY: usize = 3;

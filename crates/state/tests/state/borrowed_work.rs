@@ -1,12 +1,11 @@
 //! Work that a primary has a reader do, under faults: what counts, and what does not because the reader was late, gone, or had
 //! not the lease that it needs. A planted mistake, answers that count without a lease, must be seen here.
 
-mod support;
-
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{Donors, rows};
 use async_trait::async_trait;
 use base::Bytes;
 use base::rt::net::{self, Link};
@@ -18,7 +17,6 @@ use state::disaggregated::readers::work::{NO_WORK, PIECES_MAX, SHUNNED};
 use state::disaggregated::readers::{Helper, Surroundings};
 use state::{Disaggregated, DisaggregatedSettings, Reader, UpdateBatch, WorldState};
 use storage::{MemoryStateStore, StateStore};
-use support::{Donors, rows};
 
 const ADDRESS: &str = "primary's readers";
 const LOAD: u8 = 40;

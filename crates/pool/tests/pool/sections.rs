@@ -1,10 +1,9 @@
 //! What the pool does for its owners, on a fabric where nothing goes wrong by itself.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::Loopback;
 use base::rt::simulation::Simulation;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
@@ -13,7 +12,6 @@ use pool::{
     SpaceOptions, Usage,
 };
 use rma::{Fabric as _, HostOptions, NodeId, TOKEN_BYTES, Token};
-use support::Loopback;
 
 const SECTION: u64 = 4096;
 

@@ -5,13 +5,12 @@
 //! 2. what any peer ever reported as committed still is, with the same code, in the same block;
 //! 3. a sequential interpreter that reads nothing but the blocks comes to the same codes and the same state.
 
-mod support;
-mod world;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
+use crate::world::{Remote, TRANSACTIONS, ask_verdict, run_client, run_orderer, tell_verdicts};
 use base::TxId;
 use base::rt::disk::Directory;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
@@ -20,8 +19,6 @@ use chain::peer::Peer;
 use chain::remote::{Scope, serve_peer};
 use ledger::config::EndorsementRule;
 use storage::tables::ModelEngine;
-use support::*;
-use world::{Remote, TRANSACTIONS, ask_verdict, run_client, run_orderer, tell_verdicts};
 
 const PEERS: usize = 3;
 const CLIENTS: usize = 3;

@@ -16,14 +16,13 @@
 //! `STATE_SEEDS=from..to` runs other seeds; a failure names the one that repeats it.
 
 mod readers;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{Donors, rows};
 use base::rt::channel::WatchReceiver;
 use base::rt::simulation::{Chance, Failure, Report, Sim, Simulation};
 use base::rt::{self, Stop};
@@ -33,7 +32,6 @@ use state::disaggregated::fault::{Mutant, plant};
 use state::{Disaggregated, DisaggregatedSettings, Error, Snapshot, UpdateBatch, WorldState};
 use storage::tables::{Row, Savepoint};
 use storage::{MemoryStateStore, StateStore};
-use support::{Donors, rows};
 
 /// Seeds of every run of the tests.
 const SEEDS: u64 = 400;
