@@ -110,7 +110,7 @@ use crate::layout::{Cursor, Layout};
 use crate::link::Held;
 use crate::quorum::gather;
 use crate::scan::Placed;
-use crate::{Error, Group, Term};
+use crate::{Error, Group, GroupId, Term};
 pub(crate) use state::is_whole;
 use state::{Fetch, Holding, Posting, State, Step, Writes};
 
@@ -250,6 +250,11 @@ impl Coordinator {
     /// Its term.
     pub fn term(&self) -> Term {
         self.shared.term
+    }
+
+    /// Its group.
+    pub fn group(&self) -> GroupId {
+        self.shared.group.id
     }
 
     /// The sizes of its group.

@@ -27,6 +27,10 @@ pub enum Mutant {
     TellUnpersisted,
     /// Entries are applied, and their places used again, before the tables have them.
     ApplyUnpersisted,
+    /// A coordinator whose tables were changed while it wrote its epoch into them gives up.
+    FenceOnce,
+    /// The tables' epoch is the coordinator's term, whatever they have seen.
+    EpochOfTerm,
 }
 
 thread_local! {

@@ -23,6 +23,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"heddlekv");
 pub(super) const PART_BYTES: usize = 64;
 const CURSOR_AT: u64 = 64;
 const SEAL_AT: u64 = 128;
+const BASE_AT: u64 = 192;
 const INDEX_AT: u64 = 256;
 /// Bytes of the bitmap that are written at once, and how many blocks they tell of.
 pub(super) const LINE_BYTES: u64 = 64;
@@ -179,6 +180,11 @@ impl Sizes {
         self.log_bytes + SEAL_AT
     }
 
+    /// Where the base of the tables' epochs is.
+    pub(super) fn base_at(&self) -> u64 {
+        self.log_bytes + BASE_AT
+    }
+
     pub(super) fn bucket_at(&self, bucket: u64) -> u64 {
         self.log_bytes + INDEX_AT + bucket * 8
     }
@@ -231,6 +237,10 @@ fn words(words: &[u64]) -> Bytes {
 
 pub(super) fn encode_cursor(cursor: Cursor) -> Bytes {
     words(&[cursor.index, cursor.position, cursor.chain])
+}
+
+pub(super) fn encode_base(base: u64) -> Bytes {
+    words(&[base])
 }
 
 pub(super) fn decode_cursor(bytes: &[u8], sizes: &Sizes) -> Result<Cursor, Error> {

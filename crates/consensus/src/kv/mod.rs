@@ -285,7 +285,7 @@ impl Store {
     ) -> Result<Store, Error> {
         // In a box, so that the compiler sees at once that it may be sent.
         let recovered = recover::recover(&coordinator, &sizes, persistent.as_ref()).boxed().await?;
-        let seed = recovered.seed;
+        let (seed, kept) = (recovered.seed, recovered.kept);
         let (state, bitmap) = recovered.into_state(&sizes, options);
         let shared = Arc::new(Shared {
             coordinator,
@@ -305,8 +305,8 @@ impl Store {
         });
         let store = Store { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
         rt::spawn(apply::apply(Arc::clone(&shared), bitmap));
-        if let Some(persistent) = persistent {
-            rt::spawn(persist::persist(Arc::clone(&shared), persistent));
+        if let (Some(persistent), Some(kept)) = (persistent, kept) {
+            rt::spawn(persist::persist(Arc::clone(&shared), persistent, kept));
         }
         rt::spawn(apply::load(shared));
         Ok(store)

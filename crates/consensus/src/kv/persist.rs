@@ -1,7 +1,11 @@
 //! What a coordinator keeps in tables of the storage engine (Sift, section 3.5).
 //!
-//! 1. Whoever takes over first writes its term into the tables, as their epoch. From then on no earlier coordinator changes them,
-//!    however long it was paused.
+//! 1. Whoever takes over looks whether the tables are those of this group and this store, and touches them only then. It writes
+//!    an *epoch* of its own into them. From then on no earlier coordinator changes them, however long it was paused; one that was in the
+//!    midst of a batch may still have come in between, and then it looks again.
+//!    An epoch is a *base* and the coordinator's term. Terms begin anew when a group is formatted anew, and tables do not: so the base
+//!    stands in the group's logged memory, and is raised to what the tables have seen by whoever finds them ahead, before it writes into
+//!    them. Only whoever coordinates can do that, so that epochs grow from each coordinator to the next.
 //! 2. Entries of the store's log that a majority has are written to the tables, in order, many at a time, and synced: a row a key,
 //!    whose version is the entry's index, and a savepoint that says up to which entry. An entry is applied only after that,
 //!    so that what the tables lack is in the log, and the log's length bounds it.
@@ -27,10 +31,10 @@ use futures_util::future::select;
 use storage::tables::{RowBatch, Savepoint, Tables};
 
 use super::fault::{Mutant, crash_point, mutant};
-use super::layout::{LINE_BLOCKS, LINE_BYTES, Sizes, encode_cursor, pointer, record_writes};
+use super::layout::{LINE_BLOCKS, LINE_BYTES, PART_BYTES, Sizes, encode_base, encode_cursor, pointer, record_writes};
 use super::{Pending, Shared, lock};
 use crate::layout::{Cursor, word};
-use crate::{Coordinator, Error, Term, WRITES_MAX, Write};
+use crate::{Coordinator, Error, GroupId, Term, WRITES_MAX, Write};
 
 /// Entries, and about so many bytes of them, that are written at once.
 const BATCH_ENTRIES: usize = 4096;
@@ -43,6 +47,9 @@ const PAGE_ROWS: usize = 1024;
 /// Bytes of index or bitmap that are written at once.
 const PIECE_BYTES: usize = 2048;
 const NAMESPACE: &str = "kv";
+const WRITING: &str = "writing the tables of a key-value store";
+/// How often the tables may have changed before an epoch is written into them.
+const ATTEMPTS_MAX: usize = 100;
 
 /// Where a store is kept, and when a change counts.
 #[derive(Clone)]
@@ -60,43 +67,86 @@ fn failed(doing: &'static str, term: Term) -> impl Fn(storage::Error) -> Error {
     }
 }
 
-/// A savepoint: everything up to an entry, written under a term, of a store with a seed.
-fn savepoint(index: u64, term: Term, seed: u64) -> Savepoint {
-    let mut block_hash = [0; 32];
-    block_hash[..8].copy_from_slice(&seed.to_le_bytes());
-    Savepoint { height: index + 1, epoch: Epoch(term.0), block_hash }
-}
-
-/// What the tables have.
+/// What the tables have, whose they are, and who writes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Kept {
     /// The last entry; 0 for none.
     pub index: u64,
     pub seed: u64,
+    group: GroupId,
+    epoch: Epoch,
+}
+
+impl Kept {
+    /// What tables have, if they are those of a group and of the store that its memory holds, if it holds one.
+    fn of(tables: &Savepoint, group: GroupId, made_with: Option<u64>) -> Result<Kept, Error> {
+        let epoch = tables.epoch;
+        let Some(index) = tables.height.checked_sub(1) else {
+            return Ok(Kept { index: 0, seed: made_with.unwrap_or_else(rt::random_u64), group, epoch });
+        };
+        let (seed, owner) = (word(&tables.block_hash, 0), word(&tables.block_hash, 8));
+        if owner != group.0 {
+            return Err(Error::Invalid(format!(
+                "these tables are those of group {owner}, and not of group {}: give each group tables of its own",
+                group.0
+            )));
+        }
+        match made_with {
+            // No entry came into them before another coordinator made the store.
+            Some(seed) if index == 0 => Ok(Kept { index, seed, group, epoch }),
+            Some(other) if other != seed => Err(Error::Invalid(
+                "these tables are not those of the store that the memory nodes hold: give it tables of its own"
+                    .to_owned(),
+            )),
+            _ => Ok(Kept { index, seed, group, epoch }),
+        }
+    }
+
+    fn savepoint(&self) -> Savepoint {
+        let mut block_hash = [0; 32];
+        block_hash[..8].copy_from_slice(&self.seed.to_le_bytes());
+        block_hash[8..16].copy_from_slice(&self.group.0.to_le_bytes());
+        Savepoint { height: self.index + 1, epoch: self.epoch, block_hash }
+    }
 }
 
 impl Persistent {
-    /// Step 1: on return no earlier coordinator changes the tables any more, and this is what they have.
-    pub(super) async fn fence(&self, term: Term) -> Result<Kept, Error> {
-        let before = self.tables.savepoint();
-        let kept = match before.height.checked_sub(1) {
-            Some(index) => Kept { index, seed: word(&before.block_hash, 0) },
-            None => Kept { index: 0, seed: rt::random_u64() },
-        };
-        self.write(RowBatch::new(savepoint(kept.index, term, kept.seed)), term).await?;
-        let now = self.tables.savepoint();
-        // An earlier one may have come in between.
-        Ok(Kept { index: now.height - 1, ..kept })
+    /// Step 1: on return no earlier coordinator changes the tables any more, and this is what they have. `made_with` is the seed of
+    /// the store that memory holds, if it holds one.
+    pub(super) async fn fence(
+        &self,
+        coordinator: &Coordinator,
+        sizes: &Sizes,
+        made_with: Option<u64>,
+    ) -> Result<Kept, Error> {
+        let (group, term) = (coordinator.group(), coordinator.term());
+        let mut base = word(&coordinator.read(sizes.base_at(), PART_BYTES).await?, 0);
+        for _ in 0..ATTEMPTS_MAX {
+            let before = self.tables.savepoint();
+            let mut kept = Kept::of(&before, group, made_with)?;
+            if base.saturating_add(term.0) <= before.epoch.0 && !mutant(Mutant::EpochOfTerm) {
+                base = before.epoch.0;
+                coordinator.write(sizes.base_at(), encode_base(base)).await?;
+                crash_point("consensus.kv.based").await;
+            }
+            kept.epoch = Epoch(base.saturating_add(term.0));
+            match self.write(RowBatch::new(kept.savepoint())).await {
+                Ok(()) => return Ok(kept),
+                // Somebody came in between.
+                Err(storage::Error::Invalid(_) | storage::Error::Fenced { .. }) if !mutant(Mutant::FenceOnce) => {}
+                Err(error) => return Err(failed(WRITING, term)(error)),
+            }
+        }
+        Err(Error::Fenced(term))
     }
 
-    async fn write(&self, batch: RowBatch, term: Term) -> Result<(), Error> {
+    async fn write(&self, batch: RowBatch) -> Result<(), storage::Error> {
         let tables = Arc::clone(&self.tables);
-        let failed = failed("writing the tables of a key-value store", term);
-        rt::blocking(move || tables.write(batch)).await.map_err(&failed)?;
+        rt::blocking(move || tables.write(batch)).await?;
         if mutant(Mutant::TellUnpersisted) {
             return Ok(());
         }
-        self.tables.persist().await.map(drop).map_err(&failed)
+        self.tables.persist().await.map(drop)
     }
 
     /// Step 4.
@@ -143,7 +193,7 @@ impl Persistent {
             writer.add(Write { address, bytes: Bytes::copy_from_slice(bytes) }).await?;
         }
         writer.commit().await?;
-        let cursor = Cursor { index: kept.index, ..Cursor::default() };
+        let cursor = Cursor { index: kept.index, position: 0, chain: kept.seed };
         let last = [
             Write { address: sizes.super_at(), bytes: sizes.encode(kept.seed) },
             Write { address: sizes.cursor_at(), bytes: encode_cursor(cursor) },
@@ -181,9 +231,9 @@ impl Writer<'_> {
 }
 
 /// Step 2, until the coordinator ends.
-pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent) {
+pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent, kept: Kept) {
     let outcome = {
-        let (work, ends) = (pin!(run(&shared, &persistent)), pin!(shared.coordinator.ended()));
+        let (work, ends) = (pin!(run(&shared, &persistent, kept)), pin!(shared.coordinator.ended()));
         let first = async { select(work, ends).await.factor_first().0 };
         shared.stop.or_stopped(first).await
     };
@@ -201,7 +251,7 @@ pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent) {
     }
 }
 
-async fn run(shared: &Shared, persistent: &Persistent) -> Error {
+async fn run(shared: &Shared, persistent: &Persistent, mut kept: Kept) -> Error {
     let mut batches = 0;
     loop {
         let batch: Vec<Pending> = {
@@ -224,7 +274,8 @@ async fn run(shared: &Shared, persistent: &Persistent) -> Error {
             continue;
         };
         let index = last.after.index;
-        if let Err(error) = write(shared, persistent, batch).await {
+        kept.index = index;
+        if let Err(error) = write(shared, persistent, &kept, batch).await {
             return error;
         }
         lock(&shared.state).persisted = index;
@@ -240,17 +291,17 @@ async fn run(shared: &Shared, persistent: &Persistent) -> Error {
     }
 }
 
-async fn write(shared: &Shared, persistent: &Persistent, entries: Vec<Pending>) -> Result<(), Error> {
+async fn write(shared: &Shared, persistent: &Persistent, kept: &Kept, entries: Vec<Pending>) -> Result<(), Error> {
     let (last, term) = (entries.last().expect("there is one"), shared.coordinator.term());
     shared.confirm(last.posted).await?;
     crash_point("consensus.kv.persisting").await;
-    let mut batch = RowBatch::new(savepoint(last.after.index, term, shared.seed));
+    let mut batch = RowBatch::new(kept.savepoint());
     for entry in &entries {
         let version = Version::new(entry.after.index, 0);
         let put = batch.put(NAMESPACE, &entry.key, version, entry.value.clone());
         put.map_err(failed("gathering rows of a key-value store", term))?;
     }
-    persistent.write(batch, term).await?;
+    persistent.write(batch).await.map_err(failed(WRITING, term))?;
     crash_point("consensus.kv.persisted").await;
     Ok(())
 }

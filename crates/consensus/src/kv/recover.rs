@@ -1,7 +1,7 @@
 //! Taking a store over: from a coordinator to a store that serves (step 6 at the head of [`super`]).
 //!
 //! 1. Read superblock, cursor and seal, which logged memory keeps. Where nothing stands, a new store is made, of what the tables
-//!    have if it is kept in tables ([`super::persist`]); no earlier coordinator changes these any more.
+//!    have if it is kept in tables ([`super::persist`]); if they are its own, no earlier coordinator changes these any more.
 //! 2. Read the log behind the cursor from a majority, a piece at a time, until no entry continues the chain. What continues
 //!    it: the next index, the checksum of the entry before, and, behind the seal, the seal's term. Of several the one of the
 //!    greatest term counts. The seal must be come by.
@@ -22,7 +22,7 @@ use super::cache::{Cache, Slot};
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{PART_BYTES, Seal, Sizes, decode_cursor, encode_cursor};
 use super::log::{self, Entry};
-use super::persist::Persistent;
+use super::persist::{Kept, Persistent};
 use super::watch::{Event, Feed};
 use super::{Options, Pending, STRIPES, State, UNKNOWN};
 use crate::layout::{Cursor, word};
@@ -58,6 +58,8 @@ pub(super) struct Recovered {
     bitmap: Vec<u64>,
     /// Of the index.
     pub(super) seed: u64,
+    /// Of a store that is kept in tables.
+    pub(super) kept: Option<Kept>,
     persisted: u64,
 }
 
@@ -68,17 +70,12 @@ pub(super) async fn recover(
     persistent: Option<&Persistent>,
 ) -> Result<Recovered, Error> {
     sizes.check_sizes()?;
+    let made_with = sizes.made_with(&coordinator.read(sizes.super_at(), PART_BYTES).await?)?;
     let kept = match persistent {
-        Some(persistent) => Some((persistent, persistent.fence(coordinator.term()).await?)),
+        Some(persistent) => Some((persistent, persistent.fence(coordinator, sizes, made_with).await?)),
         None => None,
     };
-    let made_with = sizes.made_with(&coordinator.read(sizes.super_at(), PART_BYTES).await?)?;
     let seed = match (made_with, &kept) {
-        (Some(seed), Some((_, kept))) if seed != kept.seed => {
-            return Err(Error::Invalid(
-                "these tables are not those of the store that the memory nodes hold".to_owned(),
-            ));
-        }
         (Some(seed), _) => seed,
         (None, Some((persistent, kept))) if kept.index > 0 => {
             persistent.restore(coordinator, sizes, *kept).await?;
@@ -86,9 +83,11 @@ pub(super) async fn recover(
         }
         (None, kept) => {
             let seed = kept.as_ref().map_or_else(rt::random_u64, |(_, kept)| kept.seed);
+            // The chain begins with what no client knows, so that none can write a value that continues it.
+            let cursor = Cursor { chain: seed, ..Cursor::default() };
             let writes = [
                 Write { address: sizes.super_at(), bytes: sizes.encode(seed) },
-                Write { address: sizes.cursor_at(), bytes: encode_cursor(Cursor::default()) },
+                Write { address: sizes.cursor_at(), bytes: encode_cursor(cursor) },
             ];
             coordinator.transact(writes.to_vec()).await?;
             seed
@@ -131,7 +130,8 @@ pub(super) async fn recover(
         bitmap.extend((0..bytes.len()).step_by(8).map(|at| word(&bytes, at)));
     }
     tracing::info!(term = %coordinator.term(), from = cursor.index, to = end.index, "a key-value store is taken over");
-    Ok(Recovered { cursor, entries, end, bitmap, seed, persisted })
+    let kept = kept.map(|(_, kept)| kept);
+    Ok(Recovered { cursor, entries, end, bitmap, seed, kept, persisted })
 }
 
 /// A piece of the log, as several nodes have it.

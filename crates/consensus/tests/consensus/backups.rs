@@ -28,7 +28,8 @@ use futures_util::FutureExt as _;
 use rma::sim::SimFabric;
 use rma::{Fabric as _, HostOptions, NodeId};
 
-use crate::support::{CALM_MAX, Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, TOKEN, must_be_caught, places, timing};
+use crate::support::campaign::{Campaign, endure, plans_of, tests_of};
+use crate::support::{CALM_MAX, FAULT_POINTS, MEMORY_NODES, TOKEN, places, timing};
 
 const GROUPS: u64 = 5;
 /// Those of the first groups.
@@ -38,6 +39,8 @@ const POOLS: [(&str, usize); 2] = [("pool1", 1), ("pool2", 2)];
 const LAYOUT: Layout = Layout { log_bytes: 4096, direct_bytes: 0, memory_bytes: 4096, block_bytes: 64, data_shares: 1 };
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(2500);
+/// Before a processor that has crashed starts again.
+const REVIVE: Duration = Duration::from_millis(700);
 
 const CRASH_POINTS: &[&str] = &["consensus.elect.won", "consensus.takeover.fenced", "consensus.takeover.replayed"];
 
@@ -243,18 +246,16 @@ fn coordinated(status: &PoolStatus) -> usize {
 
 /// Faults of everybody, and crashes of whoever coordinates.
 fn plans(seed: u64) -> [Plan; 2] {
-    let processors: Vec<String> =
-        OWN.iter().chain(POOLS.map(|(name, _)| name).iter()).map(|name| (*name).into()).collect();
-    let everybody = MEMORY_NODES[..3].iter().map(|name| (*name).to_owned()).chain(processors.clone()).collect();
-    let within = Duration::from_millis(300)..TROUBLE;
-    let lasting = Duration::from_millis(5)..Duration::from_millis(800);
-    let kinds = vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift];
-    let (faults, down_max) = (10, 2);
-    let trouble =
-        Bounds { nodes: everybody, kinds, faults, within: within.clone(), lasting: lasting.clone(), down_max };
-    let kinds = vec![FaultKind::Crash];
-    let crashes = Bounds { nodes: processors, kinds, faults: 8, within, lasting, down_max: 4 };
-    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+    let processors: Vec<&str> = everybody().collect();
+    let bounds = Bounds {
+        nodes: MEMORY_NODES[..3].iter().chain(&processors).map(|name| (*name).to_owned()).collect(),
+        kinds: vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift],
+        faults: 10,
+        within: Duration::from_millis(300)..TROUBLE,
+        lasting: Duration::from_millis(5)..Duration::from_millis(800),
+        down_max: 3,
+    };
+    plans_of(seed, bounds, &processors, 8)
 }
 
 fn everybody() -> impl Iterator<Item = &'static str> {
@@ -273,48 +274,26 @@ async fn scenario(sim: Sim) -> u64 {
         sim.inject("rma.sim.lose_completion", 0.001);
         CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.05));
     }
-    let [trouble, crashes] = plans(sim.seed());
-    let other = sim.clone();
-    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
-    let (other, calm) = (sim.clone(), Stop::new());
-    let until = calm.clone();
-    let reviving = rt::spawn(async move {
-        while !until.is_stopped() {
-            rt::sleep(Duration::from_millis(700)).await;
-            everybody().for_each(|name| other.node(name).restart());
-        }
-    });
-    sim.run_plan(&trouble).await;
-    crashing.await.expect("the driver does not crash");
-    FAULT_POINTS.iter().chain(CRASH_POINTS).for_each(|point| sim.inject(point, 0.0));
-    calm.stop();
-    reviving.await.expect("the driver does not crash");
-    sim.heal_all();
-    everybody().for_each(|name| sim.node(name).restart());
+    let names: Vec<&str> = everybody().collect();
+    endure(&sim, plans(sim.seed()), &names, REVIVE, FAULT_POINTS.iter().chain(CRASH_POINTS)).await;
     world.check_failed();
     world.comes_to_rest().await;
     world.check_failed();
     world.acked().iter().sum()
 }
 
-fn simulation(seed: u64) -> Simulation {
-    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
-}
-
-fn run(seed: u64, mutant: Mutant) -> Outcome {
-    plant(mutant);
-    let outcome = simulation(seed).run(scenario);
-    plant(Mutant::None);
-    outcome
-}
-
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<Mutant> {
     Campaign {
-        run: &|seed| run(seed, Mutant::None),
+        name: "BACKUPS",
+        tests: "backups::",
+        steps_max: 6_000_000,
+        scenario: |sim, _| scenario(sim).boxed(),
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().filter(|point| *point != "rma.sim.tear").collect(),
         enough: 100,
-        repeat: ["BACKUPS_SEED=", " cargo test --release -p heddle-consensus --test consensus backups::one_seed"],
+        plant,
+        sound: Mutant::None,
+        mistakes: &[(Mutant::TakeOverUnprovisioned, &["bound:"]), (Mutant::KeepProcessor, &["returned:", "progress:"])],
     }
 }
 
@@ -323,34 +302,7 @@ fn seeds_0_to_99() {
     campaign().run(0..100);
 }
 
-/// `BACKUPS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus backups::chosen_seeds`
-#[test]
-fn chosen_seeds() {
-    campaign().run_chosen("BACKUPS_SEEDS");
-}
-
-/// `BACKUPS_SEED=17 cargo test --release -p heddle-consensus --test consensus backups::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("BACKUPS_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    run(seed, Mutant::None).expect("the seed succeeds");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..3 {
-        simulation(seed).check(scenario).expect("both runs succeed and are the same");
-    }
-}
-
-#[test]
-fn every_planted_mistake_is_caught() {
-    for (mutant, by) in
-        [(Mutant::TakeOverUnprovisioned, &["bound:"][..]), (Mutant::KeepProcessor, &["returned:", "progress:"])]
-    {
-        must_be_caught(&format!("{mutant:?}"), by, |seed| run(seed, mutant));
-    }
-}
+tests_of!(campaign());
 
 /// Waits until a pool is so; fails after a while.
 async fn until(pool: &BackupPool, what: &str, is_so: impl Fn(&PoolStatus) -> bool) {
@@ -363,7 +315,7 @@ async fn until(pool: &BackupPool, what: &str, is_so: impl Fn(&PoolStatus) -> boo
 
 #[test]
 fn groups_wait_for_all_to_see_until_processors_are_provisioned() {
-    let outcome = simulation(1).run(|sim| async move {
+    let outcome = Simulation::new(1).run(|sim| async move {
         let world = World::new(&sim);
         world.start().await;
         let (watching, other) = (world.clone(), sim.clone());
@@ -422,7 +374,7 @@ fn a_group_is_watched_by_about_one_read_a_heartbeat() {
             // Those of clients, one an operation, are not of interest.
             world.fabric.counts().reads - world.acked().iter().sum::<u64>()
         };
-        simulation(3).run(run).expect("nothing fails").value
+        Simulation::new(3).run(run).expect("nothing fails").value
     };
     let (without, with) = (reads(false), reads(true));
     let heartbeats = 2000 / timing().heartbeat.as_millis() as u64;

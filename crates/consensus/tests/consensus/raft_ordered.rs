@@ -11,18 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt;
 use base::rt::disk::{Directory, File};
-use base::rt::simulation::{Bounds, CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim, Simulation};
-use base::rt::{self, Stop};
+use base::rt::simulation::{Bounds, CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim};
 use base::{Bytes, ErrorKind};
 use consensus::ordered::{Journal, OrderedLog as _, Role};
 use consensus::raft::{Member, Options, RaftLog, Timing};
 use consensus::{Error, Term};
+use futures_util::FutureExt as _;
 
-use crate::support::{Campaign, Outcome};
+use crate::support::campaign::{Campaign, endure, plans_of};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const TROUBLE: Duration = Duration::from_millis(2500);
+/// Before a node that has crashed starts again.
+const REVIVE: Duration = Duration::from_millis(300);
 const CALM_MAX: Duration = Duration::from_secs(30);
 const ENTRIES_MIN: u64 = 200;
 const CRASH_POINTS: &[&str] = &["consensus.raft.synced", "consensus.raft.syncing"];
@@ -253,46 +256,25 @@ impl World {
 }
 
 fn plans(seed: u64) -> [Plan; 2] {
-    let names: Vec<String> = NODES.iter().map(|name| (*name).to_owned()).collect();
-    let within = Duration::from_millis(300)..TROUBLE;
-    let lasting = Duration::from_millis(5)..Duration::from_millis(700);
-    let kinds = vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift];
-    let trouble = Bounds {
-        nodes: names.clone(),
-        kinds,
+    let bounds = Bounds {
+        nodes: NODES.iter().map(|name| (*name).to_owned()).collect(),
+        kinds: vec![FaultKind::Pause, FaultKind::Cut, FaultKind::Cut, FaultKind::Break, FaultKind::Drift],
         faults: 8,
-        within: within.clone(),
-        lasting: lasting.clone(),
+        within: Duration::from_millis(300)..TROUBLE,
+        lasting: Duration::from_millis(5)..Duration::from_millis(700),
         down_max: 2,
     };
-    let crashes = Bounds { nodes: names, kinds: vec![FaultKind::Crash], faults: 5, within, lasting, down_max: 2 };
-    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+    plans_of(seed, bounds, &NODES, 5)
 }
 
 async fn scenario(sim: Sim) -> u64 {
-    let (world, calm) = (World::default(), Stop::new());
+    let world = World::default();
     for (which, name) in NODES.iter().enumerate() {
         let world = world.clone();
         sim.node(name).start(move || world.clone().run(which as u64 + 1));
     }
-    let (other, until) = (sim.clone(), calm.clone());
-    let reviving = rt::spawn(async move {
-        while !until.is_stopped() {
-            rt::sleep(Duration::from_millis(300)).await;
-            NODES.iter().for_each(|name| other.node(name).restart());
-        }
-    });
     CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.002));
-    let [trouble, crashes] = plans(sim.seed());
-    let other = sim.clone();
-    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
-    sim.run_plan(&trouble).await;
-    crashing.await.expect("the driver does not crash");
-    CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.0));
-    sim.heal_all();
-    calm.stop();
-    reviving.await.expect("the driver does not crash");
-    NODES.iter().for_each(|name| sim.node(name).restart());
+    endure(&sim, plans(sim.seed()), &NODES, REVIVE, CRASH_POINTS.iter()).await;
     let before = lock(&world.truth).safe.len() as u64;
     let wanted = (before + 20).max(ENTRIES_MIN);
     let start = rt::now();
@@ -314,24 +296,18 @@ async fn scenario(sim: Sim) -> u64 {
     }
 }
 
-fn simulation(seed: u64) -> Simulation {
-    Simulation::new(seed).steps_max(4_000_000).trace_lines_max(60)
-}
-
-fn run(seed: u64) -> Outcome {
-    simulation(seed).run(scenario)
-}
-
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<()> {
     Campaign {
-        run: &run,
+        name: "RAFT_ORDERED",
+        tests: "raft_ordered::",
+        steps_max: 4_000_000,
+        scenario: |sim, ()| scenario(sim).boxed(),
         plans,
         points: CRASH_POINTS.to_vec(),
         enough: 75,
-        repeat: [
-            "RAFT_ORDERED_SEEDS=",
-            "..+1 cargo test --release -p heddle-consensus --test consensus raft_ordered::chosen_seeds",
-        ],
+        plant: |()| {},
+        sound: (),
+        mistakes: &[],
     }
 }
 
@@ -340,15 +316,17 @@ fn seeds_0_to_99() {
     campaign().run(0..100);
 }
 
-/// `RAFT_ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus raft_ordered::chosen_seeds`
 #[test]
 fn chosen_seeds() {
-    campaign().run_chosen("RAFT_ORDERED_SEEDS");
+    campaign().run_chosen();
+}
+
+#[test]
+fn one_seed() {
+    campaign().run_one();
 }
 
 #[test]
 fn a_seed_decides_everything() {
-    for seed in 0..3 {
-        simulation(seed).check(scenario).expect("both runs succeed and are the same");
-    }
+    campaign().run_twice();
 }

@@ -7,9 +7,11 @@
 use base::rt::simulation::Sim;
 use base::rt::{self, Stop};
 use consensus::fault::{Mutant, plant};
+use futures_util::FutureExt as _;
 
-use super::{Duration, course, plans, simulation};
-use crate::support::{Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes};
+use super::{Duration, course, plans};
+use crate::support::campaign::{Campaign, tests_of};
+use crate::support::{FAULT_POINTS, MEMORY_NODES, PROCESSORS, nodes};
 
 pub const CRASH_POINTS: &[&str] = &["consensus.disk.followed", "consensus.disk.synced", "consensus.keep.sending"];
 
@@ -44,22 +46,26 @@ async fn scenario(sim: Sim) -> u64 {
     course(sim, persistent, power_fails).await
 }
 
-fn run(seed: u64, mutant: Mutant) -> Outcome {
-    plant(mutant);
-    let outcome = simulation(seed).run(scenario);
-    plant(Mutant::None);
-    outcome
-}
+/// How the messages of the checks begin that may catch a mistake.
+const CAUGHT_BY: &[&str] =
+    &["linearizable:", "changed:", "report:", "torn:", "blocks:", "progress:", "a block is given"];
 
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<Mutant> {
     Campaign {
-        run: &|seed| run(seed, Mutant::None),
+        name: "DURABLE",
+        tests: "kv_simulation::durable::",
+        steps_max: 6_000_000,
+        scenario: |sim, _| scenario(sim).boxed(),
         plans,
         points: FAULT_POINTS.iter().chain(super::CRASH_POINTS).chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: [
-            "DURABLE_SEED=",
-            " cargo test --release -p heddle-consensus --test consensus kv_simulation::durable::one_seed",
+        plant,
+        sound: Mutant::None,
+        mistakes: &[
+            (Mutant::AnswerUnsynced, CAUGHT_BY),
+            (Mutant::FollowUnsynced, CAUGHT_BY),
+            (Mutant::KeepUnsynced, CAUGHT_BY),
+            (Mutant::CountUnsynced, CAUGHT_BY),
         ],
     }
 }
@@ -74,43 +80,4 @@ fn seeds_75_to_149() {
     campaign().run(75..150);
 }
 
-/// `DURABLE_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus kv_simulation::durable::chosen_seeds`
-#[test]
-fn chosen_seeds() {
-    campaign().run_chosen("DURABLE_SEEDS");
-}
-
-/// `DURABLE_SEED=17 cargo test --release -p heddle-consensus --test consensus kv_simulation::durable::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("DURABLE_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    run(seed, Mutant::None).expect("the seed succeeds");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..3 {
-        simulation(seed).check(scenario).expect("both runs succeed and are the same");
-    }
-}
-
-/// How the messages of the checks begin that may catch a mistake.
-const MISTAKES: &[(Mutant, &[&str])] = &[
-    (Mutant::AnswerUnsynced, &["linearizable:", "changed:", "report:", "torn:", "blocks:", "progress:"]),
-    (Mutant::FollowUnsynced, &["linearizable:", "changed:", "report:", "torn:", "blocks:", "progress:"]),
-    (
-        Mutant::KeepUnsynced,
-        &["linearizable:", "changed:", "report:", "torn:", "blocks:", "progress:", "a block is given"],
-    ),
-    (
-        Mutant::CountUnsynced,
-        &["linearizable:", "changed:", "report:", "torn:", "blocks:", "progress:", "a block is given"],
-    ),
-];
-
-#[test]
-fn every_planted_mistake_is_caught() {
-    for (mutant, caught_by) in MISTAKES {
-        must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
-    }
-}
+tests_of!(campaign());

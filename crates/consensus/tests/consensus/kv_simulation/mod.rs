@@ -14,7 +14,6 @@
 //! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
 
 mod durable;
-pub mod history;
 mod tables;
 
 use std::future::Future;
@@ -22,11 +21,11 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
+use base::rt::simulation::{FaultKind, Plan, Sim};
 use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind};
 use consensus::kv::fault::{Mutant, plant};
-use consensus::kv::{Expected, Options, Sizes, Store, Swap};
+use consensus::kv::{Options, Sizes, Store};
 use consensus::{Coordinator, Error, Group, Layout, Standby};
 use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
@@ -34,8 +33,9 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use rma::Fabric;
 use rma::sim::SimFabric;
 
-use crate::support::{self, CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
-use history::{Asked, History, Outcome as Told};
+use crate::support::campaign::{Campaign, tests_of};
+use crate::support::history::{Asked, History, Outcome, bytes_of, expected_of, key_of, value_of};
+use crate::support::{self, CALM_MAX, FAULT_POINTS, GROUP, PROCESSORS, nodes, timing};
 
 const KEYS: u64 = 12;
 const CLIENTS: usize = 6;
@@ -73,24 +73,36 @@ struct World {
     options: Options,
 }
 
-fn key_of(key: u64) -> Bytes {
-    Bytes::from(format!("key-{key}"))
-}
-
-/// A value's bytes: of some length, and all of them tell which it is.
-fn bytes_of(value: u64, sizes: &Sizes) -> Bytes {
-    let words = 1 + (value * 7 % 40).min(sizes.value_bytes_max() as u64 / 8 - 1);
-    Bytes::from(value.to_le_bytes().repeat(words as usize))
-}
-
-fn value_of(bytes: &[u8]) -> u64 {
-    let mut words = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("torn: a part of a word")));
-    let first = words.next().expect("torn: an empty value");
-    assert!(words.all(|word| word == first), "torn: {bytes:?}");
-    first
-}
-
 impl World {
+    /// Memory nodes, the first so many persistent, and a group on them.
+    async fn found(sim: &Sim, persistent: usize, tables: tables::Open) -> World {
+        let seed = sim.seed();
+        let history = Arc::new(History::new(sim));
+        let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
+        let sizes = Sizes { log_bytes, buckets: 8, blocks: 512, block_bytes: 128 };
+        let options = Options { cache_bytes: [0, 1500, 1 << 20][(seed % 3) as usize] };
+        let world = World {
+            sim: sim.clone(),
+            fabric: SimFabric::new(sim),
+            history,
+            current: Arc::default(),
+            memory_nodes: nodes(seed),
+            persistent,
+            tables,
+            sizes,
+            options,
+        };
+        for which in 0..world.memory_nodes {
+            let is_persistent = which < world.persistent;
+            support::start_memory_node(sim, &world.fabric, which, world.layout(), is_persistent, |host| host);
+        }
+        rt::sleep(Duration::from_millis(20)).await;
+        let formatting = world.clone();
+        let formatted = sim.node("operator").spawn(async move { consensus::format(&formatting.group()).await });
+        formatted.await.expect("nothing crashes it").expect("all nodes answer");
+        world
+    }
+
     fn group(&self) -> Group {
         Group {
             id: GROUP,
@@ -136,7 +148,13 @@ impl World {
         let persistent = self.tables.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match persistent {
             Some(persistent) => {
-                Store::take_over_persistent(coordinator, self.sizes, self.options, persistent).boxed().await
+                let alive = coordinator.clone();
+                let taken =
+                    Store::take_over_persistent(coordinator, self.sizes, self.options, persistent).boxed().await;
+                if matches!(taken, Err(Error::Fenced(_))) && alive.is_serving() {
+                    self.history.fail("report: the tables refuse a coordinator that serves".to_owned());
+                }
+                taken
             }
             None => Store::take_over(coordinator, self.sizes, self.options).await,
         }
@@ -148,7 +166,8 @@ impl World {
             // All of them are blank until the group is formatted anew.
             return;
         }
-        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
+        // Whoever uses the tables loses power together with them.
+        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) || matches!(error, Error::Disk { .. }) {
             self.history.fail(format!("report: {}: {error}", PROCESSORS[which]));
         }
     }
@@ -191,44 +210,19 @@ impl World {
         }
     }
 
-    /// One operation on a key.
     async fn operate(&self, store: &Store) -> Result<(), Error> {
-        let (history, key) = (&self.history, rt::random_below(KEYS));
-        let name = key_of(key);
-        let asked = match rt::random_below(10) {
-            0..5 => Asked::Get,
-            5..8 => Asked::Put(history.next_value()),
-            8 => Asked::Delete,
-            _ => Asked::Swap(history.some_value(key), history.next_value()),
-        };
-        let begun = history.begin(key, asked);
-        let outcome = match asked {
-            Asked::Get => store
-                .get(&name)
-                .await
-                .map(|found| Told::Got(found.map(|found| (value_of(&found.value), found.version)))),
-            Asked::Put(value) => store.put(name, bytes_of(value, &self.sizes)).await.map(Told::Done),
-            Asked::Delete => store.delete(name).await.map(|done| done.map_or(Told::Got(None), Told::Done)),
-            Asked::Swap(expected, value) => {
-                let expected = expected.map_or(Expected::Absent, |value| Expected::Value(bytes_of(value, &self.sizes)));
-                let new = Some(bytes_of(value, &self.sizes));
-                store.compare_and_set(name, expected, new).await.map(|swapped| match swapped {
-                    Swap::Done(version) => Told::Done(version),
-                    Swap::Found(found) => Told::Got(found.map(|found| (value_of(&found.value), found.version))),
-                })
-            }
-        };
-        match outcome {
-            Ok(outcome) => history.end(begun, outcome),
-            Err(error) => {
-                if error.kind() != ErrorKind::Ambiguous {
-                    history.refused(begun);
+        let perform = |key: Bytes, asked| async move {
+            Ok(match asked {
+                Asked::Get => Outcome::got(store.get(&key).await?),
+                Asked::Put(value) => Outcome::Done(store.put(key, bytes_of(value)).await?),
+                Asked::Delete => Outcome::deleted(store.delete(key).await?),
+                Asked::Swap(expected, value) => {
+                    let (expected, new) = (expected_of(expected), Some(bytes_of(value)));
+                    Outcome::swapped(store.compare_and_set(key, expected, new).await?)
                 }
-                return Err(error);
-            }
-        }
-        rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
-        Ok(())
+            })
+        };
+        self.history.operate(KEYS, perform).await
     }
 
     /// Somebody serves, everything works, and every memory node is whole again.
@@ -314,29 +308,8 @@ async fn course_of<F: Future<Output = ()> + Send + 'static>(
     meanwhile: impl FnOnce(World, Stop) -> F,
 ) -> u64 {
     let seed = sim.seed();
-    let history = Arc::new(History::new(&sim));
-    let log_bytes = [4096, 8192][(seed / 2 % 2) as usize];
-    let sizes = Sizes { log_bytes, buckets: 8, blocks: 512, block_bytes: 128 };
-    let options = Options { cache_bytes: [0, 1500, 1 << 20][(seed % 3) as usize] };
-    let world = World {
-        sim: sim.clone(),
-        fabric: SimFabric::new(&sim),
-        history: Arc::clone(&history),
-        current: Arc::default(),
-        memory_nodes: nodes(seed),
-        persistent,
-        tables,
-        sizes,
-        options,
-    };
-    for which in 0..world.memory_nodes {
-        let is_persistent = which < world.persistent;
-        support::start_memory_node(&sim, &world.fabric, which, world.layout(), is_persistent, |host| host);
-    }
-    rt::sleep(Duration::from_millis(20)).await;
-    let formatting = world.clone();
-    let formatted = sim.node("operator").spawn(async move { consensus::format(&formatting.group()).await });
-    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    let world = World::found(&sim, persistent, tables).await;
+    let history = Arc::clone(&world.history);
     for (which, name) in PROCESSORS.into_iter().enumerate() {
         let world = world.clone();
         sim.node(name).start(move || world.clone().process(which));
@@ -370,24 +343,26 @@ async fn course_of<F: Future<Output = ()> + Send + 'static>(
     history.operations()
 }
 
-fn simulation(seed: u64) -> Simulation {
-    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
-}
-
-fn run(seed: u64, mutant: Mutant) -> Outcome {
-    plant(mutant);
-    let outcome = simulation(seed).run(scenario);
-    plant(Mutant::None);
-    outcome
-}
-
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<Mutant> {
     Campaign {
-        run: &|seed| run(seed, Mutant::None),
+        name: "KV",
+        tests: "kv_simulation::",
+        steps_max: 6_000_000,
+        scenario: |sim, _| scenario(sim).boxed(),
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: ["KV_SEED=", " cargo test --release -p heddle-consensus --test consensus kv_simulation::one_seed"],
+        plant,
+        sound: Mutant::None,
+        mistakes: &[
+            (Mutant::AnswerUncommitted, &["linearizable:", "changed:"]),
+            (Mutant::ServeUnwritten, &["linearizable:", "changed:", "report:"]),
+            (Mutant::ForgetLog, &["linearizable:", "changed:", "report:"]),
+            (Mutant::EvictPending, &["linearizable:"]),
+            (Mutant::WalkUnguarded, &["linearizable:", "torn:"]),
+            (Mutant::CursorFirst, &["linearizable:", "changed:", "blocks:"]),
+            (Mutant::NoSeal, &["linearizable:", "changed:", "report:"]),
+        ],
     }
 }
 
@@ -401,42 +376,4 @@ fn seeds_75_to_149() {
     campaign().run(75..150);
 }
 
-/// `KV_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus kv_simulation::chosen_seeds`
-#[test]
-fn chosen_seeds() {
-    campaign().run_chosen("KV_SEEDS");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..4 {
-        simulation(seed).check(scenario).expect("both runs succeed and are the same");
-    }
-}
-
-/// How the messages of the checks begin that may catch a mistake.
-const MISTAKES: &[(Mutant, &[&str])] = &[
-    (Mutant::AnswerUncommitted, &["linearizable:", "changed:"]),
-    (Mutant::ServeUnwritten, &["linearizable:", "changed:", "report:"]),
-    (Mutant::ForgetLog, &["linearizable:", "changed:", "report:"]),
-    (Mutant::EvictPending, &["linearizable:"]),
-    (Mutant::WalkUnguarded, &["linearizable:", "torn:"]),
-    (Mutant::CursorFirst, &["linearizable:", "changed:", "blocks:"]),
-    (Mutant::NoSeal, &["linearizable:", "changed:", "report:"]),
-];
-
-#[test]
-fn every_planted_mistake_is_caught() {
-    for (mutant, caught_by) in MISTAKES {
-        support::must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
-    }
-}
-
-/// `KV_SEED=17 cargo test --release -p heddle-consensus --test consensus kv_simulation::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("KV_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    let [trouble, crashes] = plans(seed);
-    println!("fault plan: {trouble}\n{crashes}");
-    run(seed, Mutant::None).expect("the seed succeeds");
-}
+tests_of!(campaign());

@@ -4,34 +4,44 @@
 //! is formatted anew, and the next coordinator makes the store of what the tables have. Callers are told nothing that the tables
 //! have not, so the history, before and after, must be linearizable.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use async_trait::async_trait;
 use base::rt::disk::Directory;
-use base::rt::simulation::Sim;
+use base::rt::simulation::{Sim, Simulation};
 use base::rt::{self, Stop};
-use consensus::Error;
-use consensus::kv::Persistent;
+use base::{BlockNumber, Epoch};
 use consensus::kv::fault::{Mutant, plant};
-use storage::tables::{ModelEngine, TablesEngine as _};
+use consensus::kv::{Persistent, Store};
+use consensus::{Error, Standby};
+use futures_util::FutureExt as _;
+use storage::tables::{ModelEngine, Pruned, RangePage, Row, RowBatch, Savepoint, Tables, TablesEngine as _};
 
-use super::{Duration, World, course_of, plans, simulation};
-use crate::support::{Campaign, FAULT_POINTS, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes};
+use super::{Duration, World, course_of, plans};
+use crate::support::campaign::{Campaign, must_be_caught, tests_of};
+use crate::support::history::{bytes_of, key_of, value_of};
+use crate::support::{FAULT_POINTS, GROUP, MEMORY_NODES, PROCESSORS, nodes};
 
-pub const CRASH_POINTS: &[&str] = &["consensus.kv.persisted", "consensus.kv.persisting", "consensus.kv.restoring"];
+pub const CRASH_POINTS: &[&str] =
+    &["consensus.kv.based", "consensus.kv.persisted", "consensus.kv.persisting", "consensus.kv.restoring"];
 /// Whose disk it is.
 const DISK: &str = "disk";
 
 /// The tables as they are open now.
 pub type Open = Arc<Mutex<Option<Persistent>>>;
 
-async fn open(sim: &Sim, tables: &Open) {
-    let opening = sim.node(DISK).spawn(async {
+async fn open_named(sim: &Sim, name: &'static str) -> Arc<dyn Tables> {
+    let opening = sim.node(DISK).spawn(async move {
         let directory = Directory::open("/tables").await.expect("a directory can be made");
         let engine = ModelEngine::open(directory).await.expect("it opens");
-        engine.tables("kv").await.expect("no crash damages them")
+        engine.tables(name).await.expect("no crash damages them")
     });
-    let opened = opening.await.expect("it does not crash");
-    let persistent = Persistent { tables: opened, is_synchronous: true };
+    opening.await.expect("it does not crash")
+}
+
+async fn open(sim: &Sim, tables: &Open) {
+    let persistent = Persistent { tables: open_named(sim, "kv").await, is_synchronous: true };
     *tables.lock().unwrap_or_else(PoisonError::into_inner) = Some(persistent);
 }
 
@@ -39,7 +49,7 @@ async fn power_fails(world: World, until: Stop) {
     let sim = world.sim.clone();
     let mut chance = sim.chance();
     CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.005));
-    sim.inject("consensus.kv.restoring", 0.2);
+    ["consensus.kv.based", "consensus.kv.restoring"].iter().for_each(|point| sim.inject(point, 0.2));
     let memory_nodes = &MEMORY_NODES[..nodes(sim.seed())];
     loop {
         let pause = chance.duration(&(Duration::from_millis(300)..Duration::from_millis(900)));
@@ -68,22 +78,21 @@ async fn scenario(sim: Sim) -> u64 {
     course_of(sim, 0, tables, power_fails).await
 }
 
-fn run(seed: u64, mutant: Mutant) -> Outcome {
-    plant(mutant);
-    let outcome = simulation(seed).run(scenario);
-    plant(Mutant::None);
-    outcome
-}
-
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<Mutant> {
     Campaign {
-        run: &|seed| run(seed, Mutant::None),
+        name: "TABLES",
+        tests: "kv_simulation::tables::",
+        steps_max: 6_000_000,
+        scenario: |sim, _| scenario(sim).boxed(),
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: [
-            "TABLES_SEED=",
-            " cargo test --release -p heddle-consensus --test consensus kv_simulation::tables::one_seed",
+        plant,
+        sound: Mutant::None,
+        mistakes: &[
+            (Mutant::TellUnpersisted, &["linearizable:", "changed:", "report:"]),
+            (Mutant::ApplyUnpersisted, &["linearizable:", "changed:", "report:"]),
+            (Mutant::EpochOfTerm, &["report:"]),
         ],
     }
 }
@@ -93,30 +102,160 @@ fn seeds_0_to_99() {
     campaign().run(0..100);
 }
 
-/// `TABLES_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus kv_simulation::tables::chosen_seeds`
-#[test]
-fn chosen_seeds() {
-    campaign().run_chosen("TABLES_SEEDS");
+tests_of!(campaign());
+
+/// Tables at which a batch of an earlier coordinator comes late.
+struct Racing {
+    inner: Arc<dyn Tables>,
+    /// What is written is held.
+    holds: AtomicBool,
+    held: Mutex<Option<RowBatch>>,
+    /// The batch comes behind the next look at the savepoint.
+    races: AtomicBool,
 }
 
-/// `TABLES_SEED=17 cargo test --release -p heddle-consensus --test consensus kv_simulation::tables::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("TABLES_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    run(seed, Mutant::None).expect("the seed succeeds");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..3 {
-        simulation(seed).check(scenario).expect("both runs succeed and are the same");
+impl Racing {
+    fn held(&self) -> MutexGuard<'_, Option<RowBatch>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-#[test]
-fn every_planted_mistake_is_caught() {
-    for mutant in [Mutant::TellUnpersisted, Mutant::ApplyUnpersisted] {
-        let by = &["linearizable:", "changed:", "report:"];
-        must_be_caught(&format!("{mutant:?}"), by, |seed| run(seed, mutant));
+#[async_trait]
+impl Tables for Racing {
+    fn write(&self, batch: RowBatch) -> Result<(), storage::Error> {
+        if self.holds.load(Ordering::Relaxed) {
+            *self.held() = Some(batch);
+            return Ok(());
+        }
+        self.inner.write(batch)
     }
+
+    async fn persist(&self) -> Result<Savepoint, storage::Error> {
+        if self.holds.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        self.inner.persist().await
+    }
+
+    fn savepoint(&self) -> Savepoint {
+        let savepoint = self.inner.savepoint();
+        if self.races.swap(false, Ordering::Relaxed) {
+            let batch = self.held().take().expect("a batch is held");
+            self.inner.write(batch).expect("nobody has fenced it yet");
+        }
+        savepoint
+    }
+
+    fn durable_savepoint(&self) -> Savepoint {
+        self.inner.durable_savepoint()
+    }
+
+    fn get(&self, namespace: &str, key: &[u8], through: BlockNumber) -> Result<Option<Row>, storage::Error> {
+        self.inner.get(namespace, key, through)
+    }
+
+    fn range(
+        &self,
+        namespace: &str,
+        start: &[u8],
+        end: &[u8],
+        through: BlockNumber,
+        limit: usize,
+    ) -> Result<RangePage, storage::Error> {
+        self.inner.range(namespace, start, end, through, limit)
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>, storage::Error> {
+        self.inner.namespaces()
+    }
+
+    fn prune(&self, oldest: BlockNumber, rows_max: usize) -> Result<Pruned, storage::Error> {
+        self.inner.prune(oldest, rows_max)
+    }
+}
+
+/// Whoever stands by at a processor takes over, with these tables.
+async fn take_over(world: &World, which: usize, tables: Arc<dyn Tables>) -> Result<Store, Error> {
+    let mut standby = Standby::new(world.group(), which as u64).expect("the group is good");
+    let coordinator = standby.take_over().await.expect("a majority is there");
+    let persistent = Persistent { tables, is_synchronous: true };
+    Store::take_over_persistent(coordinator, world.sizes, world.options, persistent).await
+}
+
+/// The first coordinator ends in the midst of a batch, which comes to the tables while the second writes its epoch into them.
+async fn raced(sim: Sim) -> u64 {
+    let world = World::found(&sim, 0, Open::default()).await;
+    let racing = Arc::new(Racing {
+        inner: open_named(&sim, "kv").await,
+        holds: AtomicBool::new(false),
+        held: Mutex::default(),
+        races: AtomicBool::new(false),
+    });
+    let (first, tables) = (world.clone(), Arc::clone(&racing));
+    drop(sim.node(PROCESSORS[0]).spawn(async move {
+        let store = take_over(&first, 0, tables.clone()).await.expect("the tables are blank");
+        store.put(key_of(1), bytes_of(1)).await.expect("it serves");
+        tables.holds.store(true, Ordering::Relaxed);
+        store.put(key_of(2), bytes_of(2)).await.expect_err("the tables never have it");
+    }));
+    while racing.held().is_none() {
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+    sim.node(PROCESSORS[0]).crash();
+    racing.holds.store(false, Ordering::Relaxed);
+    racing.races.store(true, Ordering::Relaxed);
+    let taken = sim.node(PROCESSORS[1]).spawn(async move {
+        let store = take_over(&world, 1, racing).await.expect("report: it tries again");
+        for value in 1..3 {
+            let found = store.get(&key_of(value)).await.expect("it serves").expect("lost: it was in the tables");
+            assert_eq!(value_of(&found.value), value);
+        }
+        store.put(key_of(3), bytes_of(3)).await.expect("the tables take it");
+    });
+    taken.await.expect("nothing crashes it");
+    3
+}
+
+#[test]
+fn a_batch_that_comes_between_look_and_fence_does_not_end_the_next_coordinator() {
+    must_be_caught("FenceOnce", &["report:"], |seed| {
+        plant(Mutant::FenceOnce);
+        let outcome = Simulation::new(seed).run(raced);
+        plant(Mutant::None);
+        outcome
+    });
+    for seed in 0..20 {
+        Simulation::new(seed).run(raced).expect("the second coordinator serves");
+    }
+}
+
+/// Tables of another group, and of another store, at a group without a store and at one with one.
+async fn strange(sim: Sim) -> u64 {
+    let world = World::found(&sim, 0, Open::default()).await;
+    let (others, strangers) = (open_named(&sim, "group").await, open_named(&sim, "store").await);
+    for (tables, group) in [(&others, GROUP.0 + 1), (&strangers, GROUP.0)] {
+        let mut block_hash = [0; 32];
+        block_hash[..8].copy_from_slice(&1234_u64.to_le_bytes());
+        block_hash[8..16].copy_from_slice(&group.to_le_bytes());
+        let savepoint = Savepoint { height: 5, epoch: Epoch(0), block_hash };
+        tables.write(RowBatch::new(savepoint)).expect("they are blank");
+    }
+    let own = open_named(&sim, "kv").await;
+    let trying = sim.node(PROCESSORS[0]).spawn(async move {
+        let refused = |outcome: Result<Store, Error>| assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
+        refused(take_over(&world, 0, Arc::clone(&others)).await);
+        take_over(&world, 0, own).await.expect("blank tables are its own");
+        refused(take_over(&world, 0, Arc::clone(&others)).await);
+        refused(take_over(&world, 0, Arc::clone(&strangers)).await);
+        for tables in [others, strangers] {
+            assert_eq!(tables.savepoint().epoch, Epoch(0), "a stranger's tables were fenced");
+        }
+    });
+    trying.await.expect("nothing crashes it");
+    0
+}
+
+#[test]
+fn tables_of_another_group_or_store_are_refused_and_left_as_they_are() {
+    Simulation::new(1).run(strange).expect("they are refused");
 }

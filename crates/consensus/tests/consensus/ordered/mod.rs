@@ -26,12 +26,12 @@ use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
 use consensus::ordered::solo::Solo;
 use consensus::ordered::{Journal, OrderedLog, Processor, Role};
 use consensus::{Error, Group, Layout, Status, Term};
+use futures_util::FutureExt as _;
 use futures_util::future::{Either, select};
 use rma::sim::SimFabric;
 
-use crate::support::{
-    self, CALM_MAX, Campaign, FAULT_POINTS, GROUP, MEMORY_NODES, Outcome, PROCESSORS, must_be_caught, nodes, timing,
-};
+use crate::support::campaign::{Campaign, must_be_caught, tests_of};
+use crate::support::{self, CALM_MAX, FAULT_POINTS, GROUP, MEMORY_NODES, PROCESSORS, nodes, timing};
 use journal::FileJournal;
 use truth::Truth;
 
@@ -412,7 +412,7 @@ async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
 
 #[test]
 fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
-    let run = |seed, mutant| simulation(seed).run(move |sim| overslept(sim, mutant));
+    let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| overslept(sim, mutant));
     for seed in 0..40 {
         run(seed, Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
     }
@@ -421,87 +421,66 @@ fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
     }
 }
 
-fn simulation(seed: u64) -> Simulation {
-    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
-}
+/// An engine, and what is planted in it.
+type Planted = (Engine, Mutant);
 
-fn run(seed: u64, engine: Engine, mutant: Mutant) -> Outcome {
-    simulation(seed).run(move |sim| scenario(sim, engine, mutant))
-}
+const SOLO: Engine = Engine::Solo;
+const SIFT: Engine = Engine::Sift { volatile: false };
+const VOLATILE: Engine = Engine::Sift { volatile: true };
 
-fn campaign(engine: Engine, points: &[&'static str], run: &'static dyn Fn(u64) -> Outcome) -> Campaign<'static> {
-    let repeat = match engine {
-        Engine::Solo => ["ORDERED_ENGINE=solo ORDERED_SEED=", ""],
-        Engine::Sift { volatile: false } => ["ORDERED_ENGINE=sift ORDERED_SEED=", ""],
-        Engine::Sift { volatile: true } => ["ORDERED_ENGINE=volatile ORDERED_SEED=", ""],
+fn campaign(engine: Engine) -> Campaign<Planted> {
+    let (name, points) = match engine {
+        SOLO => ("SOLO", SOLO_CRASH_POINTS.to_vec()),
+        SIFT => ("ORDERED", FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect()),
+        VOLATILE => ("VOLATILE", Vec::new()),
     };
-    let repeat = [repeat[0], " cargo test --release -p heddle-consensus --test consensus ordered::one_seed"];
-    Campaign { run, plans, points: points.to_vec(), enough: 100, repeat }
-}
-
-fn sift() -> Campaign<'static> {
-    let points: Vec<&str> = FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect();
-    campaign(Engine::Sift { volatile: false }, &points, &|seed| {
-        run(seed, Engine::Sift { volatile: false }, Mutant::None)
-    })
+    Campaign {
+        name,
+        tests: "ordered::",
+        steps_max: 6_000_000,
+        scenario: |sim, (engine, mutant)| scenario(sim, engine, mutant).boxed(),
+        plans,
+        points,
+        enough: 100,
+        plant: |(_, mutant)| plant(mutant),
+        sound: (engine, Mutant::None),
+        mistakes: &[
+            ((SIFT, Mutant::OneDisk), &["one entry", "lost", "report", "made up"]),
+            ((SIFT, Mutant::AnswerUnsynced), &["one entry", "lost", "report"]),
+            ((SIFT, Mutant::OwnDisk), &["one entry", "lost", "report"]),
+            ((SIFT, Mutant::ForgetLog), &["one entry", "lost", "report"]),
+            ((SOLO, Mutant::ShowUnsynced), &["one entry", "lost", "progress"]),
+        ],
+    }
 }
 
 #[test]
 fn sift_keeps_the_promises() {
-    sift().run(0..100);
+    campaign(SIFT).run(0..100);
 }
 
 #[test]
 fn volatile_sift_keeps_the_promises_as_long_as_not_all_power_is_lost() {
-    let engine = Engine::Sift { volatile: true };
-    campaign(engine, &[], &|seed| run(seed, Engine::Sift { volatile: true }, Mutant::None)).run(0..40);
+    campaign(VOLATILE).run(0..40);
 }
 
 #[test]
 fn solo_keeps_the_promises() {
-    campaign(Engine::Solo, SOLO_CRASH_POINTS, &|seed| run(seed, Engine::Solo, Mutant::None)).run(0..100);
+    campaign(SOLO).run(0..100);
 }
 
-/// `ORDERED_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus ordered::chosen_seeds`
+/// Those of other engines begin with `SOLO_` and `VOLATILE_`.
 #[test]
-fn chosen_seeds() {
-    sift().run_chosen("ORDERED_SEEDS");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..4 {
-        for engine in [Engine::Solo, Engine::Sift { volatile: false }] {
-            let check = simulation(seed).check(move |sim| scenario(sim, engine, Mutant::None));
-            check.expect("both runs succeed and are the same");
-        }
+fn chosen_seeds_of_other_engines() {
+    for engine in [SOLO, VOLATILE] {
+        campaign(engine).run_chosen();
+        campaign(engine).run_one();
     }
 }
 
 #[test]
-fn every_planted_mistake_is_caught() {
-    let sift = Engine::Sift { volatile: false };
-    for (mutant, engine, by) in [
-        (Mutant::OneDisk, sift, &["one entry", "lost", "report", "made up"][..]),
-        (Mutant::AnswerUnsynced, sift, &["one entry", "lost", "report"]),
-        (Mutant::OwnDisk, sift, &["one entry", "lost", "report"]),
-        (Mutant::ForgetLog, sift, &["one entry", "lost", "report"]),
-        (Mutant::ShowUnsynced, Engine::Solo, &["one entry", "lost", "progress"]),
-    ] {
-        must_be_caught(&format!("{mutant:?}"), by, |seed| run(seed, engine, mutant));
-    }
+fn a_seed_decides_everything_of_solo_too() {
+    campaign(SOLO).run_twice();
 }
 
-/// `ORDERED_ENGINE=sift ORDERED_SEED=17 cargo test --release -p heddle-consensus --test consensus ordered::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("ORDERED_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    let [trouble, crashes] = plans(seed);
-    println!("fault plan: {trouble}\n{crashes}");
-    let engine = match std::env::var("ORDERED_ENGINE").as_deref() {
-        Ok("solo") => Engine::Solo,
-        Ok("volatile") => Engine::Sift { volatile: true },
-        _ => Engine::Sift { volatile: false },
-    };
-    run(seed, engine, Mutant::None).expect("the seed succeeds");
-}
+tests_of!(campaign(SIFT));

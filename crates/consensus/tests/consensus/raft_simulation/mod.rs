@@ -16,17 +16,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base::rt::net::BoxFuture;
-use base::rt::simulation::{Bounds, CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim, Simulation};
+use base::rt::simulation::{Bounds, CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim};
 use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind};
-use consensus::kv::{Expected, Swap};
+use consensus::kv::Swap;
 use consensus::raft::fault::{Mutant, plant};
 use consensus::raft::kv::{Keys, Store};
 use consensus::raft::{Applied, Machine, Member, Options, Timing};
 use consensus::{Error, Term};
+use futures_util::FutureExt as _;
 
-use crate::kv_simulation::history::{Asked, History, Outcome as Told};
-use crate::support::{self, Campaign, Outcome};
+use crate::support::campaign::{Campaign, endure, plans_of, tests_of};
+use crate::support::history::{Asked, History, Outcome, bytes_of, expected_of};
 
 const NODES: [&str; 5] = ["n1", "n2", "n3", "n4", "n5"];
 const GUEST: &str = "guest";
@@ -36,6 +37,8 @@ const CLIENTS: usize = 5;
 const OPERATIONS_MIN: u64 = 300;
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(3000);
+/// Before a node that has crashed starts again.
+const REVIVE: Duration = Duration::from_millis(60);
 /// Within this everything works again.
 const CALM_MAX: Duration = Duration::from_secs(30);
 
@@ -111,22 +114,6 @@ fn timing() -> Timing {
         election_ticks: 12,
         drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
     }
-}
-
-fn key_of(key: u64) -> Bytes {
-    Bytes::from(format!("key-{key}"))
-}
-
-/// A value's bytes: of some length, and all of them tell which it is.
-fn bytes_of(value: u64) -> Bytes {
-    Bytes::from(value.to_le_bytes().repeat(1 + (value * 7 % 40) as usize))
-}
-
-fn value_of(bytes: &[u8]) -> u64 {
-    let mut words = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("torn: a part of a word")));
-    let first = words.next().expect("torn: an empty value");
-    assert!(words.all(|word| word == first), "torn: {bytes:?}");
-    first
 }
 
 impl World {
@@ -216,43 +203,19 @@ impl World {
         }
     }
 
-    /// One operation on a key.
     async fn operate(&self, store: &Store) -> Result<(), Error> {
-        let (history, key) = (&self.history, rt::random_below(KEYS));
-        let name = key_of(key);
-        let asked = match rt::random_below(10) {
-            0..5 => Asked::Get,
-            5..8 => Asked::Put(history.next_value()),
-            8 => Asked::Delete,
-            _ => Asked::Swap(history.some_value(key), history.next_value()),
-        };
-        let begun = history.begin(key, asked);
-        let outcome = match asked {
-            Asked::Get => {
-                let found = store.get(&name).await;
-                found.map(|found| Told::Got(found.map(|found| (value_of(&found.value), found.version))))
-            }
-            Asked::Put(value) => store.put(&name, &bytes_of(value)).await.map(Told::Done),
-            Asked::Delete => store.delete(&name).await.map(|done| done.map_or(Told::Got(None), Told::Done)),
-            Asked::Swap(expected, value) => {
-                let expected = expected.map_or(Expected::Absent, |value| Expected::Value(bytes_of(value)));
-                store.compare_and_set(&name, expected, Some(bytes_of(value))).await.map(|swapped| match swapped {
-                    Swap::Done(version) => Told::Done(version),
-                    Swap::Found(found) => Told::Got(found.map(|found| (value_of(&found.value), found.version))),
-                })
-            }
-        };
-        match outcome {
-            Ok(outcome) => history.end(begun, outcome),
-            Err(error) => {
-                if error.kind() != ErrorKind::Ambiguous {
-                    history.refused(begun);
+        let perform = |key: Bytes, asked| async move {
+            Ok(match asked {
+                Asked::Get => Outcome::got(store.get(&key).await?),
+                Asked::Put(value) => Outcome::Done(store.put(&key, &bytes_of(value)).await?),
+                Asked::Delete => Outcome::deleted(store.delete(&key).await?),
+                Asked::Swap(expected, value) => {
+                    let (expected, new) = (expected_of(expected), Some(bytes_of(value)));
+                    Outcome::swapped(store.compare_and_set(&key, expected, new).await?)
                 }
-                return Err(error);
-            }
-        }
-        rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
-        Ok(())
+            })
+        };
+        self.history.operate(KEYS, perform).await
     }
 
     fn leading(&self) -> Option<Store> {
@@ -370,28 +333,16 @@ fn plans(seed: u64) -> [Plan; 2] {
     if is_durable(seed) {
         kinds.extend([FaultKind::Fail, FaultKind::Fill]);
     }
-    let names: Vec<String> = NODES[..nodes(seed)].iter().chain(&[GUEST]).map(|name| (*name).to_owned()).collect();
-    let within = Duration::from_millis(300)..TROUBLE;
-    let lasting = Duration::from_millis(5)..Duration::from_millis(500);
-    let trouble = Bounds {
-        nodes: names.clone(),
+    let names: Vec<&str> = NODES[..nodes(seed)].iter().chain(&[GUEST]).copied().collect();
+    let bounds = Bounds {
+        nodes: names.iter().map(|name| (*name).to_owned()).collect(),
         kinds,
         faults: 10,
-        within: within.clone(),
-        lasting: lasting.clone(),
+        within: Duration::from_millis(300)..TROUBLE,
+        lasting: Duration::from_millis(5)..Duration::from_millis(500),
         down_max: 2,
     };
-    let faults = if is_durable(seed) { 5 } else { 0 };
-    let crashes = Bounds { nodes: names, kinds: vec![FaultKind::Crash], faults, within, lasting, down_max: 2 };
-    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
-}
-
-/// Starts nodes again that have crashed.
-async fn revive(sim: Sim, names: Vec<&'static str>, until: Stop) {
-    while !until.is_stopped() {
-        rt::sleep(Duration::from_millis(60)).await;
-        names.iter().for_each(|name| sim.node(name).restart());
-    }
+    plans_of(seed, bounds, &names, if is_durable(seed) { 5 } else { 0 })
 }
 
 async fn scenario(sim: Sim) -> u64 {
@@ -420,28 +371,19 @@ async fn scenario(sim: Sim) -> u64 {
     let forgetting = (seed % 3 == 1 && world.is_durable && world.nodes == 3)
         .then(|| rt::spawn(world.clone().break_promises(sim.clone(), calm.clone())));
     let names: Vec<&'static str> = NODES[..world.nodes].iter().chain(&[GUEST]).copied().collect();
-    let reviving = rt::spawn(revive(sim.clone(), names.clone(), calm.clone()));
     if !seed.is_multiple_of(4) {
         FAULT_POINTS.iter().for_each(|point| sim.inject(point, 0.01));
         for point in CRASH_POINTS.iter().filter(|_| world.is_durable) {
             sim.inject(point, if OFTEN.contains(point) { 0.002 } else { 0.08 });
         }
     }
-    let [trouble, crashes] = plans(seed);
-    let other = sim.clone();
-    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
-    sim.run_plan(&trouble).await;
-    crashing.await.expect("the driver does not crash");
-    CRASH_POINTS.iter().chain(FAULT_POINTS).for_each(|point| sim.inject(point, 0.0));
-    sim.heal_all();
+    endure(&sim, plans(seed), &names, REVIVE, CRASH_POINTS.iter().chain(FAULT_POINTS)).await;
     calm.stop();
     changing.await.expect("the driver does not crash");
     if let Some(forgetting) = forgetting {
         forgetting.await.expect("the driver does not crash");
     }
     sim.heal_all();
-    reviving.await.expect("the driver does not crash");
-    names.iter().for_each(|name| sim.node(name).restart());
     history.check_failed();
     world.comes_to_rest().await;
     history.check_failed();
@@ -449,24 +391,26 @@ async fn scenario(sim: Sim) -> u64 {
     history.operations()
 }
 
-fn simulation(seed: u64) -> Simulation {
-    Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60)
-}
-
-fn run(seed: u64, mutant: Mutant) -> Outcome {
-    plant(mutant);
-    let outcome = simulation(seed).run(scenario);
-    plant(Mutant::None);
-    outcome
-}
-
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<Mutant> {
     Campaign {
-        run: &|seed| run(seed, Mutant::None),
+        name: "RAFT",
+        tests: "raft_simulation::",
+        steps_max: 6_000_000,
+        scenario: |sim, _| scenario(sim).boxed(),
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 75,
-        repeat: ["RAFT_SEED=", " cargo test --release -p heddle-consensus --test consensus raft_simulation::one_seed"],
+        plant,
+        sound: Mutant::None,
+        mistakes: &[
+            (Mutant::ConfirmUnsynced, &["linearizable:", "changed:", "applied:", "report:"]),
+            (Mutant::ForgetVote, &["leaders:", "applied:", "linearizable:", "changed:"]),
+            (Mutant::AnswerUncommitted, &["linearizable:", "changed:"]),
+            (Mutant::ReadWithoutLease, &["linearizable:"]),
+            (Mutant::KeepTorn, &["report:", "applied:", "torn:", "linearizable:"]),
+            (Mutant::SnapshotUnsynced, &["report:", "applied:", "linearizable:"]),
+            (Mutant::SkipRestore, &["linearizable:", "changed:"]),
+        ],
     }
 }
 
@@ -480,42 +424,4 @@ fn seeds_75_to_149() {
     campaign().run(75..150);
 }
 
-/// `RAFT_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus raft_simulation::chosen_seeds`
-#[test]
-fn chosen_seeds() {
-    campaign().run_chosen("RAFT_SEEDS");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..4 {
-        simulation(seed).check(scenario).expect("both runs succeed and are the same");
-    }
-}
-
-/// How the messages of the checks begin that may catch a mistake.
-const MISTAKES: &[(Mutant, &[&str])] = &[
-    (Mutant::ConfirmUnsynced, &["linearizable:", "changed:", "applied:", "report:"]),
-    (Mutant::ForgetVote, &["leaders:", "applied:", "linearizable:", "changed:"]),
-    (Mutant::AnswerUncommitted, &["linearizable:", "changed:"]),
-    (Mutant::ReadWithoutLease, &["linearizable:"]),
-    (Mutant::KeepTorn, &["report:", "applied:", "torn:", "linearizable:"]),
-    (Mutant::SnapshotUnsynced, &["report:", "applied:", "linearizable:"]),
-    (Mutant::SkipRestore, &["linearizable:", "changed:"]),
-];
-
-#[test]
-fn every_planted_mistake_is_caught() {
-    for (mutant, caught_by) in MISTAKES {
-        support::must_be_caught(&format!("{mutant:?}"), caught_by, |seed| run(seed, *mutant));
-    }
-}
-
-/// `RAFT_SEED=17 cargo test --release -p heddle-consensus --test consensus raft_simulation::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("RAFT_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    let [trouble, crashes] = plans(seed);
-    println!("fault plan: {trouble}\n{crashes}");
-    run(seed, Mutant::None).expect("the seed succeeds");
-}
+tests_of!(campaign());

@@ -1,5 +1,7 @@
 //! A memory node misses most of a round of the log, is adopted by a takeover that crashes, and leads the next one.
 
+use base::rt::simulation::Simulation;
+
 use super::*;
 
 /// Entries that all nodes have before any header says that they are applied: less than half of the log.

@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 
+use base::rt::simulation::Simulation;
+
 use super::*;
 
 const BYTES: usize = 128;

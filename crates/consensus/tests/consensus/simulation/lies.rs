@@ -42,30 +42,17 @@ pub enum Lie {
     NotEncodedAnew,
 }
 
-impl Lie {
-    pub const ALL: [Lie; 8] = [
-        Lie::AmbiguousIsWon,
-        Lie::NoRevocation,
-        Lie::MinorityCommits,
-        Lie::TermReused,
-        Lie::LongLease,
-        Lie::NotCopied,
-        Lie::StaleShare,
-        Lie::NotEncodedAnew,
-    ];
-
-    /// How the messages of the checks begin that may catch it.
-    pub fn caught_by(self) -> &'static [&'static str] {
-        match self {
-            Lie::AmbiguousIsWon => &["term:"],
-            Lie::NoRevocation => &["lost:", "changed:", "linearizable:", "torn:", "direct:", "serving:"],
-            Lie::MinorityCommits => &["lost:", "changed:", "linearizable:", "direct:", "record:"],
-            Lie::TermReused => &["term:"],
-            Lie::LongLease => &["serving:", "linearizable:"],
-            Lie::NotCopied | Lie::StaleShare | Lie::NotEncodedAnew => &["linearizable:", "torn:"],
-        }
-    }
-}
+/// How the messages of the checks begin that may catch it.
+pub const CAUGHT_BY: &[(Option<Lie>, &[&str])] = &[
+    (Some(Lie::AmbiguousIsWon), &["term:"]),
+    (Some(Lie::NoRevocation), &["lost:", "changed:", "linearizable:", "torn:", "direct:", "serving:"]),
+    (Some(Lie::MinorityCommits), &["lost:", "changed:", "linearizable:", "direct:", "record:"]),
+    (Some(Lie::TermReused), &["term:"]),
+    (Some(Lie::LongLease), &["serving:", "linearizable:"]),
+    (Some(Lie::NotCopied), &["linearizable:", "torn:"]),
+    (Some(Lie::StaleShare), &["linearizable:", "torn:"]),
+    (Some(Lie::NotEncodedAnew), &["linearizable:", "torn:"]),
+];
 
 /// A host that may lie to its memory node.
 pub struct LyingHost {

@@ -25,16 +25,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
+use base::rt::simulation::{FaultKind, Plan, Sim};
 use base::{Bytes, BytesMut, ErrorKind};
 use consensus::{Coordinator, Error, Group, Kind, Layout, Standby, Write};
-use futures_util::StreamExt as _;
 use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use rma::sim::SimFabric;
 use rma::{Fabric, Host};
 
-use crate::support::{self, CALM_MAX, Campaign, FAULT_POINTS, GROUP, Outcome, PROCESSORS, nodes, timing};
+use crate::support::campaign::{Campaign, tests_of};
+use crate::support::{self, CALM_MAX, FAULT_POINTS, GROUP, PROCESSORS, nodes, timing};
 use lies::{Lie, LyingHost};
 use truth::{Truth, value_of};
 
@@ -360,21 +361,18 @@ async fn comes_to_rest(world: &World) {
     }
 }
 
-fn simulation(seed: u64) -> Simulation {
-    Simulation::new(seed).steps_max(3_000_000).trace_lines_max(60)
-}
-
-fn run(seed: u64, lie: Option<Lie>) -> Outcome {
-    simulation(seed).run(|sim| scenario(sim, lie))
-}
-
-fn campaign() -> Campaign<'static> {
+fn campaign() -> Campaign<Option<Lie>> {
     Campaign {
-        run: &|seed| run(seed, None),
+        name: "CONSENSUS",
+        tests: "simulation::",
+        steps_max: 3_000_000,
+        scenario: |sim, lie| scenario(sim, lie).boxed(),
         plans,
         points: FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect(),
         enough: 150,
-        repeat: ["CONSENSUS_SEED=", " cargo test --release -p heddle-consensus --test consensus simulation::one_seed"],
+        plant: |_| {},
+        sound: None,
+        mistakes: lies::CAUGHT_BY,
     }
 }
 
@@ -388,33 +386,4 @@ fn seeds_150_to_299() {
     campaign().run(150..300);
 }
 
-/// `CONSENSUS_SEEDS=0..5000 cargo test --release -p heddle-consensus --test consensus simulation::chosen_seeds`
-#[test]
-fn chosen_seeds() {
-    campaign().run_chosen("CONSENSUS_SEEDS");
-}
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..8 {
-        simulation(seed).check(|sim| scenario(sim, None)).expect("both runs succeed and are the same");
-    }
-}
-
-#[test]
-fn every_planted_mistake_is_caught() {
-    for lie in Lie::ALL {
-        support::must_be_caught(&format!("{lie:?}"), lie.caught_by(), |seed| run(seed, Some(lie)));
-    }
-}
-
-/// `CONSENSUS_SEED=17 cargo test --release -p heddle-consensus --test consensus simulation::one_seed` repeats a seed.
-#[test]
-fn one_seed() {
-    let Some(seed) = std::env::var("CONSENSUS_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
-    let [trouble, crashes] = plans(seed);
-    println!("fault plan: {trouble}\n{crashes}");
-    let lie = std::env::var("CONSENSUS_LIE").ok();
-    let lie = lie.and_then(|name| Lie::ALL.into_iter().find(|lie| format!("{lie:?}") == name));
-    run(seed, lie).expect("the seed succeeds");
-}
+tests_of!(campaign());

@@ -1,5 +1,7 @@
 //! A memory node that was cut off comes back with its memory, and gets what it lacks.
 
+use base::rt::simulation::Simulation;
+
 use super::*;
 
 /// Blocks that are written while it is away.

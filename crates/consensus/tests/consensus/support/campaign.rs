@@ -1,41 +1,68 @@
 //! Running many seeds of a simulation, and seeds that must fail.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::ops::Range;
+use std::time::Duration;
 
-use base::rt::simulation::{Failure, Plan, Report};
+use base::rt::net::BoxFuture;
+use base::rt::simulation::{Bounds, Failure, FaultKind, Plan, Report, Sim, Simulation};
+use base::rt::{self, Stop};
+
+/// Seeds of which each must run twice the same.
+const SEEDS_TWICE: Range<u64> = 0..4;
+/// Seeds of which one must catch what is planted.
+const SEEDS_TO_CATCH: Range<u64> = 0..200;
 
 /// What became of a seed: how many operations there were.
 pub type Outcome = Result<Report<u64>, Box<Failure>>;
 
-/// A simulation's seeds.
-pub struct Campaign<'a> {
-    pub run: &'a dyn Fn(u64) -> Outcome,
+/// A simulation's seeds. `P` is what may be planted in it.
+pub struct Campaign<P: 'static> {
+    /// How the variables of the environment begin that choose seeds: one by `…_SEED`, many by `…_SEEDS`.
+    pub name: &'static str,
+    /// The module of the test program.
+    pub tests: &'static str,
+    pub steps_max: u64,
+    pub scenario: fn(Sim, P) -> BoxFuture<'static, u64>,
+    /// Faults of a seed.
     pub plans: fn(u64) -> [Plan; 2],
     /// What all of so many seeds must have come by.
     pub points: Vec<&'static str>,
     pub enough: u64,
-    /// The command that repeats a seed; the seed belongs between the two parts.
-    pub repeat: [&'static str; 2],
+    /// Plants something in this thread.
+    pub plant: fn(P),
+    /// That nothing is planted.
+    pub sound: P,
+    /// What must be caught, and how the messages of the checks begin that may catch it.
+    pub mistakes: &'static [(P, &'static [&'static str])],
 }
 
-impl Campaign<'_> {
+impl<P: Copy + Debug + Send + 'static> Campaign<P> {
+    fn simulation(&self, seed: u64) -> Simulation {
+        Simulation::new(seed).steps_max(self.steps_max).trace_lines_max(60)
+    }
+
+    fn run_planted(&self, seed: u64, planted: P) -> Outcome {
+        (self.plant)(planted);
+        let outcome = self.simulation(seed).run(|sim| (self.scenario)(sim, planted));
+        (self.plant)(self.sound);
+        outcome
+    }
+
     /// Runs seeds; each must succeed.
     pub fn run(&self, seeds: Range<u64>) {
         let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
         let (mut operations, mut faults) = (0, 0);
         for seed in seeds.clone() {
             let plans = (self.plans)(seed);
-            let report = match (self.run)(seed) {
-                Ok(report) => report,
-                Err(failure) => {
-                    let [before, behind] = self.repeat;
-                    let [trouble, crashes] = plans;
-                    panic!(
-                        "seed {seed}: {failure}\nfault plan: {trouble}\n{crashes}\nrepeat with: {before}{seed}{behind}"
-                    )
-                }
-            };
+            let report = self.run_planted(seed, self.sound).unwrap_or_else(|failure| {
+                let ([trouble, crashes], Campaign { name, tests, .. }) = (&plans, self);
+                let repeat = format!(
+                    "{name}_SEED={seed} cargo test --release -p heddle-consensus --test consensus {tests}one_seed"
+                );
+                panic!("seed {seed}: {failure}\nfault plan: {trouble}\n{crashes}\nrepeat with: {repeat}")
+            });
             operations += report.value;
             faults += plans.iter().map(|plan| plan.steps.len()).sum::<usize>();
             for (point, counts) in report.fault_points {
@@ -50,21 +77,112 @@ impl Campaign<'_> {
         }
     }
 
-    /// Runs those that a variable of the environment names, if it is there.
-    pub fn run_chosen(&self, variable: &str) {
-        let Ok(seeds) = std::env::var(variable) else { return };
+    /// Runs those that `…_SEEDS` names, if it is there: a range, such as 0..5000.
+    pub fn run_chosen(&self) {
+        let variable = format!("{}_SEEDS", self.name);
+        let Ok(seeds) = std::env::var(&variable) else { return };
         let bounds = seeds.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
         let (from, to) = bounds.unwrap_or_else(|| panic!("{variable} is a range, such as 0..5000"));
         self.run(from..to);
     }
+
+    /// Runs the one that `…_SEED` names, if it is there, with what `…_PLANTED` names, if it is there too.
+    pub fn run_one(&self) {
+        let variable = |what| std::env::var(format!("{}_{what}", self.name)).ok();
+        let Some(seed) = variable("SEED").and_then(|seed| seed.parse().ok()) else { return };
+        let [trouble, crashes] = (self.plans)(seed);
+        println!("fault plan: {trouble}\n{crashes}");
+        let planted = variable("PLANTED").map_or(self.sound, |name| {
+            let planted = self.mistakes.iter().map(|(planted, _)| *planted);
+            planted.into_iter().find(|planted| format!("{planted:?}") == name).expect("it can be planted")
+        });
+        self.run_planted(seed, planted).expect("the seed succeeds");
+    }
+
+    /// Seeds decide everything.
+    pub fn run_twice(&self) {
+        for seed in SEEDS_TWICE {
+            let outcome = self.simulation(seed).check(|sim| (self.scenario)(sim, self.sound));
+            outcome.expect("both runs succeed and are the same");
+        }
+    }
+
+    /// Each mistake is caught.
+    pub fn run_planted_mistakes(&self) {
+        assert!(!self.mistakes.is_empty(), "nothing is planted");
+        for (planted, by) in self.mistakes {
+            must_be_caught(&format!("{planted:?}"), by, |seed| self.run_planted(seed, *planted));
+        }
+    }
 }
+
+/// The tests that all simulations have, each by its campaign.
+macro_rules! tests_of {
+    ($campaign:expr) => {
+        #[test]
+        fn chosen_seeds() {
+            $campaign.run_chosen();
+        }
+
+        #[test]
+        fn one_seed() {
+            $campaign.run_one();
+        }
+
+        #[test]
+        fn a_seed_decides_everything() {
+            $campaign.run_twice();
+        }
+
+        #[test]
+        fn every_planted_mistake_is_caught() {
+            $campaign.run_planted_mistakes();
+        }
+    };
+}
+pub(crate) use tests_of;
 
 /// Some seed catches what was planted, by one of the checks that are to.
 pub fn must_be_caught(what: &str, by: &[&str], run: impl Fn(u64) -> Outcome) {
-    let caught = (0..200).find_map(|seed| run(seed).err().map(|failure| (seed, failure)));
+    let caught = SEEDS_TO_CATCH.into_iter().find_map(|seed| run(seed).err().map(|failure| (seed, failure)));
     let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {what}"));
     let reason = failure.reason.to_string();
     println!("{what}: seed {seed}: {reason}");
     let as_meant = by.iter().any(|check| reason.contains(&format!("panicked: {check}")));
     assert!(as_meant, "{what} is caught, but by something else: {reason}");
+}
+
+/// Faults within these bounds, and so many crashes of these nodes.
+pub fn plans_of(seed: u64, bounds: Bounds, crashing: &[&str], crashes: usize) -> [Plan; 2] {
+    let nodes = crashing.iter().map(|name| (*name).to_owned()).collect();
+    let kinds = vec![FaultKind::Crash];
+    let crashes = Bounds { nodes, kinds, faults: crashes, ..bounds.clone() };
+    [Plan::random(seed, &bounds), Plan::random(seed ^ 1 << 40, &crashes)]
+}
+
+/// Trouble, and then calm: both plans run, and what has crashed starts again after a pause; then nothing is injected any more, all is
+/// healed and runs.
+pub async fn endure(
+    sim: &Sim,
+    [trouble, crashes]: [Plan; 2],
+    names: &[&'static str],
+    pause: Duration,
+    points: impl Iterator<Item = &&'static str>,
+) {
+    let calm = Stop::new();
+    let (other, crashed, until) = (sim.clone(), names.to_vec(), calm.clone());
+    let reviving = rt::spawn(async move {
+        while until.or_stopped(rt::sleep(pause)).await.is_some() {
+            crashed.iter().for_each(|name| other.node(name).restart());
+        }
+    });
+    let other = sim.clone();
+    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
+    sim.run_plan(&trouble).await;
+    crashing.await.expect("the driver does not crash");
+    points.for_each(|point| sim.inject(point, 0.0));
+    sim.heal_all();
+    calm.stop();
+    reviving.await.expect("the driver does not crash");
+    names.iter().for_each(|name| sim.node(name).restart());
 }

@@ -1,7 +1,8 @@
 //! What the simulations of a group and of a store on it have in common: memory nodes and processors, the faults of a seed, and
 //! running many seeds.
 
-mod campaign;
+pub mod campaign;
+pub mod history;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use consensus::{GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Pla
 use rma::sim::SimFabric;
 use rma::{Fabric, Host, HostOptions, NodeId, TOKEN_BYTES, Token};
 
-pub use campaign::{Campaign, Outcome, must_be_caught};
+use campaign::{endure, plans_of};
 
 pub const GROUP: GroupId = GroupId(7);
 pub const TOKEN: Token = Token::new([3; TOKEN_BYTES]);
@@ -21,6 +22,8 @@ pub const MEMORY_NODES: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
 pub const PROCESSORS: [&str; 3] = ["p0", "p1", "p2"];
 /// How long faults happen.
 const TROUBLE: Duration = Duration::from_millis(2500);
+/// Before a processor that has crashed starts again.
+const REVIVE: Duration = Duration::from_millis(60);
 /// Within this everything works again.
 pub const CALM_MAX: Duration = Duration::from_secs(20);
 
@@ -132,41 +135,26 @@ async fn lose_memory(
     }
 }
 
-/// Starts processors again that have crashed.
-async fn revive(sim: Sim, until: Stop) {
-    while !until.is_stopped() {
-        rt::sleep(Duration::from_millis(60)).await;
-        for name in PROCESSORS {
-            sim.node(name).restart();
-        }
-    }
-}
-
 /// Faults of everybody, of these kinds, and so many crashes of processors.
 pub fn plans(seed: u64, kinds: &[FaultKind], crashes: usize) -> [Plan; 2] {
     let memory_nodes = MEMORY_NODES[..nodes(seed)].iter();
     let everybody = memory_nodes.chain(&PROCESSORS).map(|node| (*node).to_owned()).collect();
-    let within = Duration::from_millis(300)..TROUBLE;
-    let lasting = Duration::from_millis(5)..Duration::from_millis(400);
-    let trouble = Bounds {
+    let bounds = Bounds {
         nodes: everybody,
         kinds: kinds.to_vec(),
         faults: 10,
-        within: within.clone(),
-        lasting: lasting.clone(),
+        within: Duration::from_millis(300)..TROUBLE,
+        lasting: Duration::from_millis(5)..Duration::from_millis(400),
         down_max: 2,
     };
-    let processors = PROCESSORS.map(str::to_owned).to_vec();
-    let kinds = vec![FaultKind::Crash];
-    let crashes = Bounds { nodes: processors, kinds, faults: crashes, within, lasting, down_max: 2 };
-    [Plan::random(seed, &trouble), Plan::random(seed ^ 1 << 40, &crashes)]
+    plans_of(seed, bounds, &PROCESSORS, crashes)
 }
 
 /// Trouble, with what `inject` injects, and then calm: nothing is injected any more, all is healed and runs.
 pub async fn trouble(
     sim: &Sim,
     is_coded: bool,
-    [trouble, crashes]: [Plan; 2],
+    plans: [Plan; 2],
     status: impl Fn() -> Option<Status> + Send + 'static,
     inject: impl FnOnce(),
     points: impl Iterator<Item = &&'static str>,
@@ -175,20 +163,8 @@ pub async fn trouble(
     rt::sleep(Duration::from_millis(200)).await;
     let memory_nodes = nodes(sim.seed());
     let losing = rt::spawn(lose_memory(sim.clone(), memory_nodes, is_coded, status, calm.clone()));
-    let reviving = rt::spawn(revive(sim.clone(), calm.clone()));
     inject();
-    let other = sim.clone();
-    let crashing = rt::spawn(async move { other.run_plan(&crashes).await });
-    sim.run_plan(&trouble).await;
-    crashing.await.expect("the driver does not crash");
-    for point in points {
-        sim.inject(point, 0.0);
-    }
-    sim.heal_all();
+    endure(sim, plans, &PROCESSORS, REVIVE, points).await;
     calm.stop();
     losing.await.expect("the driver does not crash");
-    reviving.await.expect("the driver does not crash");
-    for name in PROCESSORS {
-        sim.node(name).restart();
-    }
 }

@@ -3,10 +3,14 @@
 //! The names at the beginning of each message are those by which planted mistakes are to be caught.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use base::rt;
 use base::rt::simulation::Sim;
+use base::{Bytes, ErrorKind, rt};
+use consensus::Error;
+use consensus::kv::{Expected, Swap, Versioned};
 
 /// Stands for "no answer yet".
 const NEVER: u64 = u64::MAX;
@@ -30,6 +34,43 @@ pub enum Outcome {
     Done(u64),
     /// Nothing was done: this is what the key has, and the version of that.
     Got(Option<(u64, u64)>),
+}
+
+impl Outcome {
+    pub fn got(found: Option<Versioned>) -> Outcome {
+        Outcome::Got(found.map(|found| (value_of(&found.value), found.version)))
+    }
+
+    pub fn deleted(done: Option<u64>) -> Outcome {
+        done.map_or(Outcome::Got(None), Outcome::Done)
+    }
+
+    pub fn swapped(swap: Swap) -> Outcome {
+        match swap {
+            Swap::Done(version) => Outcome::Done(version),
+            Swap::Found(found) => Outcome::got(found),
+        }
+    }
+}
+
+pub fn key_of(key: u64) -> Bytes {
+    Bytes::from(format!("key-{key}"))
+}
+
+/// A value's bytes: of some length, and all of them tell which it is.
+pub fn bytes_of(value: u64) -> Bytes {
+    Bytes::from(value.to_le_bytes().repeat(1 + (value * 7 % 40) as usize))
+}
+
+pub fn value_of(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("torn: a part of a word")));
+    let first = words.next().expect("torn: an empty value");
+    assert!(words.all(|word| word == first), "torn: {bytes:?}");
+    first
+}
+
+pub fn expected_of(value: Option<u64>) -> Expected {
+    value.map_or(Expected::Absent, |value| Expected::Value(bytes_of(value)))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,18 +128,44 @@ impl History {
         self.lock().operations
     }
 
-    pub fn next_value(&self) -> u64 {
+    /// One operation, drawn by chance, on one of so many keys; `perform` asks it of a store.
+    pub async fn operate<F>(&self, keys: u64, perform: impl FnOnce(Bytes, Asked) -> F) -> Result<(), Error>
+    where
+        F: Future<Output = Result<Outcome, Error>>,
+    {
+        let key = rt::random_below(keys);
+        let asked = match rt::random_below(10) {
+            0..5 => Asked::Get,
+            5..8 => Asked::Put(self.next_value()),
+            8 => Asked::Delete,
+            _ => Asked::Swap(self.some_value(key), self.next_value()),
+        };
+        let begun = self.begin(key, asked);
+        match perform(key_of(key), asked).await {
+            Ok(outcome) => self.end(begun, outcome),
+            Err(error) => {
+                if error.kind() != ErrorKind::Ambiguous {
+                    self.refused(begun);
+                }
+                return Err(error);
+            }
+        }
+        rt::sleep(Duration::from_micros(rt::random_below(6000))).await;
+        Ok(())
+    }
+
+    fn next_value(&self) -> u64 {
         let mut inner = self.lock();
         inner.next += 1;
         inner.next
     }
 
     /// What a key may well have.
-    pub fn some_value(&self, key: u64) -> Option<u64> {
+    fn some_value(&self, key: u64) -> Option<u64> {
         self.lock().values.get(&key).copied().flatten().filter(|_| rt::random_below(5) > 0)
     }
 
-    pub fn begin(&self, key: u64, asked: Asked) -> u64 {
+    fn begin(&self, key: u64, asked: Asked) -> u64 {
         let from = self.now();
         let mut inner = self.lock();
         inner.next += 1;
@@ -107,7 +174,7 @@ impl History {
         begun
     }
 
-    pub fn end(&self, begun: u64, outcome: Outcome) {
+    fn end(&self, begun: u64, outcome: Outcome) {
         let now = self.now();
         let mut inner = self.lock();
         inner.operations += 1;
@@ -133,7 +200,7 @@ impl History {
     }
 
     /// It was said that nothing happened.
-    pub fn refused(&self, begun: u64) {
+    fn refused(&self, begun: u64) {
         self.lock().begun.remove(&begun);
     }
 
