@@ -11,7 +11,9 @@
 //! 2. When the journal is long, or the node begins, the image is synced and a new journal begun. Its first record says whose the
 //!    region is; the file gets its name only when that record is on disk, and the journal before is removed afterwards.
 //! 3. A node that begins replays the journal over the image, record by record, until one is torn. What it then has is what its
-//!    last record left; its memory begins as that.
+//!    last record left; its memory begins as that. Behind a tear may lie any bytes of writes, which clients chose. So checksums are made
+//!    with a *key* that is drawn for each journal, stands in its first record, and is told to nobody: bytes that somebody chose
+//!    without it are no record.
 //! 4. A fence is a record too, without writes: who holds the region survives the node, so that no two coordinators of one term
 //!    can have the same node, before and after its end.
 //! 5. Behind a fence, memory that is beyond the image is set back to it ([`Disk::set_back`]): verbs that arrived and whose
@@ -55,7 +57,7 @@ const HEAD_BYTES: usize = 64;
 /// Bytes of a place: where, how many.
 const PLACE_BYTES: usize = 16;
 /// The version of the files.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes that are compared or copied at once.
 const PIECE_BYTES: u64 = 256 << 10;
 const IMAGE: &str = "image";
@@ -78,8 +80,9 @@ pub(crate) struct Disk {
     directory: Directory,
     image: File,
     journal: File,
-    /// Of the journal's file.
+    /// Of the journal's file, and of its checksums.
     number: u64,
+    key: u64,
     journal_bytes: u64,
     /// Of the next record.
     sequence: u64,
@@ -141,13 +144,15 @@ impl Disk {
         }
         let journal = directory.open_file(NEW, true).map_err(&doing)?;
         journal.truncate(0).map_err(&doing)?;
-        let record = encode(sequence, holder, &[]);
+        let key = rt::random_u64();
+        let record = encode(Seal::First(key), sequence, holder, &[]);
         journal.write_at(0, &record).map_err(&doing)?;
         journal.sync().await.map_err(&doing)?;
         directory.rename(NEW, &name_of(number)).map_err(&doing)?;
         directory.sync().await.map_err(&doing)?;
         let (journal_bytes, sequence) = (record.len() as u64, sequence + 1);
-        Ok(Disk { directory, image, journal, number, journal_bytes, sequence, holder, region_bytes, failed: false })
+        let failed = false;
+        Ok(Disk { directory, image, journal, number, key, journal_bytes, sequence, holder, region_bytes, failed })
     }
 
     /// Whether the group was ever used here.
@@ -171,7 +176,7 @@ impl Disk {
             return Err(Error::Disk { doing: "writing a journal", reason: "an earlier write has failed".to_owned() });
         }
         let doing = failed("writing a journal");
-        let record = encode(self.sequence, holder, writes);
+        let record = encode(Seal::Keyed(self.key), self.sequence, holder, writes);
         self.journal.write_at(self.journal_bytes, &record).map_err(&doing)?;
         if !mutant(Mutant::AnswerUnsynced) {
             self.journal.sync().await.map_err(&doing)?;
@@ -236,11 +241,30 @@ fn name_of(number: u64) -> String {
     format!("journal-{number}")
 }
 
+/// What the checksums of a record are made with.
+#[derive(Clone, Copy)]
+enum Seal {
+    /// Nothing: it is the first of its file, where nobody but this node writes, and tells the key of the others.
+    First(u64),
+    Keyed(u64),
+}
+
+impl Seal {
+    fn checksum(self, bytes: &[u8]) -> u64 {
+        let key = match self {
+            Seal::Keyed(key) if !mutant(Mutant::Unkeyed) => key,
+            _ => 0,
+        };
+        XxHash3_64::oneshot_with_seed(key, bytes)
+    }
+}
+
 /// ```text
-/// checksum u64 | bytes u32 | version u32 | sequence u64 | term u64 | holder u64 | admitted u32 | count u32 | zeros 16
+/// checksum of the rest of the head u64 | bytes u32 | version u32 | sequence u64 | term u64 | holder u64 | admitted u32 | count u32 |
+/// checksum of what follows u64 | key u64
 /// count × (at u64 | bytes u64) | bytes of each … | zeros to a multiple of 64
 /// ```
-fn encode(sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
+fn encode(seal: Seal, sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
     let bytes: usize = writes.iter().map(|(_, bytes)| bytes.len()).sum();
     let length = HEAD_BYTES + writes.len() * PLACE_BYTES + bytes;
     let mut record = BytesMut::with_capacity(length.next_multiple_of(UNIT_BYTES as usize));
@@ -258,70 +282,99 @@ fn encode(sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
         record.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     }
     writes.iter().for_each(|(_, bytes)| record.extend_from_slice(bytes));
-    let checksum = XxHash3_64::oneshot(&record[8..]);
-    record[..8].copy_from_slice(&checksum.to_le_bytes());
+    let of_body = seal.checksum(&record[HEAD_BYTES..]);
+    record[48..56].copy_from_slice(&of_body.to_le_bytes());
+    if let Seal::First(key) = seal {
+        record[56..64].copy_from_slice(&key.to_le_bytes());
+    }
+    let of_head = seal.checksum(&record[8..HEAD_BYTES]);
+    record[..8].copy_from_slice(&of_head.to_le_bytes());
     record.resize(length.next_multiple_of(UNIT_BYTES as usize), 0);
     record.freeze()
+}
+
+/// What a record says of itself.
+#[derive(Debug)]
+struct Head {
+    sequence: u64,
+    holder: Holder,
+    count: usize,
+    /// Of what follows.
+    checksum: u64,
+    key: u64,
+    /// Without what fills it up.
+    bytes: u64,
 }
 
 /// A record, read back.
 #[derive(Debug)]
 struct Record {
-    sequence: u64,
-    holder: Holder,
+    head: Head,
     writes: Vec<(u64, Bytes)>,
     /// Of the file, with what fills it up.
     bytes: u64,
 }
 
+/// The head that these bytes begin with, if it is whole.
+fn head(bytes: &[u8], seal: Seal) -> Option<Head> {
+    let bytes = bytes.get(..HEAD_BYTES)?;
+    if word(bytes, 0) != seal.checksum(&bytes[8..]) && !mutant(Mutant::ReplayTorn) {
+        return None;
+    }
+    let holder = Holder { term: Term(word(bytes, 24)), holder: word(bytes, 32), admitted: half(bytes, 40) == 1 };
+    let head = Head {
+        sequence: word(bytes, 16),
+        holder,
+        count: half(bytes, 44) as usize,
+        checksum: word(bytes, 48),
+        key: word(bytes, 56),
+        bytes: u64::from(half(bytes, 8)),
+    };
+    let is_good = half(bytes, 12) == VERSION && (HEAD_BYTES as u64..=RECORD_BYTES_MAX).contains(&head.bytes);
+    is_good.then_some(head)
+}
+
 /// The record at an offset of a journal of so many bytes; `None` where there is none whole.
-fn read(journal: &File, offset: u64, journal_bytes: u64) -> io::Result<Option<Record>> {
+fn read(journal: &File, offset: u64, journal_bytes: u64, seal: Seal) -> io::Result<Option<Record>> {
     if journal_bytes.saturating_sub(offset) < HEAD_BYTES as u64 {
         return Ok(None);
     }
-    let head = journal.read_exact_at(offset, HEAD_BYTES)?;
-    let length = u64::from(half(&head, 8));
-    let is_there = (HEAD_BYTES as u64..=RECORD_BYTES_MAX).contains(&length) && length <= journal_bytes - offset;
-    if !is_there || half(&head, 12) != VERSION {
-        return Ok(None);
-    }
-    Ok(decode(&journal.read_exact_at(offset, length as usize)?))
+    let found = head(&journal.read_exact_at(offset, HEAD_BYTES)?, seal);
+    let Some(head) = found.filter(|head| head.bytes <= journal_bytes - offset) else { return Ok(None) };
+    let body = journal.read_exact_at(offset + HEAD_BYTES as u64, head.bytes as usize - HEAD_BYTES)?;
+    Ok(decode(head, &body, seal))
 }
 
-fn decode(record: &Bytes) -> Option<Record> {
-    if record.len() < HEAD_BYTES || half(record, 8) as usize != record.len() || half(record, 12) != VERSION {
+/// What follows a head.
+fn decode(head: Head, body: &Bytes, seal: Seal) -> Option<Record> {
+    if head.checksum != seal.checksum(body) && !mutant(Mutant::ReplayTorn) {
         return None;
     }
-    if word(record, 0) != XxHash3_64::oneshot(&record[8..]) && !mutant(Mutant::ReplayTorn) {
-        return None;
-    }
-    let holder = Holder { term: Term(word(record, 24)), holder: word(record, 32), admitted: half(record, 40) == 1 };
-    let count = half(record, 44) as usize;
-    let mut from = HEAD_BYTES.checked_add(count.checked_mul(PLACE_BYTES)?)?;
+    let mut from = head.count.checked_mul(PLACE_BYTES)?;
     let mut writes = Vec::new();
-    for place in 0..count {
-        let place = HEAD_BYTES + place * PLACE_BYTES;
-        let place = record.get(place..place + PLACE_BYTES)?;
+    for place in 0..head.count {
+        let place = body.get(place * PLACE_BYTES..)?.get(..PLACE_BYTES)?;
         let until = from.checked_add(usize::try_from(word(place, 8)).ok()?)?;
-        if until > record.len() {
+        if until > body.len() {
             return None;
         }
-        writes.push((word(place, 0), record.slice(from..until)));
+        writes.push((word(place, 0), body.slice(from..until)));
         from = until;
     }
-    let bytes = (record.len() as u64).next_multiple_of(UNIT_BYTES);
-    (from == record.len()).then_some(Record { sequence: word(record, 16), holder, writes, bytes })
+    let bytes = head.bytes.next_multiple_of(UNIT_BYTES);
+    (from == body.len()).then_some(Record { head, writes, bytes })
 }
 
 /// Step 3; gives whose the region is, and the number of the next record.
 fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u64), Error> {
     let doing = failed("replaying a journal");
     let journal_bytes = journal.len().map_err(&doing)?;
-    let first = read(journal, 0, journal_bytes).map_err(&doing)?;
+    let first = read(journal, 0, journal_bytes, Seal::First(0)).map_err(&doing)?;
     let first = first.ok_or(Error::Corrupt("a journal without a beginning: its disk has lost what was synced"))?;
-    let (mut holder, mut sequence, mut offset) = (first.holder, first.sequence + 1, first.bytes);
-    while let Some(record) = read(journal, offset, journal_bytes).map_err(&doing)? {
-        if record.sequence != sequence {
+    let seal = Seal::Keyed(first.head.key);
+    let (mut holder, mut sequence, mut offset) = (first.head.holder, first.head.sequence + 1, first.bytes);
+    while let Some(record) = read(journal, offset, journal_bytes, seal).map_err(&doing)? {
+        if record.head.sequence != sequence {
             break;
         }
         for (at, bytes) in &record.writes {
@@ -330,14 +383,13 @@ fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u6
             }
             image.write_at(*at, bytes).map_err(&doing)?;
         }
-        (holder, sequence, offset) = (record.holder, record.sequence + 1, offset + record.bytes);
+        (holder, sequence, offset) = (record.head.holder, record.head.sequence + 1, offset + record.bytes);
     }
     // Behind a record that a crash has torn there is none that was begun later: each is synced before the next.
     let mut at = offset + UNIT_BYTES;
     while at + (HEAD_BYTES as u64) <= journal_bytes {
-        let head = journal.read_exact_at(at, HEAD_BYTES).map_err(&doing)?;
-        let may_be = half(&head, 12) == VERSION && word(&head, 16) > sequence && word(&head, 16) - sequence < 1 << 32;
-        if may_be && read(journal, at, journal_bytes).map_err(&doing)?.is_some() {
+        let found = head(&journal.read_exact_at(at, HEAD_BYTES).map_err(&doing)?, seal);
+        if found.is_some_and(|head| head.sequence > sequence) && !mutant(Mutant::ReplayTorn) {
             return Err(Error::Corrupt("a journal that is damaged before its end: its disk has lost what was synced"));
         }
         at += UNIT_BYTES;
@@ -365,18 +417,27 @@ mod tests {
 
     #[test]
     fn records_have_the_documented_layout() {
-        let record = encode(3, holder(5), &[(64, Bytes::from_static(b"abc")), (8, Bytes::from_static(b"d"))]);
+        let writes = [(64, Bytes::from_static(b"abc")), (8, Bytes::from_static(b"d"))];
+        let record = encode(Seal::Keyed(9), 3, holder(5), &writes);
         let mut golden = Vec::new();
-        [100_u32, 1].iter().for_each(|half| golden.extend(half.to_le_bytes()));
+        [100_u32, 2].iter().for_each(|half| golden.extend(half.to_le_bytes()));
         [3_u64, 5, 7].iter().for_each(|word| golden.extend(word.to_le_bytes()));
-        [1_u32, 2, 0, 0, 0, 0].iter().for_each(|half| golden.extend(half.to_le_bytes()));
+        [1_u32, 2].iter().for_each(|half| golden.extend(half.to_le_bytes()));
+        [XxHash3_64::oneshot_with_seed(9, &record[64..100]), 0]
+            .iter()
+            .for_each(|word| golden.extend(word.to_le_bytes()));
         [64_u64, 3, 8, 1].iter().for_each(|word| golden.extend(word.to_le_bytes()));
         golden.extend(b"abcd");
         golden.resize(120, 0);
         assert_eq!(record[8..], golden);
-        assert_eq!(word(&record, 0), XxHash3_64::oneshot(&record[8..100]), "over all but itself and what fills it up");
-        let back = decode(&record.slice(..100)).expect("it was just encoded");
-        assert_eq!((back.sequence, back.holder, back.writes.len(), back.bytes), (3, holder(5), 2, 128));
+        assert_eq!(word(&record, 0), XxHash3_64::oneshot_with_seed(9, &record[8..64]), "of the rest of the head");
+        let decoded = |seal| decode(head(&record, seal)?, &record.slice(64..100), seal);
+        let back = decoded(Seal::Keyed(9)).expect("it was just encoded");
+        assert_eq!((back.head.sequence, back.head.holder, back.writes.len(), back.bytes), (3, holder(5), 2, 128));
+        assert!(decoded(Seal::Keyed(8)).is_none(), "with another key it is no record");
+        let first = encode(Seal::First(9), 1, Holder::default(), &[]);
+        assert_eq!(word(&first, 0), XxHash3_64::oneshot(&first[8..64]), "of the first nobody knows the key yet");
+        assert_eq!(head(&first, Seal::First(0)).map(|head| head.key), Some(9));
     }
 
     proptest! {
@@ -388,11 +449,16 @@ mod tests {
                 bytes[12..16].copy_from_slice(&VERSION.to_le_bytes());
                 bytes[44..48].copy_from_slice(&count.to_le_bytes());
                 if is_right {
-                    let checksum = XxHash3_64::oneshot(&bytes[8..]);
-                    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+                    let of_body = XxHash3_64::oneshot(&bytes[64..]);
+                    bytes[48..56].copy_from_slice(&of_body.to_le_bytes());
+                    let of_head = XxHash3_64::oneshot(&bytes[8..64]);
+                    bytes[..8].copy_from_slice(&of_head.to_le_bytes());
                 }
             }
-            let _ = decode(&bytes.into());
+            let bytes = Bytes::from(bytes);
+            if let Some(head) = head(&bytes, Seal::Keyed(0)) {
+                let _ = decode(head, &bytes.slice(HEAD_BYTES..), Seal::Keyed(0));
+            }
         }
     }
 
@@ -492,5 +558,38 @@ mod tests {
             0
         });
         outcome.expect("all is as it should be");
+    }
+
+    /// A client writes what it takes for records, one at each place where one may begin; the record that holds them is torn.
+    async fn forge(sim: Sim) -> u64 {
+        let forging = sim.node("memory").spawn(async move {
+            let mut disk = opened().await.expect("nothing is there");
+            disk.append(holder(1), &[(0, Bytes::from_static(b"before"))]).await.expect("the disk works");
+            let mut value = Vec::new();
+            for sequence in 10..20 {
+                value.extend_from_slice(&encode(Seal::Keyed(0), sequence, holder(9), &[]));
+            }
+            // So that they lie where records may begin.
+            let fill = HEAD_BYTES - PLACE_BYTES;
+            value.splice(..0, vec![0; fill]);
+            let before = disk.journal_bytes;
+            disk.append(holder(1), &[(0, Bytes::from(value))]).await.expect("the disk works");
+            disk.journal.write_at(before, &[0; HEAD_BYTES]).expect("the disk works");
+            drop(disk);
+            let disk = opened().await.unwrap_or_else(|error| panic!("report: {error}"));
+            assert_eq!(disk.holder, holder(1));
+        });
+        forging.await.expect("it does not crash");
+        1
+    }
+
+    #[test]
+    fn bytes_that_a_client_chose_are_no_record() {
+        plant(Mutant::Unkeyed);
+        let outcome = Simulation::new(1).run(forge);
+        plant(Mutant::None);
+        let reason = outcome.expect_err("without a key they are").reason.to_string();
+        assert!(reason.contains("report: corrupt"), "{reason}");
+        Simulation::new(1).run(forge).expect("the torn record is gone, and nothing else");
     }
 }

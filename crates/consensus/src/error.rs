@@ -1,5 +1,7 @@
 //! Why the group could not do what it was asked.
 
+use std::path::PathBuf;
+
 use base::ErrorKind;
 
 use crate::Term;
@@ -91,6 +93,9 @@ pub enum Error {
     /// A processor's journal could not be read or written.
     #[error("the journal: {0}")]
     Journal(String),
+    /// Another node, of this process or another, has the directory.
+    #[error("{} is in use by another node: stop that one, or choose another directory", .0.display())]
+    Locked(PathBuf),
     /// Bytes that are not what they must be.
     #[error("corrupt: {0}")]
     Corrupt(&'static str),
@@ -124,7 +129,7 @@ impl Error {
             Error::NoAnswer { .. } | Error::Disk { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
             Error::NoMajority { .. } | Error::NotElected | Error::NotLeading(_) | Error::Busy => ErrorKind::Retry,
             // Its disk is full, or fails: what it holds is not in question.
-            Error::Journal(_) => ErrorKind::Retry,
+            Error::Journal(_) | Error::Locked(_) => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,
             Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed => ErrorKind::Fenced,
             Error::Closed => ErrorKind::Closed,

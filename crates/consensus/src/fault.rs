@@ -29,6 +29,8 @@ pub enum Mutant {
     AnswerUnsynced,
     /// A node that begins believes in a record that is torn.
     ReplayTorn,
+    /// Checksums of a journal's records are made without a key.
+    Unkeyed,
     /// A journal is followed by another though the image lacks what it had.
     FollowUnsynced,
     /// A persistent node's memory stays beyond its disk behind a fence.

@@ -47,6 +47,7 @@ mod link;
 pub mod memory_node;
 mod message;
 pub mod ordered;
+mod owned;
 mod quorum;
 pub mod raft;
 mod scan;

@@ -17,6 +17,7 @@
 //! * At most one capability for a replicated region is in force: the newest. One fence of a group runs at a time.
 //! * Terms only grow in the life of a node, and in all lives of a persistent one. Another that starts anew knows none and has no
 //!   copy; processors see that.
+//! * A directory has one persistent node at a time, of all processes.
 //! * A persistent node whose disk has failed acknowledges nothing more, and gives no capability.
 //! * Bounded: groups, connections.
 
@@ -31,11 +32,13 @@ use base::rt::disk::Directory;
 use base::rt::sync::{Mutex, Permit, Semaphore};
 use base::rt::{self, Stop, Task};
 use rma::{Capability, Endpoint, Host, Incoming, RegionId, Rights};
+use storage::DataDirectory;
 
 use crate::disk::{Disk, Holder};
 use crate::fault::{Mutant, mutant};
 use crate::layout::{ADMIN_BYTES, ADMITTED_AT, TERM_AT};
 use crate::message::{PROTOCOL_VERSION, Refusal, Reply, Request};
+use crate::owned::own;
 use crate::{Error, GroupId, Layout, Term};
 
 /// Groups of one node.
@@ -111,7 +114,8 @@ impl MemoryNode {
     /// As [`MemoryNode::start`], with what a directory has kept of its groups, and will keep.
     ///
     /// # Errors
-    /// And [`Error::Disk`], [`Error::Corrupt`] for a directory that cannot be read or was damaged.
+    /// And [`Error::Locked`] for a directory that another node has; [`Error::Disk`], [`Error::Corrupt`] for one that cannot be read or
+    /// was damaged.
     pub async fn start_persistent(options: MemoryNodeOptions, directory: &Directory) -> Result<Arc<MemoryNode>, Error> {
         MemoryNode::begin(options, Some(directory)).await
     }
@@ -121,6 +125,10 @@ impl MemoryNode {
         if wanted.len() > GROUPS_MAX {
             return Err(Error::Invalid(format!("{} groups: a memory node keeps at most {GROUPS_MAX}", wanted.len())));
         }
+        let owned = match directory {
+            Some(directory) => Some(own(directory.clone()).await?),
+            None => None,
+        };
         let mut groups = BTreeMap::new();
         for GroupMemory { id, layout } in wanted {
             layout.check()?;
@@ -129,12 +137,13 @@ impl MemoryNode {
             let admin = host.grant(words, Rights::ALL).map_err(&failed)?;
             let region = host.register("consensus", layout.region_bytes()).await.map_err(&failed)?;
             let mut reign = Reign::default();
-            if let Some(directory) = directory {
+            if let Some(owned) = &owned {
                 let doing = |error: std::io::Error| Error::Disk {
                     doing: "opening a group's directory",
                     reason: error.to_string(),
                 };
-                let directory = directory.subdirectory(&format!("group-{}", id.0)).await.map_err(doing)?;
+                let folder = format!("group-{}", id.0);
+                let directory = owned.directory().subdirectory(&folder).await.map_err(doing)?;
                 let disk = Disk::open(directory, layout.region_bytes()).await?;
                 disk.load(&*host, region).await?;
                 let Holder { term, holder, admitted } = disk.holder;
@@ -153,9 +162,9 @@ impl MemoryNode {
             }
         }
         let (stop, connections) = (Stop::new(), Semaphore::new(CONNECTIONS_MAX));
-        let (life, is_persistent) = (rt::random_u64(), directory.is_some());
+        let (life, is_persistent) = (rt::random_u64(), owned.is_some());
         let shared = Arc::new(Shared { host, life, is_persistent, stop, groups, connections });
-        let accepting = rt::spawn(accept(Arc::clone(&shared), outer));
+        let accepting = rt::spawn(accept(Arc::clone(&shared), outer, owned));
         Ok(Arc::new(MemoryNode { shared, accepting: std::sync::Mutex::new(Some(accepting)) }))
     }
 
@@ -188,7 +197,8 @@ impl fmt::Debug for MemoryNode {
     }
 }
 
-async fn accept(shared: Arc<Shared>, outer: Stop) {
+/// Serves until the node ends; then nothing of it touches its directory, and another may have it.
+async fn accept(shared: Arc<Shared>, outer: Stop, owned: Option<DataDirectory>) {
     while let Some(Some(accepted)) = outer.or_stopped(shared.stop.or_stopped(shared.host.accept())).await {
         match accepted {
             Ok(endpoint) => match shared.connections.try_acquire() {
@@ -206,6 +216,7 @@ async fn accept(shared: Arc<Shared>, outer: Stop) {
     shared.host.close().await;
     // Each connection's task ends by itself now.
     let _all = shared.connections.acquire_many(CONNECTIONS_MAX as u32).await;
+    drop(owned);
 }
 
 async fn serve(shared: Arc<Shared>, endpoint: Endpoint, permit: Permit) {

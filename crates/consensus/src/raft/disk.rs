@@ -4,11 +4,12 @@
 //! log-<number>         records, one behind the other, at multiples of 8
 //! snapshot-<index>     the newest snapshot; there under this name only when it is whole and durable
 //!
-//! record   0 checksum | 8 sequence | 16 durable | 24 body u32 | 28 kind u8, version u8, 0 u16 | 32 body
+//! record   0 checksum of the head | 8 checksum of the body | 16 sequence | 24 durable | 32 body u32 | 36 kind u8, version u8, 0 u16 |
+//!          40 body
 //!          body of a batch:   term | vote | commit | entries u32 | 0 u32 | entries
 //!          body of a restart: term | vote | commit | index | term of the snapshot's point
 //!          body of a begin:   term | vote | commit | group | node
-//! snapshot 0 checksum | 8 magic | 16 group | the snapshot as in messages
+//! snapshot 0 checksum | 8 magic | 16 group | 24 key | 32 the snapshot as in messages
 //! ```
 //!
 //! 1. What the crate wants to be stored at one time becomes one record, and is written at once to the page cache. A sync
@@ -16,15 +17,20 @@
 //! 2. A segment that is long enough is followed by another, which begins with what is not in entries: term and vote.
 //! 3. Segments whose entries a snapshot has are removed, oldest first.
 //! 4. After a crash records are read in order. They end at the first that is not whole: a torn tail. Each record says up to
-//!    which one all were durable when it was written. If a whole record behind the tear tells of a durable one that is torn,
-//!    this is no tear but damage, and the node refuses to start. What is behind a tear is cut off.
+//!    which one all were durable when it was written. If the whole head of a record behind the tear tells of a durable one that is
+//!    torn, this is no tear but damage, and the node refuses to start. What is behind a tear is cut off.
+//! 5. Behind a tear may lie any bytes of entries, which clients chose. So checksums of records are made with a *key*: a number that is
+//!    drawn for the directory, stands in all its snapshots, and is told to nobody. Bytes that somebody chose without it are no record.
 //!
-//! Invariants: what a sync has returned for is read back, or an error; a record never takes effect in part.
+//! Invariants: what a later record calls durable is read back, or an error; a record never takes effect in part.
+//!
+//! Left to others: damage of the last records, of which no later one says that they were durable. It looks like a torn tail.
 
 use base::bytes::BufMut as _;
 use base::rt::disk::{Directory, File};
-use base::{Bytes, BytesMut};
+use base::{Bytes, BytesMut, rt};
 use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
+use storage::DataDirectory;
 use twox_hash::XxHash3_64;
 
 use super::codec::{self, ENTRIES_MAX, Reader};
@@ -32,14 +38,14 @@ use super::entries::Entries;
 use super::fault::{Mutant, mutant};
 use crate::Error;
 
-const HEAD_BYTES: usize = 32;
-const VERSION: u8 = 1;
+const HEAD_BYTES: usize = 40;
+const VERSION: u8 = 2;
 const KIND_BATCH: u8 = 1;
 const KIND_RESTART: u8 = 2;
 const KIND_BEGIN: u8 = 3;
-const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaftS");
+const MAGIC: u64 = u64::from_le_bytes(*b"HdlRftS2");
 /// Where a snapshot's own bytes begin.
-const SNAPSHOT_HEAD_BYTES: usize = 24;
+const SNAPSHOT_HEAD_BYTES: usize = 32;
 /// Bytes after which a segment is followed by another.
 const SEGMENT_BYTES: u64 = 64 << 20;
 
@@ -52,10 +58,17 @@ struct Segment {
     last: u64,
 }
 
+/// Where a node's snapshots go. Whoever has one has the directory.
+#[derive(Clone)]
+pub(super) struct Snapshots {
+    owned: DataDirectory,
+    group: u64,
+    key: u64,
+}
+
 /// See the module.
 pub(super) struct DiskLog {
-    directory: Directory,
-    group: u64,
+    snapshots: Snapshots,
     node: u64,
     segment_bytes: u64,
     segments: Vec<Segment>,
@@ -91,12 +104,20 @@ fn journal(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::Journal(format!("{doing}: {error}"))
 }
 
-/// A record that was read.
-struct Record {
+/// What a record says of itself.
+struct Head {
+    body_checksum: u64,
     sequence: u64,
     durable: u64,
+    body: usize,
     kind: u8,
+}
+
+/// A record that was read.
+struct Record {
+    head: Head,
     body: Bytes,
+    /// With what fills it up.
     bytes: u64,
 }
 
@@ -113,65 +134,66 @@ fn number_of(name: &str, prefix: &str) -> Option<u64> {
     (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// The whole record at an offset, if there is one.
-fn record_at(bytes: &Bytes, offset: usize) -> Option<Record> {
-    let mut head = Reader(bytes.slice(offset.min(bytes.len())..));
-    let checksum = head.u64().ok()?;
-    let rest = head.0.clone();
-    let (sequence, durable) = (head.u64().ok()?, head.u64().ok()?);
-    let length = head.u32().ok()? as usize;
-    let (kind, version) = (head.u8().ok()?, head.u8().ok()?);
-    head.u16().ok()?;
-    let body = head.bytes(length).ok()?;
-    let is_whole = mutant(Mutant::KeepTorn) || XxHash3_64::oneshot(&rest[..HEAD_BYTES - 8 + length]) == checksum;
-    let room = bytes.len().saturating_sub(offset) as u64;
-    let bytes = ((HEAD_BYTES + length) as u64).next_multiple_of(8);
-    (is_whole && version == VERSION && bytes <= room).then_some(Record { sequence, durable, kind, body, bytes })
+fn checksum(key: u64, bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(if mutant(Mutant::Unkeyed) { 0 } else { key }, bytes)
 }
 
-impl DiskLog {
-    /// Opens what a directory has, and gives the log that it holds with the newest snapshot; nothing where it is blank.
-    /// What is behind a tear is gone, durably, on return.
-    pub async fn open(
-        directory: Directory,
-        group: u64,
-        node: u64,
-        segment_bytes: Option<u64>,
-    ) -> Result<(DiskLog, Option<(Entries, Snapshot)>), Error> {
-        let segment_bytes = segment_bytes.unwrap_or(SEGMENT_BYTES);
-        let mut log = DiskLog {
-            directory,
-            group,
-            node,
-            segment_bytes,
-            segments: Vec::new(),
-            sequence: 0,
-            durable: 0,
-            dirty: Vec::new(),
-            names: false,
-        };
-        let names = log.directory.list().map_err(journal("listing the Raft log"))?;
-        let newest = names.iter().filter_map(|name| number_of(name, "snapshot-")).max();
-        let mut numbers: Vec<u64> = names.iter().filter_map(|name| number_of(name, "log-")).collect();
-        numbers.sort_unstable();
-        let Some(newest) = newest else {
-            // The first snapshot is durable before there is a log.
-            return match numbers.is_empty() {
-                true => Ok((log, None)),
-                false => Err(Error::Corrupt("a Raft log without its snapshot")),
-            };
-        };
-        let snapshot = log.read_snapshot(newest)?;
-        let metadata = snapshot.get_metadata();
-        let (index, term, members) = (metadata.index, metadata.term, metadata.get_conf_state().clone());
-        let entries = log.replay(&numbers, index, term, members).await?;
-        log.remove_old(newest).await?;
-        Ok((log, Some((entries, snapshot))))
+/// The whole head at an offset, if there is one.
+fn head_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Head> {
+    let mut head = Reader(bytes.get(offset..offset + HEAD_BYTES).map(|head| bytes.slice_ref(head))?);
+    let sum = head.u64().ok()?;
+    let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &head.0) == sum;
+    let (body_checksum, sequence, durable) = (head.u64().ok()?, head.u64().ok()?, head.u64().ok()?);
+    let body = head.u32().ok()? as usize;
+    let (kind, version) = (head.u8().ok()?, head.u8().ok()?);
+    (is_whole && version == VERSION).then_some(Head { body_checksum, sequence, durable, body, kind })
+}
+
+/// The whole record at an offset, if there is one.
+fn record_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Record> {
+    let head = head_at(bytes, offset, key)?;
+    let length = (HEAD_BYTES + head.body).next_multiple_of(8);
+    let record = bytes.get(offset..offset.checked_add(length)?).map(|record| bytes.slice_ref(record))?;
+    let body = record.slice(HEAD_BYTES..HEAD_BYTES + head.body);
+    let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &body) == head.body_checksum;
+    is_whole.then_some(Record { head, body, bytes: length as u64 })
+}
+
+impl Snapshots {
+    fn directory(&self) -> &Directory {
+        self.owned.directory()
     }
 
-    fn read_snapshot(&self, index: u64) -> Result<Snapshot, Error> {
+    /// Writes a snapshot under its name; durable on return. Those before it stay until [`DiskLog::remove_old`].
+    pub async fn save(&self, snapshot: &Snapshot) -> Result<(), Error> {
+        let index = snapshot.get_metadata().index;
+        let mut bytes = BytesMut::with_capacity(snapshot.data.len() + 1024);
+        for word in [0, MAGIC, self.group, self.key] {
+            bytes.put_u64_le(word);
+        }
+        debug_assert_eq!(bytes.len(), SNAPSHOT_HEAD_BYTES);
+        codec::put_snapshot(&mut bytes, snapshot);
+        let checksum = XxHash3_64::oneshot(&bytes[8..]);
+        bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+        let (made, name) = (format!("making-{index:016x}"), snapshot_name(index));
+        let failed = journal("writing a snapshot");
+        let file = self.directory().open_file(&made, true).map_err(&failed)?;
+        file.truncate(0).map_err(&failed)?;
+        file.write_at(0, &bytes).map_err(&failed)?;
+        if !mutant(Mutant::SnapshotUnsynced) {
+            file.sync().await.map_err(&failed)?;
+        }
+        self.directory().rename(&made, &name).map_err(&failed)?;
+        if !mutant(Mutant::SnapshotUnsynced) {
+            self.directory().sync().await.map_err(&failed)?;
+        }
+        Ok(())
+    }
+
+    /// Reads one, and from now on has its key.
+    fn read(&mut self, index: u64) -> Result<Snapshot, Error> {
         let damaged = Error::Corrupt("a snapshot of the Raft log is damaged");
-        let file = self.directory.open_file(&snapshot_name(index), false).map_err(journal("opening a snapshot"))?;
+        let file = self.directory().open_file(&snapshot_name(index), false).map_err(journal("opening a snapshot"))?;
         let length = file.len().map_err(journal("reading a snapshot"))? as usize;
         let bytes = file.read_exact_at(0, length).map_err(journal("reading a snapshot"))?;
         let mut reader = Reader(bytes.clone());
@@ -182,11 +204,52 @@ impl DiskLog {
         if reader.u64()? != self.group {
             return Err(Error::Invalid("the directory holds another group's Raft log".to_owned()));
         }
+        self.key = reader.u64()?;
         let snapshot = codec::snapshot(&mut reader)?;
         if snapshot.get_metadata().index != index {
             return Err(damaged);
         }
         Ok(snapshot)
+    }
+}
+
+impl DiskLog {
+    /// Opens what a directory has, and gives the log that it holds with the newest snapshot; nothing where it is blank.
+    /// What is behind a tear is gone, durably, on return.
+    pub async fn open(
+        owned: DataDirectory,
+        group: u64,
+        node: u64,
+        segment_bytes: Option<u64>,
+    ) -> Result<(DiskLog, Option<(Entries, Snapshot)>), Error> {
+        let segment_bytes = segment_bytes.unwrap_or(SEGMENT_BYTES);
+        let mut log = DiskLog {
+            snapshots: Snapshots { owned, group, key: rt::random_u64() },
+            node,
+            segment_bytes,
+            segments: Vec::new(),
+            sequence: 0,
+            durable: 0,
+            dirty: Vec::new(),
+            names: false,
+        };
+        let names = log.directory().list().map_err(journal("listing the Raft log"))?;
+        let newest = names.iter().filter_map(|name| number_of(name, "snapshot-")).max();
+        let mut numbers: Vec<u64> = names.iter().filter_map(|name| number_of(name, "log-")).collect();
+        numbers.sort_unstable();
+        let Some(newest) = newest else {
+            // The first snapshot is durable before there is a log.
+            return match numbers.is_empty() {
+                true => Ok((log, None)),
+                false => Err(Error::Corrupt("a Raft log without its snapshot")),
+            };
+        };
+        let snapshot = log.snapshots.read(newest)?;
+        let metadata = snapshot.get_metadata();
+        let (index, term, members) = (metadata.index, metadata.term, metadata.get_conf_state().clone());
+        let entries = log.replay(&numbers, index, term, members).await?;
+        log.remove_old(newest).await?;
+        Ok((log, Some((entries, snapshot))))
     }
 
     /// Reads all records, and cuts off what is torn.
@@ -199,18 +262,19 @@ impl DiskLog {
         // Records that a later one calls durable, and what each segment has behind them.
         let (mut durable, mut read) = (0, Vec::new());
         for (at, number) in numbers.iter().enumerate() {
-            let file = self.directory.open_file(&log_name(*number), false).map_err(journal("opening the Raft log"))?;
+            let file =
+                self.directory().open_file(&log_name(*number), false).map_err(journal("opening the Raft log"))?;
             let length = file.len().map_err(journal("reading the Raft log"))? as usize;
             let bytes = file.read_exact_at(0, length).map_err(journal("reading the Raft log"))?;
             let mut offset = 0;
             if torn.is_none() {
-                while let Some(record) = record_at(&bytes, offset) {
-                    if self.sequence != 0 && record.sequence != self.sequence + 1 {
+                while let Some(record) = record_at(&bytes, offset, self.snapshots.key) {
+                    if self.sequence != 0 && record.head.sequence != self.sequence + 1 {
                         break;
                     }
                     self.take(&record, &mut entries, &mut hard)?;
-                    self.sequence = record.sequence;
-                    durable = record.durable;
+                    self.sequence = record.head.sequence;
+                    durable = record.head.durable;
                     offset += record.bytes as usize;
                 }
                 let last = entries.as_ref().map_or(0, Entries::last);
@@ -224,12 +288,12 @@ impl DiskLog {
             }
             // A tear is right only if nothing behind it tells that what is torn was durable.
             torn.get_or_insert(self.sequence);
-            let behind = (offset..length).step_by(8).filter_map(|at| record_at(&bytes, at));
-            if !mutant(Mutant::KeepTorn) && behind.into_iter().any(|record| record.durable > self.sequence) {
+            let mut behind = (offset..length).step_by(8).filter_map(|at| head_at(&bytes, at, self.snapshots.key));
+            if !mutant(Mutant::KeepTorn) && behind.any(|head| head.durable > self.sequence) {
                 return Err(damaged);
             }
             if offset == 0 && at > 0 {
-                self.directory.remove(&log_name(*number)).map_err(journal("removing a torn segment"))?;
+                self.directory().remove(&log_name(*number)).map_err(journal("removing a torn segment"))?;
                 self.names = true;
             } else {
                 file.truncate(offset as u64).map_err(journal("cutting a torn record off"))?;
@@ -237,7 +301,7 @@ impl DiskLog {
             }
         }
         // The names too: a segment that came back without one would be missed later.
-        self.directory.sync().await.map_err(journal("syncing the Raft log's directory"))?;
+        self.directory().sync().await.map_err(journal("syncing the Raft log's directory"))?;
         for (file, bytes, sequence) in read {
             // What was read may be in memory alone, and after a sync that failed it may stay there whatever is synced.
             if sequence > durable {
@@ -269,9 +333,9 @@ impl DiskLog {
     fn take(&self, record: &Record, entries: &mut Option<Entries>, hard: &mut HardState) -> Result<(), Error> {
         let mut body = Reader(record.body.clone());
         (hard.term, hard.vote, hard.commit) = (body.u64()?, body.u64()?, body.u64()?);
-        match record.kind {
+        match record.head.kind {
             KIND_BEGIN => {
-                if (body.u64()?, body.u64()?) != (self.group, self.node) {
+                if (body.u64()?, body.u64()?) != (self.snapshots.group, self.node) {
                     return Err(Error::Invalid("the directory holds another node's Raft log".to_owned()));
                 }
             }
@@ -303,34 +367,12 @@ impl DiskLog {
         Ok(())
     }
 
-    /// Writes a snapshot under its name; durable on return. Those before it stay until [`DiskLog::remove_old`].
-    pub async fn save_snapshot(directory: &Directory, group: u64, snapshot: &Snapshot) -> Result<(), Error> {
-        let index = snapshot.get_metadata().index;
-        let mut bytes = BytesMut::with_capacity(snapshot.data.len() + 1024);
-        bytes.put_u64_le(0);
-        bytes.put_u64_le(MAGIC);
-        bytes.put_u64_le(group);
-        debug_assert_eq!(bytes.len(), SNAPSHOT_HEAD_BYTES);
-        codec::put_snapshot(&mut bytes, snapshot);
-        let checksum = XxHash3_64::oneshot(&bytes[8..]);
-        bytes[..8].copy_from_slice(&checksum.to_le_bytes());
-        let (made, name) = (format!("making-{index:016x}"), snapshot_name(index));
-        let failed = journal("writing a snapshot");
-        let file = directory.open_file(&made, true).map_err(&failed)?;
-        file.truncate(0).map_err(&failed)?;
-        file.write_at(0, &bytes).map_err(&failed)?;
-        if !mutant(Mutant::SnapshotUnsynced) {
-            file.sync().await.map_err(&failed)?;
-        }
-        directory.rename(&made, &name).map_err(&failed)?;
-        if !mutant(Mutant::SnapshotUnsynced) {
-            directory.sync().await.map_err(&failed)?;
-        }
-        Ok(())
+    pub fn snapshots(&self) -> &Snapshots {
+        &self.snapshots
     }
 
-    pub fn directory(&self) -> &Directory {
-        &self.directory
+    fn directory(&self) -> &Directory {
+        self.snapshots.directory()
     }
 
     /// Removes what a durable snapshot has made useless.
@@ -339,13 +381,13 @@ impl DiskLog {
         // The last one is written on. One after the other, so that a crash leaves no hole.
         while self.segments.len() > 1 && self.segments[0].last <= index {
             let gone = self.segments.remove(0);
-            self.directory.remove(&log_name(gone.number)).map_err(&failed)?;
-            self.directory.sync().await.map_err(&failed)?;
+            self.directory().remove(&log_name(gone.number)).map_err(&failed)?;
+            self.directory().sync().await.map_err(&failed)?;
         }
-        for name in self.directory.list().map_err(&failed)? {
+        for name in self.directory().list().map_err(&failed)? {
             let is_old = number_of(&name, "snapshot-").is_some_and(|other| other < index);
             if is_old || number_of(&name, "making-").is_some_and(|other| other <= index) {
-                self.directory.remove(&name).map_err(&failed)?;
+                self.directory().remove(&name).map_err(&failed)?;
             }
         }
         Ok(())
@@ -374,7 +416,8 @@ impl DiskLog {
 
     fn begin_record(&self, kind: u8, hard: &HardState, bytes: usize) -> BytesMut {
         let mut record = BytesMut::with_capacity(HEAD_BYTES + 24 + bytes + 8);
-        record.put_u64_le(0);
+        // Checksums, which are known when it is whole.
+        record.put_slice(&[0; 16]);
         record.put_u64_le(self.sequence + 1);
         record.put_u64_le(self.durable);
         record.put_u32_le(0);
@@ -392,21 +435,23 @@ impl DiskLog {
         }
         let number = self.segments.last().map_or(1, |segment| segment.number + 1);
         let last = self.segments.last().map_or(0, |segment| segment.last);
-        let file = self.directory.open_file(&log_name(number), true).map_err(journal("making a segment"))?;
+        let file = self.directory().open_file(&log_name(number), true).map_err(journal("making a segment"))?;
         file.truncate(0).map_err(journal("making a segment"))?;
         self.segments.push(Segment { number, file, bytes: 0, last });
         self.names = true;
         let mut record = self.begin_record(KIND_BEGIN, hard, 16);
-        record.put_u64_le(self.group);
+        record.put_u64_le(self.snapshots.group);
         record.put_u64_le(self.node);
         self.write(record, 0)
     }
 
     fn write(&mut self, mut record: BytesMut, last: u64) -> Result<(), Error> {
         let body = u32::try_from(record.len() - HEAD_BYTES).expect("a batch's size is bounded by its entries");
-        record[24..28].copy_from_slice(&body.to_le_bytes());
-        let checksum = XxHash3_64::oneshot(&record[8..]);
-        record[..8].copy_from_slice(&checksum.to_le_bytes());
+        record[32..36].copy_from_slice(&body.to_le_bytes());
+        let of_body = checksum(self.snapshots.key, &record[HEAD_BYTES..]);
+        record[8..16].copy_from_slice(&of_body.to_le_bytes());
+        let of_head = checksum(self.snapshots.key, &record[8..HEAD_BYTES]);
+        record[..8].copy_from_slice(&of_head.to_le_bytes());
         record.resize(record.len().next_multiple_of(8), 0);
         let segment = self.segments.last_mut().expect("there is room");
         segment.file.write_at(segment.bytes, &record).map_err(journal("writing the Raft log"))?;
@@ -421,7 +466,7 @@ impl DiskLog {
 
     /// What is to be made durable now.
     pub fn syncing(&mut self) -> Syncing {
-        let directory = std::mem::take(&mut self.names).then(|| self.directory.clone());
+        let directory = std::mem::take(&mut self.names).then(|| self.directory().clone());
         Syncing { files: std::mem::take(&mut self.dirty), directory, sequence: self.sequence }
     }
 
@@ -430,11 +475,97 @@ impl DiskLog {
         self.dirty.clear();
         self.names = false;
         let files = self.segments.iter().map(|segment| segment.file.clone()).collect();
-        Syncing { files, directory: Some(self.directory.clone()), sequence: self.sequence }
+        Syncing { files, directory: Some(self.directory().clone()), sequence: self.sequence }
     }
 
     /// A sync has returned.
     pub fn synced(&mut self, sequence: u64) {
         self.durable = self.durable.max(sequence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::rt::simulation::{Sim, Simulation};
+
+    use super::*;
+    use crate::owned::own;
+    use crate::raft::engine::first_snapshot;
+    use crate::raft::fault::plant;
+
+    type Opened = Result<(DiskLog, Option<(Entries, Snapshot)>), Error>;
+
+    async fn opened() -> Opened {
+        let directory = Directory::open("/raft").await.expect("a directory can be made");
+        DiskLog::open(own(directory).await.expect("nobody else has it"), 7, 1, None).await
+    }
+
+    fn entry(index: u64, data: impl Into<Bytes>) -> Entry {
+        Entry { index, term: 1, data: data.into(), ..Entry::default() }
+    }
+
+    /// A log with two entries, the second of which has this data; gives where its record begins.
+    async fn two_entries(data: Vec<u8>) -> u64 {
+        let (mut log, _) = opened().await.expect("nothing is there");
+        log.snapshots().save(&first_snapshot(&[], &[])).await.expect("the disk works");
+        let hard = HardState::default();
+        let mut begins = 0;
+        for entry in [entry(1, &b"before"[..]), entry(2, data)] {
+            begins = log.segments.last().map_or(0, |segment| segment.bytes);
+            log.append(&hard, &[entry]).expect("the disk works");
+            let durable = log.syncing().run().await.expect("the disk works");
+            log.synced(durable);
+        }
+        begins
+    }
+
+    async fn write(at: u64, bytes: &[u8]) {
+        let directory = Directory::open("/raft").await.expect("it is there");
+        directory.open_file(&log_name(1), false).expect("it is there").write_at(at, bytes).expect("the disk works");
+    }
+
+    /// A client proposes what it takes for records; the record that holds them is torn.
+    async fn forge(sim: Sim) -> u64 {
+        let forging = sim.node("n1").spawn(async move {
+            let mut head = BytesMut::new();
+            head.put_u64_le(XxHash3_64::oneshot(&[]));
+            head.put_u64_le(1 << 20);
+            head.put_u64_le(1 << 20);
+            head.put_u32_le(0);
+            head.put_slice(&[KIND_BATCH, VERSION, 0, 0]);
+            let mut record = XxHash3_64::oneshot(&head).to_le_bytes().to_vec();
+            record.extend_from_slice(&head);
+            let begins = two_entries(record.repeat(5)).await;
+            write(begins, &[0; HEAD_BYTES]).await;
+            let (_, found) = opened().await.unwrap_or_else(|error| panic!("report: {error}"));
+            let (entries, _) = found.expect("it has a snapshot");
+            assert_eq!(entries.last(), 1, "the torn record is gone, and nothing else");
+        });
+        forging.await.expect("it does not crash");
+        1
+    }
+
+    #[test]
+    fn bytes_that_a_client_chose_are_no_record() {
+        plant(Mutant::Unkeyed);
+        let outcome = Simulation::new(1).run(forge);
+        plant(Mutant::None);
+        let reason = outcome.expect_err("without a key they are").reason.to_string();
+        assert!(reason.contains("report: corrupt"), "{reason}");
+        Simulation::new(1).run(forge).expect("a torn tail is cut off");
+    }
+
+    #[test]
+    fn damage_before_what_is_durable_is_no_torn_tail() {
+        let damaged = |sim: Sim| async move {
+            let damaging = sim.node("n1").spawn(async move {
+                let begins = two_entries(b"behind".to_vec()).await;
+                write(begins - 8, &[0xff; 4]).await;
+                assert!(matches!(opened().await, Err(Error::Corrupt(_))), "the second record says that it was durable");
+            });
+            damaging.await.expect("it does not crash");
+            1
+        };
+        Simulation::new(1).run(damaged).expect("it is found out");
     }
 }

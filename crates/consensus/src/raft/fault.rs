@@ -23,6 +23,12 @@ pub enum Mutant {
     SnapshotUnsynced,
     /// A snapshot's entries go, and what it holds is not put into the machine.
     SkipRestore,
+    /// A snapshot that came from another node is on disk before it is read.
+    InstallUnread,
+    /// Checksums of records are made without a key.
+    Unkeyed,
+    /// A node that stops leaves the task that makes its snapshot behind.
+    LeaveSnapshot,
 }
 
 thread_local! {

@@ -16,8 +16,9 @@
 //! part   bytes of one message that has a snapshot; the sender drops the link behind the last
 //! ```
 //!
-//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), links that are accepted ([`LINKS_MAX`]), frames
-//! ([`FRAME_MESSAGES_MAX`]), a snapshot ([`super::Options::snapshot_bytes_max`]).
+//! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), links that are accepted ([`LINKS_MAX`]), how long one may say
+//! nothing before its hello ([`HELLO_MAX`]) or within a snapshot ([`PART_MAX`]), frames ([`FRAME_MESSAGES_MAX`]), a snapshot
+//! ([`super::Options::snapshot_bytes_max`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,14 +32,14 @@ use base::{Bytes, BytesMut};
 use raft::eraftpb::Message;
 
 use super::codec::{self, Reader};
-use super::engine::Event;
+use super::engine::{Event, check_snapshot};
 use crate::Error;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaft1");
 const HELLO_BYTES: usize = 40;
 /// Bytes of an address.
 const ADDRESS_BYTES_MAX: usize = 4096;
-const KIND_MESSAGES: u32 = 1;
+pub(super) const KIND_MESSAGES: u32 = 1;
 const KIND_SNAPSHOT: u32 = 2;
 const KIND_ENTRIES: u32 = 3;
 /// Messages of one frame.
@@ -47,7 +48,9 @@ pub(super) const FRAME_MESSAGES_MAX: usize = 1 << 14;
 const LINKS_MAX: usize = 256;
 /// Bytes of one part of a snapshot.
 const PART_BYTES: usize = 1 << 20;
-/// How long a part may wait for room.
+/// How long a node may take to say who it is.
+const HELLO_MAX: Duration = Duration::from_secs(5);
+/// How long a part of what has many may be on its way, or wait for room.
 const PART_MAX: Duration = Duration::from_secs(10);
 
 /// Gives the entry at a position, for whoever lacks it.
@@ -63,7 +66,7 @@ pub(super) struct Ends {
     pub to: u64,
 }
 
-fn hello(ends: &Ends, kind: u32) -> Bytes {
+pub(super) fn hello(ends: &Ends, kind: u32) -> Bytes {
     let mut bytes = BytesMut::with_capacity(HELLO_BYTES);
     for word in [MAGIC, ends.group, ends.from, ends.to] {
         bytes.put_u64_le(word);
@@ -150,7 +153,7 @@ pub(super) async fn send_snapshot(address: &str, ends: Ends, message: Message) -
     let mut bytes = BytesMut::with_capacity(codec::message_bytes(&message));
     codec::put_message(&mut bytes, &message);
     let mut bytes = bytes.freeze();
-    let Ok(link) = net::connect(address).await else { return false };
+    let Ok(Ok(link)) = rt::timeout(PART_MAX, net::connect(address)).await else { return false };
     let (sender, mut receiver) = link.split();
     if sender.send(hello(&ends, KIND_SNAPSHOT)).await.is_err() {
         return false;
@@ -202,15 +205,16 @@ async fn receive<O: Send + 'static>(
     events: Sender<Event<O>>,
 ) -> Result<(), Error> {
     let (sender, mut receiver) = link.split();
-    let Ok(first) = receiver.receive().await else { return Ok(()) };
+    // Whoever says nothing takes a link from others.
+    let Ok(Ok(first)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
     let (from, address, kind) = understand(first, group, node)?;
     let wrong = Error::Corrupt("a Raft message tells of another sender or receiver");
     if kind == KIND_ENTRIES {
-        let Ok(asked) = receiver.receive().await else { return Ok(()) };
+        let Ok(Ok(asked)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
         let first = Reader(asked).u64()?;
         let entries = serve.iter().flat_map(|serve| (first..).map_while(|position| serve(position)));
         for entry in entries {
-            if sender.send(entry).await.is_err() {
+            if !matches!(rt::timeout(PART_MAX, sender.send(entry)).await, Ok(Ok(()))) {
                 break;
             }
         }
@@ -221,6 +225,7 @@ async fn receive<O: Send + 'static>(
         if (message.from, message.to) != (from, node) {
             return Err(wrong);
         }
+        check_snapshot(message.get_snapshot())?;
         // The engine has it before the sender learns so.
         let _ = events.send(Event::Received(vec![message])).await;
         drop(sender);
@@ -243,7 +248,12 @@ async fn receive<O: Send + 'static>(
 
 async fn receive_snapshot(receiver: &mut LinkReceiver, bytes_max: usize) -> Result<Message, Error> {
     let mut bytes = BytesMut::new();
-    while let Ok(part) = receiver.receive().await {
+    loop {
+        let part = match rt::timeout(PART_MAX, receiver.receive()).await {
+            Ok(Ok(part)) => part,
+            Ok(Err(_)) => break,
+            Err(_) => return Err(Error::Corrupt("a snapshot that does not go on")),
+        };
         if bytes.len() + part.len() > bytes_max {
             return Err(Error::Corrupt("a snapshot is longer than this node takes"));
         }

@@ -41,9 +41,12 @@
 //! * What is applied at an index is the same at every node and in every life of it, and was proposed.
 //! * What was answered is never lost: while a majority of disks outlives what happens, or, without disks, a majority of nodes.
 //! * Reads are linearizable.
-//! * A damaged log ends its node; it is never taken for a short one.
-//! * Bounded: proposals that wait ([`WAITING_MAX`]), entries that are not committed ([`Options::uncommitted_bytes_max`]), entries in
-//!   memory ([`Options::log_bytes`], four times that while a member lags), frames on their way.
+//! * A log that is damaged before its last records ends its node; it is not taken for a short one ([`disk`]).
+//! * A directory has one node at a time, of all processes.
+//! * Bounded: proposals that wait ([`WAITING_MAX`]), reads and changes that wait ([`ASKING_MAX`]), entries that are not committed
+//!   ([`Options::uncommitted_bytes_max`]), frames on their way, and entries in memory: [`Options::log_bytes`], four times that while a
+//!   member lags, and at a node with a directory also those that its last snapshot has not: [`Options::snapshot_after_bytes`], and what
+//!   is applied while the next one is made.
 //!
 //! [`RaftLog`] is an ordered log on it ([`crate::ordered`]), with each processor's entries in a journal of its own.
 //!
@@ -58,6 +61,8 @@ pub mod fault;
 pub mod kv;
 mod links;
 mod ordered;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -73,14 +78,17 @@ use base::rt::sync::Semaphore;
 use base::rt::{self, Stop};
 use raft::eraftpb::Snapshot;
 
+use crate::owned::own;
 use crate::{Error, Term};
 use disk::DiskLog;
-use engine::{Engine, Event};
+use engine::{Asker, Engine, Event};
 use entries::Entries;
 pub use ordered::RaftLog;
 
 /// Proposals that are not answered.
 pub const WAITING_MAX: usize = 4096;
+/// Reads behind a barrier, and changes of members, that are not answered.
+pub const ASKING_MAX: usize = 1024;
 /// What else is on its way to the engine: messages, links, syncs.
 const EVENTS_MAX: usize = 4096;
 /// Bytes of one proposal.
@@ -270,6 +278,7 @@ struct Shared<O> {
     node: u64,
     events: Sender<Event<O>>,
     permits: Semaphore,
+    asking: Semaphore,
     /// Until when, by this node's clock, nobody else is elected; 0 without a lease.
     lease_until: AtomicU64,
     applied: AtomicU64,
@@ -305,8 +314,8 @@ impl<O: Default + Send + 'static> Raft<O> {
     /// is at first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for options that make no sense or a directory of another node; [`Error::Corrupt`] for a damaged log;
-    /// [`Error::Journal`].
+    /// [`Error::Invalid`] for options that make no sense or a directory of another node; [`Error::Locked`] for one in which another
+    /// node runs; [`Error::Corrupt`] for a damaged log; [`Error::Journal`].
     pub async fn start<M: Machine<Output = O>>(options: Options, machine: M) -> Result<Raft<O>, Error> {
         Raft::start_serving(options, machine, None).await
     }
@@ -322,14 +331,15 @@ impl<O: Default + Send + 'static> Raft<O> {
         let listener = net::listen(&options.listen)
             .await
             .map_err(|error| Error::Invalid(format!("listening at {}: {error}", options.listen)))?;
-        // Callers have permits of their own, so that they do not fill the queue up.
-        let (events, receiver) = bounded(EVENTS_MAX + WAITING_MAX);
+        // Callers of all kinds have permits, so that they leave room in the queue for what members send.
+        let (events, receiver) = bounded(EVENTS_MAX + WAITING_MAX + ASKING_MAX);
         let stop = Stop::new();
         let role = Role { term: Term(state.0.hard.term), ..Role::default() };
         let shared = Arc::new(Shared {
             node: options.node,
             events: events.clone(),
             permits: Semaphore::new(WAITING_MAX),
+            asking: Semaphore::new(ASKING_MAX),
             lease_until: AtomicU64::new(0),
             applied: AtomicU64::new(state.0.base().0),
             role: watch(role).0,
@@ -391,8 +401,9 @@ impl<O: Default + Send + 'static> Raft<O> {
     /// # Errors
     /// [`Error::NotLeading`]; [`Error::Busy`] when it has just been elected; [`Error::Closed`].
     pub async fn barrier(&self) -> Result<(), Error> {
+        let permit = self.shared.asking.acquire().await;
         let (answer, answered) = oneshot();
-        self.shared.events.send(Event::Barrier(answer)).await.map_err(|_| Error::Closed)?;
+        self.shared.events.send(Event::Barrier(Asker { answer, permit })).await.map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Closed)?
     }
 
@@ -425,8 +436,9 @@ impl<O: Default + Send + 'static> Raft<O> {
         if let Change::Learn(Member { id: 0, .. }) | Change::Vote(Member { id: 0, .. }) = &change {
             return Err(Error::Invalid("nodes are counted from 1".into()));
         }
+        let permit = self.shared.asking.acquire().await;
         let (answer, answered) = oneshot();
-        self.shared.events.send(Event::Change(change, answer)).await.map_err(|_| Error::Closed)?;
+        self.shared.events.send(Event::Change(change, Asker { answer, permit })).await.map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Ambiguous)?
     }
 
@@ -456,7 +468,7 @@ impl<O: Default + Send + 'static> Raft<O> {
         self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Error::Closed)
     }
 
-    /// Ends it. On return nothing of it touches its directory any more, but a sync that is under way.
+    /// Ends it. On return nothing of it touches its directory any more, but a sync that is under way, and another may have it.
     pub async fn stop(&self) {
         self.alive.0.stop();
         self.shared.over.stopped().await;
@@ -470,9 +482,13 @@ async fn stored<M: Machine>(
 ) -> Result<(Option<DiskLog>, (Entries, Snapshot)), Error> {
     let mut disk = None;
     if let Some(path) = &options.directory {
-        let directory =
-            Directory::open(path).await.map_err(|error| Error::Journal(format!("{}: {error}", path.display())))?;
-        let (opened, found) = DiskLog::open(directory, options.group, options.node, options.segment_bytes).await?;
+        let journal = |error: &dyn fmt::Display| Error::Journal(format!("{}: {error}", path.display()));
+        let directory = Directory::open(path).await.map_err(|error| journal(&error))?;
+        let owned = own(directory).await.map_err(|error| match error {
+            Error::Disk { .. } => journal(&error),
+            error => error,
+        })?;
+        let (opened, found) = DiskLog::open(owned, options.group, options.node, options.segment_bytes).await?;
         if let Some(found) = found {
             return Ok((Some(opened), found));
         }
@@ -481,7 +497,7 @@ async fn stored<M: Machine>(
     let snapshot = engine::first_snapshot(&options.founders, &machine.snapshot().await?);
     if let Some(disk) = &disk {
         // From here on the directory is not blank: what this node votes for is remembered.
-        DiskLog::save_snapshot(disk.directory(), options.group, &snapshot).await?;
+        disk.snapshots().save(&snapshot).await?;
     }
     let metadata = snapshot.get_metadata();
     let mut entries = Entries::at(metadata.index, metadata.term, metadata.get_conf_state().clone());

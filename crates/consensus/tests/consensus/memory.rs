@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Bytes;
+use base::rt::disk::Directory;
 use base::rt::{self, Stop};
 use consensus::{
     Coordinator, Error, Group, GroupId, GroupMemory, Kind, Layout, MemoryNode, MemoryNodeOptions, Place, Standby,
@@ -303,5 +304,25 @@ fn what_does_not_fit_together_is_refused_by_name() {
         group.nodes.pop();
         assert!(matches!(consensus::format(&group).await, Err(Error::Invalid(_))));
         assert!(matches!(Standby::new(group, 1), Err(Error::Invalid(_))));
+    });
+}
+
+#[test]
+fn a_directory_has_one_persistent_node_at_a_time() {
+    run(async {
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let directory = Directory::open(folder.path()).await.expect("it is there");
+        let start = async |address: &str| {
+            let options = HostOptions { node: NodeId(1), tokens: Arc::new(|_| Some(TOKEN)) };
+            let host = fabric.host(address, options).await.expect("the address is free");
+            let groups = vec![GroupMemory { id: GROUP, layout: LAYOUT }];
+            MemoryNode::start_persistent(MemoryNodeOptions { host, groups, stop: Stop::new() }, &directory).await
+        };
+        let first = start("local:owner-0").await.expect("nobody else is there");
+        let locked = start("local:owner-1").await;
+        assert!(matches!(&locked, Err(Error::Locked(path)) if path == folder.path()), "{locked:?}");
+        first.stop().await;
+        start("local:owner-2").await.expect("the first has ended").stop().await;
     });
 }

@@ -5,20 +5,19 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use base::rt;
-use base::rt::channel::OneshotSender;
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry};
 
 use super::snapshots::address_of;
-use super::{Answer, Engine};
+use super::{Answer, Asker, Engine};
 use crate::Error;
 use crate::raft::codec::MEMBERS_MAX;
 use crate::raft::{Change, Machine, Member, links};
 
 impl<M: Machine> Engine<M> {
-    pub(super) fn change(&mut self, change: Change, answer: OneshotSender<Result<(), Error>>) {
+    pub(super) fn change(&mut self, change: Change, asker: Asker) {
         if !self.leads() {
-            drop(answer.send(Err(self.not_leading())));
+            asker.answer(Err(self.not_leading()));
             return;
         }
         let invalid = match &change {
@@ -33,7 +32,7 @@ impl<M: Machine> Engine<M> {
             Change::Remove(_) => None,
         };
         if let Some(reason) = invalid {
-            drop(answer.send(Err(Error::Invalid(reason.to_owned()))));
+            asker.answer(Err(Error::Invalid(reason.to_owned())));
             return;
         }
         let mut wanted = ConfChange::default();
@@ -47,10 +46,10 @@ impl<M: Machine> Engine<M> {
         wanted.context = address.into_bytes().into();
         let (before, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
         if self.node.raft.has_pending_conf() || self.node.propose_conf_change(Vec::new(), wanted).is_err() {
-            drop(answer.send(Err(Error::Busy)));
+            asker.answer(Err(Error::Busy));
             return;
         }
-        self.pending.push_back((before + 1, term, Answer::Changed(answer)));
+        self.pending.push_back((before + 1, term, Answer::Changed(asker)));
     }
 
     pub(super) fn apply_change(&mut self, entry: &Entry) -> Result<(), Error> {
@@ -80,7 +79,7 @@ impl<M: Machine> Engine<M> {
         // A round that was answered by a majority of other members proves nothing now.
         self.shared.lease_until.store(0, Ordering::SeqCst);
         for round in self.rounds.drain(..) {
-            round.waiting.into_iter().for_each(|answer| drop(answer.send(Err(Error::Busy))));
+            round.waiting.into_iter().for_each(|asker| asker.answer(Err(Error::Busy)));
         }
         self.reconnect();
         Ok(())

@@ -25,8 +25,8 @@ use super::fault::{Mutant, crash_point, mutant};
 use super::links::{self, Ends, FRAME_MESSAGES_MAX};
 use super::{Applied, Change, Machine, Member, Options, Proposed, Role, Shared};
 use crate::{Error, Term};
-pub(super) use snapshots::first_snapshot;
 use snapshots::members_of;
+pub(super) use snapshots::{check_snapshot, first_snapshot};
 
 /// Events that are taken at once.
 const EVENTS_MAX: usize = 1024;
@@ -45,9 +45,9 @@ pub(super) enum Event<O> {
         answer: OneshotSender<Result<Proposed<O>, Error>>,
         permit: Permit,
     },
-    Change(Change, OneshotSender<Result<(), Error>>),
+    Change(Change, Asker),
     /// A read waits for proof that this node still leads.
-    Barrier(OneshotSender<Result<(), Error>>),
+    Barrier(Asker),
     Received(Vec<Message>),
     /// Somebody has made a link to this node, and listens there.
     Met(u64, String),
@@ -58,13 +58,28 @@ pub(super) enum Event<O> {
     SnapshotSent(u64, bool),
 }
 
+/// Who waits for a read or a change of members.
+pub(super) struct Asker {
+    pub answer: OneshotSender<Result<(), Error>>,
+    /// One of [`super::ASKING_MAX`], held until it is answered.
+    #[allow(dead_code, reason = "held until it is answered")]
+    pub permit: Permit,
+}
+
+impl Asker {
+    fn answer(self, outcome: Result<(), Error>) {
+        // Nobody may wait any more.
+        let _ = self.answer.send(outcome);
+    }
+}
+
 /// What is told when an entry is applied.
 enum Answer<O> {
     Proposed(
         OneshotSender<Result<Proposed<O>, Error>>,
         #[allow(dead_code, reason = "held until it is answered")] Permit,
     ),
-    Changed(OneshotSender<Result<(), Error>>),
+    Changed(Asker),
 }
 
 impl<O> Answer<O> {
@@ -72,7 +87,7 @@ impl<O> Answer<O> {
         // Nobody may wait any more.
         match self {
             Answer::Proposed(answer, _) => drop(answer.send(Err(error))),
-            Answer::Changed(answer) => drop(answer.send(Err(error))),
+            Answer::Changed(asker) => asker.answer(Err(error)),
         }
     }
 }
@@ -83,7 +98,7 @@ struct Round {
     begun: Instant,
     /// What must be applied before a read that waits for it; known once it has succeeded.
     index: Option<u64>,
-    waiting: Vec<OneshotSender<Result<(), Error>>>,
+    waiting: Vec<Asker>,
 }
 
 /// What waits for a sync.
@@ -112,7 +127,8 @@ pub(super) struct Engine<M: Machine> {
     pending: VecDeque<(u64, u64, Answer<M::Output>)>,
     unsynced: VecDeque<Unsynced>,
     is_syncing: bool,
-    is_making_snapshot: bool,
+    /// A snapshot is being made, and written.
+    making_snapshot: Option<AbortOnDrop<()>>,
     sending_snapshot: BTreeMap<u64, AbortOnDrop<()>>,
     rounds: VecDeque<Round>,
     rounds_begun: u64,
@@ -199,7 +215,7 @@ impl<M: Machine> Engine<M> {
             pending: VecDeque::new(),
             unsynced: VecDeque::new(),
             is_syncing: false,
-            is_making_snapshot: false,
+            making_snapshot: None,
             sending_snapshot: BTreeMap::new(),
             rounds: VecDeque::new(),
             rounds_begun: 0,
@@ -230,10 +246,21 @@ impl<M: Machine> Engine<M> {
         while let Ok(event) = events.try_recv() {
             match event {
                 Event::Propose { answer, .. } => drop(answer.send(Err(Error::Closed))),
-                Event::Change(_, answer) | Event::Barrier(answer) => drop(answer.send(Err(Error::Closed))),
+                Event::Change(_, asker) | Event::Barrier(asker) => asker.answer(Err(Error::Closed)),
                 _ => {}
             }
         }
+        // From here on nothing of this node touches its directory, and another may have it.
+        match self.making_snapshot.take() {
+            Some(making) if mutant(Mutant::LeaveSnapshot) => std::mem::forget(making),
+            Some(making) => {
+                making.abort();
+                // That it has ended is all that counts.
+                let _ = making.await;
+            }
+            None => {}
+        }
+        self.disk = None;
         *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         let term = self.shared.role.borrow().term;
         self.shared.role.send(Role { term, leader: None, is_leading: false });
@@ -313,11 +340,11 @@ impl<M: Machine> Engine<M> {
                     proposals.push(Entry { data, ..Entry::default() });
                     answers.push(Answer::Proposed(answer, permit));
                 }
-                Event::Change(change, answer) => {
+                Event::Change(change, asker) => {
                     self.propose(&mut proposals, &mut answers);
-                    self.change(change, answer);
+                    self.change(change, asker);
                 }
-                Event::Barrier(answer) => self.barrier(answer),
+                Event::Barrier(asker) => self.barrier(asker),
                 Event::Received(messages) => {
                     // The order of a proposal and of what ends this node's leading is that in which they came.
                     self.propose(&mut proposals, &mut answers);
@@ -393,13 +420,13 @@ impl<M: Machine> Engine<M> {
     }
 
     /// A read waits for a round that begins now.
-    fn barrier(&mut self, answer: OneshotSender<Result<(), Error>>) {
+    fn barrier(&mut self, asker: Asker) {
         if !self.leads() {
-            drop(answer.send(Err(self.not_leading())));
+            asker.answer(Err(self.not_leading()));
             return;
         }
         if !self.node.raft.commit_to_current_term() || self.rounds.len() >= ROUNDS_MAX {
-            drop(answer.send(Err(Error::Busy)));
+            asker.answer(Err(Error::Busy));
             return;
         }
         let now = rt::now();
@@ -407,7 +434,7 @@ impl<M: Machine> Engine<M> {
             self.begin_round();
         }
         if let Some(round) = self.rounds.back_mut() {
-            round.waiting.push(answer);
+            round.waiting.push(asker);
         }
     }
 
@@ -580,7 +607,7 @@ impl<M: Machine> Engine<M> {
         self.pending.drain(..).for_each(|(_, _, answer)| answer.fail(error.clone()));
         for round in self.rounds.drain(..) {
             // A read has changed nothing.
-            round.waiting.into_iter().for_each(|answer| drop(answer.send(Err(Error::NotLeading(None)))));
+            round.waiting.into_iter().for_each(|asker| asker.answer(Err(Error::NotLeading(None))));
         }
     }
 
@@ -604,8 +631,8 @@ impl<M: Machine> Engine<M> {
                 }
                 EntryType::EntryConfChange => {
                     self.apply_change(&entry)?;
-                    if let Some(Answer::Changed(answer)) = answer {
-                        drop(answer.send(Ok(())));
+                    if let Some(Answer::Changed(asker)) = answer {
+                        asker.answer(Ok(()));
                     }
                 }
                 EntryType::EntryConfChangeV2 => return Err(Error::Corrupt("a change of members of an unknown kind")),
@@ -659,7 +686,7 @@ impl<M: Machine> Engine<M> {
                 let until = (round.begun + lease).nanos();
                 self.shared.lease_until.fetch_max(until, Ordering::SeqCst);
             }
-            round.waiting.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
+            round.waiting.into_iter().for_each(|asker| asker.answer(Ok(())));
         }
     }
 

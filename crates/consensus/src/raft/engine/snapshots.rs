@@ -11,7 +11,6 @@ use raft::eraftpb::{HardState, Message, Snapshot};
 use super::{Engine, Event};
 use crate::Error;
 use crate::raft::codec::{MEMBERS_MAX, Reader};
-use crate::raft::disk::DiskLog;
 use crate::raft::fault::{Mutant, crash_point, mutant};
 use crate::raft::{Machine, Member, links};
 
@@ -27,6 +26,23 @@ fn snapshot_data(members: &BTreeMap<u64, Member>, machine: &[u8]) -> Bytes {
     }
     bytes.put_slice(machine);
     bytes.freeze()
+}
+
+/// The members that a snapshot of another node tells of, and the machine's bytes.
+fn parts_of(snapshot: &Snapshot) -> Result<(BTreeMap<u64, Member>, Bytes), Error> {
+    let (members, data) = members_of(snapshot.data.clone())?;
+    let state = snapshot.get_metadata().get_conf_state();
+    let (voters, learners) = (state.voters.iter().map(|id| (*id, false)), state.learners.iter().map(|id| (*id, true)));
+    let counted: BTreeMap<u64, bool> = voters.chain(learners).collect();
+    if !counted.into_iter().eq(members.values().map(|member| (member.id, member.learns))) {
+        return Err(Error::Corrupt("a snapshot of a Raft group tells of other members than it counts"));
+    }
+    Ok((members, data))
+}
+
+/// Whether a snapshot of another node can be taken over, as far as that can be told without the machine.
+pub(in crate::raft) fn check_snapshot(snapshot: &Snapshot) -> Result<(), Error> {
+    parts_of(snapshot).map(drop)
 }
 
 pub(super) fn members_of(data: Bytes) -> Result<(BTreeMap<u64, Member>, Bytes), Error> {
@@ -79,38 +95,38 @@ impl<M: Machine> Engine<M> {
         let is_wanted = self.node.raft.store().wanted.load(Ordering::Relaxed);
         let is_long = self.disk.is_some() && self.bytes_since >= self.options.snapshot_after_bytes as u64;
         let is_worth_it = is_long && self.applied > self.snapshot_index;
-        if self.is_making_snapshot || !(is_wanted || is_worth_it) || self.applied == 0 {
+        if self.making_snapshot.is_some() || !(is_wanted || is_worth_it) || self.applied == 0 {
             return Ok(());
         }
-        self.is_making_snapshot = true;
         self.node.raft.store().wanted.store(false, Ordering::Relaxed);
         self.bytes_since = 0;
         let (index, term) = (self.applied, self.applied_term);
         let state = self.node.raft.store().members.clone();
         let (members, machine) = (self.members.clone(), self.machine.snapshot());
-        let (events, group) = (self.events.clone(), self.options.group);
-        let directory = self.disk.as_ref().map(|disk| disk.directory().clone());
-        rt::spawn(async move {
+        let events = self.events.clone();
+        let snapshots = self.disk.as_ref().map(|disk| disk.snapshots().clone());
+        let task = rt::spawn(async move {
             let making = async {
                 let data = machine.await?;
                 let mut snapshot = Snapshot { data: snapshot_data(&members, &data), ..Snapshot::default() };
                 let metadata = snapshot.mut_metadata();
                 (metadata.index, metadata.term) = (index, term);
                 metadata.set_conf_state(state);
-                if let Some(directory) = directory {
+                if let Some(snapshots) = snapshots {
                     crash_point("consensus.raft.saving").await;
-                    DiskLog::save_snapshot(&directory, group, &snapshot).await?;
+                    snapshots.save(&snapshot).await?;
                     crash_point("consensus.raft.saved").await;
                 }
                 Ok(snapshot)
             };
             let _ = events.send(Event::SnapshotMade(making.await)).await;
         });
+        self.making_snapshot = Some(task.abort_on_drop());
         Ok(())
     }
 
     pub(super) async fn snapshot_made(&mut self, snapshot: Snapshot) -> Result<(), Error> {
-        self.is_making_snapshot = false;
+        self.making_snapshot = None;
         let index = snapshot.get_metadata().index;
         // Kept for whoever needs it, and no longer.
         let is_wanted = self.node.raft.store().wanted.swap(false, Ordering::Relaxed);
@@ -144,15 +160,20 @@ impl<M: Machine> Engine<M> {
     pub(super) async fn install(&mut self, snapshot: &Snapshot, hard: Option<&HardState>) -> Result<(), Error> {
         let metadata = snapshot.get_metadata();
         let (index, term) = (metadata.index, metadata.term);
+        // What cannot be read ends this node before it is on disk, so that the next start finds what was there.
+        let (members, data) = parts_of(snapshot)?;
+        let is_late = mutant(Mutant::InstallUnread);
+        if !is_late && !mutant(Mutant::SkipRestore) {
+            self.machine.restore(index, data.clone())?;
+        }
         if let Some(disk) = &mut self.disk {
             crash_point("consensus.raft.installing").await;
-            DiskLog::save_snapshot(disk.directory(), self.options.group, snapshot).await?;
+            disk.snapshots().save(snapshot).await?;
             crash_point("consensus.raft.installed").await;
             let hard = hard.unwrap_or(&self.node.raft.store().hard);
             disk.restart(hard, index, term)?;
         }
-        let (members, data) = members_of(snapshot.data.clone())?;
-        if !mutant(Mutant::SkipRestore) {
+        if is_late {
             self.machine.restore(index, data)?;
         }
         let storage = self.node.raft.mut_store();

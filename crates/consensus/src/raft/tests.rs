@@ -1,0 +1,156 @@
+//! Courses of events that seeds seldom take.
+
+use std::path::PathBuf;
+
+use base::rt::simulation::{Sim, Simulation};
+use raft::eraftpb::{Message, MessageType};
+
+use super::engine::first_snapshot;
+use super::fault::{Mutant, plant};
+use super::kv::Store;
+use super::links::{Ends, send_snapshot};
+use super::*;
+
+const GROUP: u64 = 7;
+const DIRECTORY: &str = "/raft";
+/// Until a node that has ended does not listen any more.
+const PAUSE: Duration = Duration::from_millis(20);
+
+fn founders() -> Vec<Member> {
+    (1..=3).map(|id| Member { id, address: format!("n{id}"), learns: false }).collect()
+}
+
+fn options() -> Options {
+    Options { directory: Some(PathBuf::from(DIRECTORY)), ..Options::new(GROUP, 2, founders()) }
+}
+
+/// Runs something with a mistake planted, which it must find, and without.
+fn must_find<F: Future<Output = u64> + Send + 'static>(mutant: Mutant, run: impl Fn(Sim) -> F, says: &str) {
+    plant(mutant);
+    let outcome = Simulation::new(1).run(&run);
+    plant(Mutant::None);
+    let reason = outcome.expect_err("the mistake does harm").reason.to_string();
+    assert!(reason.contains(says), "{mutant:?} is found, but by something else: {reason}");
+    Simulation::new(1).run(&run).expect("without it all is well");
+}
+
+/// A snapshot as a leader sends it.
+fn snapshot_of(machine: &[u8], members: &[Member]) -> Message {
+    let mut snapshot = first_snapshot(members, machine);
+    let metadata = snapshot.mut_metadata();
+    (metadata.index, metadata.term) = (10, 5);
+    let mut message = Message { msg_type: MessageType::MsgSnapshot, from: 1, to: 2, term: 5, ..Message::default() };
+    message.set_snapshot(snapshot);
+    message
+}
+
+/// A node is sent snapshots that it cannot read.
+async fn unreadable(sim: Sim) -> u64 {
+    let taking = sim.node("n2").spawn(async move {
+        let store = Store::start(options()).await.expect("the directory is blank");
+        let send = |message| send_snapshot("n2", Ends { group: GROUP, from: 1, address: "n1".into(), to: 2 }, message);
+        // Of members whom nobody counts.
+        let mut strange = snapshot_of(&[], &founders());
+        strange.mut_snapshot().mut_metadata().mut_conf_state().voters.push(4);
+        send(strange).await;
+        let goes_on = rt::timeout(Duration::from_millis(100), store.raft().ended()).await.is_err();
+        assert!(goes_on, "a node outlives what it does not take");
+        // Of a machine that nobody can read.
+        send(snapshot_of(b"no machine", &founders())).await;
+        assert!(matches!(store.raft().ended().await, Error::Corrupt(_)));
+        rt::sleep(PAUSE).await;
+        let again = Store::start(options()).await;
+        let again = again.unwrap_or_else(|error| panic!("report: it is on disk: {error}"));
+        assert_eq!(again.raft().applied(), 1, "it is what it was");
+    });
+    taking.await.expect("it does not crash");
+    1
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_read_never_comes_to_disk() {
+    must_find(Mutant::InstallUnread, unreadable, "report: it is on disk");
+}
+
+/// A machine whose snapshots take for ever.
+struct Slow(WatchSender<bool>);
+
+impl Machine for Slow {
+    type Output = ();
+
+    fn apply(&mut self, entries: Vec<Applied>) -> Vec<()> {
+        entries.iter().map(|_| ()).collect()
+    }
+
+    fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
+        // The one with which the directory begins is made at once.
+        let is_later = *self.0.borrow();
+        self.0.send(true);
+        Box::pin(async move {
+            if is_later {
+                std::future::pending::<()>().await;
+            }
+            Ok(Bytes::new())
+        })
+    }
+
+    fn restore(&mut self, _index: u64, _snapshot: Bytes) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// A node is stopped while it makes a snapshot, and another one takes its directory.
+async fn stopped(sim: Sim) -> u64 {
+    let running = sim.node("n2").spawn(async move {
+        let alone = || Options {
+            founders: vec![Member { id: 2, address: "n2".to_owned(), learns: false }],
+            snapshot_after_bytes: 1,
+            ..options()
+        };
+        let node = Raft::start(alone(), Slow(watch(false).0)).await.expect("the directory is blank");
+        while node.propose(Bytes::from_static(b"entry")).await.is_err() {
+            rt::sleep(Duration::from_millis(10)).await;
+        }
+        let elsewhere = Options { listen: "elsewhere".to_owned(), ..alone() };
+        let locked = Raft::start(elsewhere, Slow(watch(false).0)).await;
+        assert!(matches!(&locked, Err(Error::Locked(path)) if path == DIRECTORY), "{locked:?}");
+        rt::sleep(Duration::from_millis(50)).await;
+        node.stop().await;
+        rt::sleep(PAUSE).await;
+        let again = Raft::start(alone(), Slow(watch(false).0)).await;
+        let again = again.unwrap_or_else(|error| panic!("report: {error}"));
+        again.stop().await;
+    });
+    running.await.expect("it does not crash");
+    1
+}
+
+#[test]
+fn a_directory_has_one_node_at_a_time_and_is_free_when_that_has_stopped() {
+    must_find(Mutant::LeaveSnapshot, stopped, "report: /raft is in use");
+}
+
+/// More links than a node accepts say nothing; another one comes later.
+async fn silent(sim: Sim) -> u64 {
+    let talking = sim.node("n2").spawn(async move {
+        let options = Options { directory: None, ..options() };
+        let _node = Raft::start(options, Slow(watch(false).0)).await.expect("nothing is there");
+        let mut links = Vec::new();
+        for _ in 0..300 {
+            links.push(net::connect("n2").await.expect("it listens"));
+        }
+        rt::sleep(Duration::from_secs(10)).await;
+        let ends = Ends { group: GROUP, from: 1, address: "n1".into(), to: 2 };
+        let (sender, mut receiver) = net::connect("n2").await.expect("it listens").split();
+        sender.send(links::hello(&ends, links::KIND_MESSAGES)).await.expect("there is room");
+        let stays = rt::timeout(Duration::from_secs(1), receiver.receive()).await.is_err();
+        assert!(stays, "a link that says who it is is one too many");
+    });
+    talking.await.expect("it does not crash");
+    1
+}
+
+#[test]
+fn links_that_say_nothing_make_room() {
+    Simulation::new(1).run(silent).expect("the late one is heard");
+}
