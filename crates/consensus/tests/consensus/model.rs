@@ -5,7 +5,9 @@
 //! are under way when their sender has crashed, or was deposed, need no step of their own: a processor that is merely slow
 //! sends them as late as it likes. `specs/GAPS.md` says what is left out, and why.
 //!
-//! Whatever is planted by a [`Mistake`] must be found.
+//! Whatever is planted by a [`Mistake`] must be found. What a coded group adds is checked by itself: [`shares`].
+
+mod shares;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
