@@ -96,10 +96,7 @@ impl World {
             let is_persistent = which < world.persistent;
             support::start_memory_node(sim, &world.fabric, which, world.layout(), is_persistent, |host| host);
         }
-        rt::sleep(Duration::from_millis(20)).await;
-        let formatting = world.clone();
-        let formatted = sim.node("operator").spawn(async move { consensus::format(&formatting.group()).await });
-        formatted.await.expect("nothing crashes it").expect("all nodes answer");
+        support::format(sim, world.group()).await;
         world
     }
 

@@ -20,13 +20,7 @@ async fn scenario(sim: Sim) {
     let (truth, fabric) = (Arc::new(Truth::new(&sim)), SimFabric::new(&sim));
     let world = World { sim: sim.clone(), fabric, truth, memory_nodes: 3, layout, lie: None };
     (0..3).for_each(|which| world.start_memory_node(which));
-    rt::sleep(Duration::from_millis(20)).await;
-    let formatting = world.clone();
-    let formatted = sim.node("operator").spawn(async move {
-        let group = formatting.group(Arc::new(formatting.fabric.clone()));
-        consensus::format(&group).await
-    });
-    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
 
     let (first, cutting) = (world.clone(), sim.clone());
     let written = sim.node("p0").spawn(async move {

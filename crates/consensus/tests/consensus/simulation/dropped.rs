@@ -29,13 +29,7 @@ async fn scenario(sim: Sim) -> u64 {
     let (truth, fabric) = (Arc::new(Truth::new(&sim)), SimFabric::new(&sim));
     let world = World { sim: sim.clone(), fabric, truth, memory_nodes: 3, layout, lie: None };
     (0..3).for_each(|which| world.start_memory_node(which));
-    rt::sleep(Duration::from_millis(20)).await;
-    let formatting = world.clone();
-    let formatted = sim.node("operator").spawn(async move {
-        let group = formatting.group(Arc::new(formatting.fabric.clone()));
-        consensus::format(&group).await
-    });
-    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
 
     let acknowledged = Acknowledged::default();
     let (first, writing, cutting) = (world.clone(), Arc::clone(&acknowledged), sim.clone());

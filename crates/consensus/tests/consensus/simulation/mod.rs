@@ -297,13 +297,7 @@ async fn scenario(sim: Sim, lie: Option<Lie>) -> u64 {
     for which in 0..world.memory_nodes {
         world.start_memory_node(which);
     }
-    rt::sleep(Duration::from_millis(20)).await;
-    let formatting = world.clone();
-    let formatted = sim.node("operator").spawn(async move {
-        let group = formatting.group(Arc::new(formatting.fabric.clone()));
-        consensus::format(&group).await
-    });
-    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
     for (which, name) in PROCESSORS.into_iter().enumerate() {
         let world = world.clone();
         sim.node(name).start(move || world.clone().process(which));

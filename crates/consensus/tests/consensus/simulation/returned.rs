@@ -15,13 +15,7 @@ async fn formatted(sim: &Sim, memory_nodes: usize) -> World {
     let (truth, fabric) = (Arc::new(Truth::new(sim)), SimFabric::new(sim));
     let world = World { sim: sim.clone(), fabric, truth, memory_nodes, layout, lie: None };
     (0..memory_nodes).for_each(|which| world.start_memory_node(which));
-    rt::sleep(Duration::from_millis(20)).await;
-    let formatting = world.clone();
-    let formatted = sim.node("operator").spawn(async move {
-        let group = formatting.group(Arc::new(formatting.fabric.clone()));
-        consensus::format(&group).await
-    });
-    formatted.await.expect("nothing crashes it").expect("all nodes answer");
+    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
     world
 }
 

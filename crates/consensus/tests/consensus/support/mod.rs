@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::rt::disk::Directory;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim};
 use base::rt::{self, Stop};
-use consensus::{GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
+use consensus::{Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
 use rma::sim::SimFabric;
 use rma::{Fabric, Host, HostOptions, NodeId, TOKEN_BYTES, Token};
 
@@ -101,6 +101,13 @@ pub fn start_memory_node(
             std::future::pending::<()>().await;
         }
     });
+}
+
+/// Makes a group on memory nodes that were just started, as its operator does.
+pub async fn format(sim: &Sim, group: Group) {
+    rt::sleep(Duration::from_millis(20)).await;
+    let formatted = sim.node("operator").spawn(async move { consensus::format(&group).await });
+    formatted.await.expect("nothing crashes it").expect("all nodes answer");
 }
 
 /// Loses the memory of nodes, never of more at a time than the group survives. `status` is that of whoever coordinates.
