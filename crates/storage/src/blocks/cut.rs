@@ -1,12 +1,14 @@
 //! Giving up the newest blocks of a store: for logs whose end was never shown to anybody. A ledger is never cut.
 //!
-//! 1. Segments that begin behind the cut go, the last one first.
-//! 2. In the segment that the cut lies in, which is the last one now, the durable marks go: what follows was durable, and is not
+//! 1. The indexes of the segment that the cut lies in, and of all behind it, go: for good, before anything else does. One that came
+//!    back after a crash could pass for that of other blocks, of the same lengths, which came in the place of those that were cut off.
+//! 2. Segments that begin behind the cut go, the last one first.
+//! 3. In the segment that the cut lies in, which is the last one now, the durable marks go: what follows was durable, and is not
 //!    to be missed.
-//! 3. It is cut off.
+//! 4. It is cut off.
 //!
-//! A crash between two steps leaves a store that begins as this one did and is no shorter than the cut. The same cut again
-//! finishes it.
+//! A crash between two steps leaves a store that begins as this one did and is no shorter than the cut; indexes that it lacks are made
+//! again. The same cut again finishes it.
 
 use base::BlockNumber;
 use base::rt::disk::Directory;
@@ -31,13 +33,13 @@ pub async fn cut(directory: &Directory, height: u64) -> Result<(), Error> {
     let later =
         names.iter().filter_map(|name| super::files::parse_segment_name(name)).filter(|first| *first > place.first);
     let mut later: Vec<BlockNumber> = later.collect();
+    for name in names.iter().filter(|name| **name >= index_name(place.first) && name.ends_with(".index")) {
+        remove(name)?;
+    }
+    synced().await?;
     while let Some(first) = later.pop() {
         remove(&segment_name(first))?;
         synced().await?;
-    }
-    // Indexes are made again from what is there.
-    for name in names.iter().filter(|name| **name >= index_name(place.first) && name.ends_with(".index")) {
-        remove(name)?;
     }
     let name = segment_name(place.first);
     let io = |error| Error::io("cutting", &at(&name), error);
@@ -47,6 +49,5 @@ pub async fn cut(directory: &Directory, height: u64) -> Result<(), Error> {
     }
     file.sync().await.map_err(io)?;
     file.truncate(place.offset.max(SEGMENT_HEADER_BYTES)).map_err(io)?;
-    file.sync().await.map_err(io)?;
-    synced().await
+    file.sync().await.map_err(io)
 }
