@@ -40,6 +40,18 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The orderers have lost blocks that this peer was shown, and go on with others.
+    #[error(
+        "the orderers go on with another block {block} of channel {channel} than the blocks of this peer lead to: they have lost \
+         blocks that it was shown, as a volatile group does when all of it loses its power. Stop this peer, move its data of \
+         the channel away and start it again: it takes the blocks that the orderers have"
+    )]
+    OtherChain {
+        /// Of which channel.
+        channel: ChannelId,
+        /// The first block that it cannot have.
+        block: u64,
+    },
     /// A directory or an address could not be used.
     #[error("{what}: {cause}")]
     Io {
@@ -91,7 +103,7 @@ impl Error {
             Error::State(error) => error.kind(),
             Error::Consensus(error) => error.kind(),
             Error::Identity(error) => error.kind(),
-            Error::Stored { .. } => ErrorKind::Corrupt,
+            Error::Stored { .. } | Error::OtherChain { .. } => ErrorKind::Corrupt,
             Error::Io { kind, .. } | Error::Refused { kind, .. } => *kind,
             Error::TooManyWaiters(_) | Error::Unreachable { .. } => ErrorKind::Retry,
             Error::Panicked(_) | Error::Stopped => ErrorKind::Closed,

@@ -3,10 +3,14 @@
 //! 1. Connect to an orderer and ask for blocks from the first one that the pipeline has not been given.
 //! 2. Verify each block as described in [`super`] and give it to the pipeline.
 //! 3. When the link ends, is silent for too long, or brings anything else than the next block, turn to the next orderer.
-//!    After every round without a block wait longer, up to [`BACKOFF_MAX`].
+//!    After every round without a block wait longer, up to [`BACKOFF_MAX`]. When all have refused, the channel says what they wait for.
+//! 4. More than half of the orderers have sent a block of the next number, properly signed, that continues other blocks than this peer
+//!    has, and none has sent one that continues these: the orderers have lost blocks that this peer was shown. The channel ends, with
+//!    an error that says so: its state is not that of the channel, and nothing brings them together.
 //!
-//! Nothing that an orderer sends can do more than end its own connection.
+//! Nothing that one orderer of several sends can do more than end its own connection.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +19,7 @@ use base::rt::{self, net};
 use ledger::Block;
 
 use super::pipeline::{Ledger, Pipeline, Tip};
+use crate::fault::Stalled;
 use crate::order::protocol::{Reply, Request, SILENCE_MAX, TAKEN};
 use crate::{Error, events};
 
@@ -38,6 +43,8 @@ enum Ended {
     Malformed,
     #[error("it sent a bad block: {0}")]
     BadBlock(#[from] ledger::Error),
+    #[error("it goes on with other blocks than there are here: {0}")]
+    OtherChain(ledger::Error),
     /// The channel is stopping.
     #[error(transparent)]
     Stopped(Error),
@@ -47,23 +54,45 @@ enum Ended {
 pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, orderers: Vec<String>) {
     let mut wait = BACKOFF_MIN;
     let mut attempt = 0;
+    let all: BTreeSet<&String> = orderers.iter().collect();
+    let mut against: BTreeSet<&String> = BTreeSet::new();
+    let mut refusals = 0;
+    let mut stalled = None;
     while !ledger.stop().is_stopped() && !orderers.is_empty() {
         let orderer = &orderers[attempt % orderers.len()];
         attempt += 1;
         let height_before = tip.height;
-        let connection = receive(&ledger, &pipeline, &mut tip, orderer);
+        let connection = receive(&ledger, &pipeline, &mut tip, orderer, &mut stalled);
         let ended = match ledger.stop().or_stopped(connection).await {
             None | Some(Ended::Stopped(_)) => break,
             Some(ended) => ended,
         };
         let channel = ledger.rules.channel();
-        match ended {
-            Ended::BadBlock(_) | Ended::Malformed => {
+        if tip.height > height_before {
+            against.clear();
+        }
+        refusals = if matches!(ended, Ended::Refused(_)) { refusals + 1 } else { 0 };
+        match &ended {
+            Ended::BadBlock(_) | Ended::OtherChain(_) | Ended::Malformed => {
                 events::BlocksRefused.add(1);
                 tracing::warn!(%channel, orderer, %ended, "left an orderer");
             }
-            Ended::Refused(_) => tracing::info!(%channel, orderer, %ended, "left an orderer"),
+            Ended::Refused(reason) => {
+                tracing::info!(%channel, orderer, %ended, "left an orderer");
+                if refusals >= orderers.len() {
+                    let height = tip.height;
+                    let reason = format!("no orderer sends what follows the {height} blocks of this peer: {reason}");
+                    stalled.get_or_insert_with(|| ledger.stall(reason));
+                }
+            }
             _ => tracing::debug!(%channel, orderer, %ended, "left an orderer"),
+        }
+        if matches!(ended, Ended::OtherChain(_)) {
+            against.insert(orderer);
+            if against.len() > all.len() / 2 {
+                ledger.fail(Error::OtherChain { channel: channel.clone(), block: tip.height });
+                break;
+            }
         }
         wait = if tip.height > height_before { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
         // Spread out, so that peers that lost the same orderer do not come back together.
@@ -78,8 +107,14 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, order
     pipeline.stop().await;
 }
 
-async fn receive(ledger: &Ledger, pipeline: &Pipeline, tip: &mut Tip, orderer: &str) -> Ended {
-    match receive_blocks(ledger, pipeline, tip, orderer).await {
+async fn receive<'a>(
+    ledger: &'a Ledger,
+    pipeline: &Pipeline,
+    tip: &mut Tip,
+    orderer: &str,
+    stalled: &mut Option<Stalled<'a>>,
+) -> Ended {
+    match receive_blocks(ledger, pipeline, tip, orderer, stalled).await {
         Err(ended) => ended,
         Ok(never) => match never {},
     }
@@ -90,6 +125,7 @@ async fn receive_blocks(
     pipeline: &Pipeline,
     tip: &mut Tip,
     orderer: &str,
+    stalled: &mut Option<Stalled<'_>>,
 ) -> Result<std::convert::Infallible, Ended> {
     let mut link = net::connect(orderer).await.map_err(Ended::Unreachable)?;
     events::DeliverConnections.add(1);
@@ -99,10 +135,11 @@ async fn receive_blocks(
         let message = rt::timeout(SILENCE_MAX, link.receive()).await.map_err(|_| Ended::Silent)?;
         let message = message.map_err(|_| Ended::Link)?;
         match Reply::decode(message).map_err(|_| Ended::Malformed)? {
-            Reply::Alive => {}
+            Reply::Alive => *stalled = None,
             Reply::Refusal(reason) => return Err(Ended::Refused(reason)),
             Reply::Block(bytes) => {
                 let block = verified(ledger, tip, &bytes)?;
+                *stalled = None;
                 let hash = block.hash();
                 pipeline.offer(block).await.map_err(Ended::Stopped)?;
                 *tip = Tip { height: tip.height + 1, hash: Some(hash), ..*tip };
@@ -113,10 +150,17 @@ async fn receive_blocks(
 }
 
 /// Reads a block and checks everything about it that does not concern its transactions.
-fn verified(ledger: &Ledger, tip: &Tip, bytes: &Bytes) -> Result<Block, ledger::Error> {
+fn verified(ledger: &Ledger, tip: &Tip, bytes: &Bytes) -> Result<Block, Ended> {
     let block = Block::parse(bytes)?;
-    block.check_follows(tip.height, tip.hash.as_ref())?;
+    let other = match block.check_follows(tip.height, tip.hash.as_ref()) {
+        // Whether an orderer says that, its signature tells.
+        Err(error @ ledger::Error::PreviousHash { .. }) => Some(error),
+        follows => follows.map(|()| None)?,
+    };
     block.check_data_hash()?;
     block.verify_signatures(ledger.rules.config())?;
-    Ok(block)
+    match other {
+        None => Ok(block),
+        Some(error) => Err(Ended::OtherChain(error)),
+    }
 }

@@ -17,7 +17,7 @@ use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 use super::recent::{CommittedBlock, Recent};
 use super::waiters::Waiters;
 use crate::access::Rules;
-use crate::fault::{Failure, Patience, Stalls, hold_up, run_stage};
+use crate::fault::{Failure, Patience, Stalled, Stalls, hold_up, run_stage};
 use crate::validate::Code;
 use crate::validate::block::{Verdict, judge};
 use crate::validate::borrow::{Borrowing, Chunk};
@@ -123,6 +123,11 @@ impl Ledger {
     /// What a stage of the pipeline waits for, while one cannot go on.
     pub fn stalled(&self) -> Option<String> {
         self.stalls.reason()
+    }
+
+    /// Says what the channel waits for, as long as what is given lives.
+    pub(super) fn stall(&self, reason: String) -> Stalled<'_> {
+        self.stalls.begin(reason)
     }
 
     /// Ends the channel's pipeline for good.

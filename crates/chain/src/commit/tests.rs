@@ -268,7 +268,7 @@ fn nothing_but_the_next_signed_block_is_taken() {
             ("a refusal", Reply::Refusal("no".to_owned()).encode()),
             ("the genesis block again", consortium.genesis.to_bytes()),
             ("a block too far", signed(2, Some(good.hash()), &[]).to_bytes()),
-            ("one with another past", signed(1, Some([7; 32]), &[]).to_bytes()),
+            ("one with another past that nobody signed", Block::build(BlockNumber(1), Some([7; 32]), &[]).to_bytes()),
             ("one with other data", swapped.to_bytes()),
             ("one without a signature", unsigned.to_bytes()),
             ("one that a client signed", by_client.to_bytes()),
@@ -290,6 +290,77 @@ fn nothing_but_the_next_signed_block_is_taken() {
         drop(link);
         let _next = hostile.accept(2).await;
         peer.stop().await.expect("the peer stops");
+    });
+    run.expect("the run succeeds");
+}
+
+/// A peer that had been shown a block which all orderers lost, in a volatile group without power, asked for ever for the one behind it,
+/// called itself healthy, and endorsed on what the channel did not have.
+#[test]
+fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
+    let run = Simulation::new(1).run(|_| async {
+        let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+        let root = Directory::open("root").await.expect("it is made");
+        let metadata = OrdererMetadata { last_config: 0, consenter: Bytes::new() };
+        let signed = |number, previous, envelopes: &[Bytes]| {
+            Block::build(BlockNumber(number), Some(previous), envelopes).sign(&consortium.orderer, &metadata)
+        };
+        let envelope = consortium.client().seal(Bytes::from_static(b"no payload at all"));
+        let shown = signed(1, consortium.genesis.hash(), std::slice::from_ref(&envelope));
+        let another = signed(1, consortium.genesis.hash(), &[]);
+        let (next, other) = (signed(2, shown.hash(), &[]), signed(2, another.hash(), &[]));
+        let orderers = ["o1", "o2", "o3"].map(str::to_owned);
+        // What each orderer says to whoever asks for a block, one word after the other.
+        let refusal = |height: u64| Reply::Refusal(format!("this orderer has {height} blocks")).encode();
+        let mut listeners = Vec::new();
+        for address in &orderers {
+            listeners.push(Hostile { listener: net::listen(address).await.expect("the address is free") });
+        }
+        let tables = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
+        let mut options = peer_options(&consortium, &root, 0, tables).await;
+        options.orderers = orderers.to_vec();
+        let peer = Peer::open(options).await.expect("the peer opens");
+        peer.join(&consortium.genesis).await.expect("it joins");
+        listeners[0].accept(1).await.send(shown.to_bytes()).await.expect("the link holds");
+        at_height(&channel(&peer), 2).await;
+        // All power is lost: no orderer has the block.
+        for which in [1, 2, 0] {
+            assert_eq!(channel(&peer).stalled(), None);
+            let mut link = listeners[which].accept(2).await;
+            link.send(refusal(1)).await.expect("the link holds");
+            let _ended = link.receive().await;
+        }
+        rt::sleep(Duration::from_millis(1)).await;
+        let reason = channel(&peer).stalled().expect("all have refused");
+        assert!(reason.contains("this orderer has 1 blocks"), "{reason}");
+        // One of them goes on without it, another has it after all: the peer goes on.
+        let mut link = listeners[1].accept(2).await;
+        link.send(other.to_bytes()).await.expect("the link holds");
+        assert!(link.receive().await.is_err(), "it is left");
+        listeners[2].accept(2).await.send(next.to_bytes()).await.expect("the link holds");
+        at_height(&channel(&peer), 3).await;
+        assert_eq!(channel(&peer).stalled(), None);
+        let (next, other) = (signed(3, next.hash(), &[]), signed(3, other.hash(), &[]));
+        // Two of three do, one of them twice before: that is most of them.
+        for which in [0, 1, 2, 0] {
+            let mut link = listeners[which].accept(3).await;
+            assert!(channel(&peer).failure().is_none());
+            if which == 0 {
+                link.send(other.to_bytes()).await.expect("the link holds");
+                let _ended = link.receive().await;
+            }
+        }
+        let link = listeners[1].accept(3).await;
+        assert!(channel(&peer).failure().is_none(), "one orderer may be wrong");
+        link.send(other.to_bytes()).await.expect("the link holds");
+        rt::timeout(Duration::from_secs(10), channel(&peer).stopped()).await.expect("it stops");
+        let failure = channel(&peer).failure().expect("it has an error");
+        assert!(matches!(&*failure, Error::OtherChain { block: 3, .. }), "{failure}");
+        let proposal = consortium.client().proposal("smallbank", "create_account", &["1", "a", "1", "1"]);
+        let refused = peer.process(proposal.bytes).await.map(drop).expect_err("its state is not the channel's");
+        assert!(matches!(refused, EndorseError::ChannelStopped { .. }), "{refused}");
+        drop(next);
+        let _ = peer.stop().await;
     });
     run.expect("the run succeeds");
 }
