@@ -23,6 +23,12 @@ pub enum Mutant {
     ForgetAdoption,
     /// The solo engine shows what its disk does not have.
     ShowUnsynced,
+    /// The log on Raft says that entries are safe before they are in the journal.
+    SafeUnwritten,
+    /// The log on Raft lets the engine's log go before its journal has that on disk.
+    SnapshotAhead,
+    /// The log on Raft goes on at its journal's end when it begins to lead, whatever has been agreed on.
+    LeadAtOnce,
 }
 
 thread_local! {
@@ -34,6 +40,6 @@ pub fn plant(mutant: Mutant) {
     PLANTED.set(mutant);
 }
 
-pub(super) fn mutant(mutant: Mutant) -> bool {
+pub(crate) fn mutant(mutant: Mutant) -> bool {
     PLANTED.get() == mutant
 }

@@ -168,7 +168,7 @@ pub trait Journal: Send + Sync {
 }
 
 /// Whether an entry may be appended.
-fn check(entry: &Bytes, bytes_max: usize) -> Result<(), Error> {
+pub(crate) fn check(entry: &Bytes, bytes_max: usize) -> Result<(), Error> {
     match entry.len() {
         0 => Err(Error::Invalid("an entry of no bytes".to_owned())),
         length if length > bytes_max => {

@@ -9,12 +9,14 @@
 //! snapshot  index u64 | term u64 | voters u32 | learners u32 | data u64 | voters, learners: u64 each | data
 //! ```
 //!
-//! Invariant: whatever the bytes, they decode into a message that some node could have sent, or into an error.
+//! Invariant: whatever the bytes, they decode into a message that some node could have sent in some state, or into an error. Whether
+//! it could be meant for this node as it is now, is [`super::engine`]'s matter.
 
 use base::bytes::{Buf as _, BufMut as _};
 use base::{Bytes, BytesMut};
-use raft::eraftpb::{ConfState, Entry, EntryType, Message, MessageType, Snapshot};
+use raft::eraftpb::{ConfState, Entry, EntryType, Message, MessageType, Snapshot, SnapshotMetadata};
 
+use super::fault::{Mutant, mutant};
 use crate::Error;
 
 /// Bytes of an entry before its data.
@@ -23,6 +25,8 @@ pub(super) const ENTRY_HEAD_BYTES: usize = 24;
 pub(super) const ENTRIES_MAX: usize = 1 << 20;
 /// Members of a configuration.
 pub(super) const MEMBERS_MAX: usize = 64;
+/// Indexes and terms are below this: far beyond any log, and so far from the end of all numbers that the crate can count on.
+const NUMBER_MAX: u64 = 1 << 62;
 
 /// Bytes that are taken off from the front, or an error where there are too few.
 pub(super) struct Reader(pub Bytes);
@@ -203,20 +207,74 @@ pub(super) fn message(from: &mut Reader) -> Result<Message, Error> {
     let context = from.u32()? as usize;
     let has_snapshot = from.u32()? != 0;
     message.context = from.bytes(context)?;
-    let mut index = message.index;
+    let (mut index, mut term) = (message.index, message.log_term);
     for _ in 0..entries {
         let entry = entry(from)?;
         // The crate takes entries for what they say they are.
         index = index.wrapping_add(1);
-        if entry.index != index || entry.term > message.term {
+        if entry.index != index || entry.term < term || entry.term == 0 || entry.term > message.term {
             return Err(Error::Corrupt("the entries of a Raft message do not follow one another"));
         }
+        term = entry.term;
         message.entries.push(entry);
     }
     if has_snapshot {
         message.set_snapshot(snapshot(from)?);
     }
-    Ok(message)
+    match check(&message) {
+        Err(error) if !mutant(Mutant::TakeAnything) => Err(error),
+        _ => Ok(message),
+    }
+}
+
+/// Refuses what no node ever sends, and what the crate asserts of messages.
+fn check(message: &Message) -> Result<(), Error> {
+    let kind = message.msg_type;
+    let point = message.get_snapshot().get_metadata();
+    let numbers =
+        [message.term, message.log_term, message.index, message.commit, message.commit_term, message.reject_hint];
+    let problem = if message.from == 0 || message.from == message.to {
+        "a Raft message is of nobody, or of its receiver"
+    } else if message.term == 0 {
+        // The crate takes it for a message of its own node.
+        "a Raft message has no term"
+    } else if numbers.into_iter().chain([point.index]).any(|number| number >= NUMBER_MAX)
+        || message.entries.last().is_some_and(|last| last.index >= NUMBER_MAX)
+    {
+        "a Raft message is of an index or a term at the end of all numbers"
+    } else if message.priority != 0 || message.request_snapshot != 0 {
+        "a Raft message asks for what no node of a group asks for"
+    } else if !message.entries.is_empty() && kind != MessageType::MsgAppend {
+        "a Raft message of another kind has entries"
+    } else if message.has_snapshot() != (kind == MessageType::MsgSnapshot) {
+        "a Raft message of another kind has a snapshot, or one of that kind has none"
+    } else if kind == MessageType::MsgAppend && message.log_term == 0 && message.index != 0 {
+        // The crate reads term 0 as that of every index which its log does not have.
+        "a Raft message has entries behind one of no term"
+    } else if kind == MessageType::MsgAppend && message.log_term > message.term {
+        "a Raft message has entries behind one of a later term"
+    } else if kind == MessageType::MsgAppendResponse && message.reject && message.reject_hint > message.index {
+        "a Raft message refuses entries, and hints at later ones"
+    } else if kind == MessageType::MsgSnapshot && !is_point(point, message.term) {
+        "a snapshot of a Raft log is of no point of it, or its members are none"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Corrupt(problem))
+}
+
+/// Whether a snapshot is of a point that a log may have, and its members can be a group's.
+fn is_point(point: &SnapshotMetadata, term_max: u64) -> bool {
+    let state = point.get_conf_state();
+    let mut ids: Vec<u64> = state.voters.iter().chain(&state.learners).copied().collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.len() == count
+        && ids.first().is_some_and(|first| *first != 0)
+        && !state.voters.is_empty()
+        && point.index != 0
+        && (1..=term_max).contains(&point.term)
 }
 
 #[cfg(test)]
@@ -233,7 +291,6 @@ mod tests {
             index: 40,
             commit: 39,
             reject_hint: 7,
-            priority: -3,
             context: Bytes::from_static(b"round"),
             ..Message::default()
         };
@@ -242,6 +299,11 @@ mod tests {
             let entry_type = [EntryType::EntryNormal, EntryType::EntryConfChange][index as usize % 2];
             message.entries.push(Entry { entry_type, term: 9, index, data, ..Entry::default() });
         }
+        message
+    }
+
+    fn example_of_a_snapshot() -> Message {
+        let mut message = Message { msg_type: MessageType::MsgSnapshot, to: 2, from: 1, term: 9, ..Message::default() };
         let mut state = ConfState::default();
         state.voters.extend([1, 2, 3]);
         state.learners.push(4);
@@ -253,29 +315,84 @@ mod tests {
         message
     }
 
+    fn encoded(message: &Message) -> Bytes {
+        let mut bytes = BytesMut::new();
+        put_message(&mut bytes, message);
+        bytes.freeze()
+    }
+
     #[test]
     fn a_message_comes_back_as_it_was() {
-        let mut bytes = BytesMut::new();
-        put_message(&mut bytes, &example());
-        let mut reader = Reader(bytes.freeze());
-        assert_eq!(message(&mut reader).expect("it is whole"), example());
-        reader.end().expect("nothing is left");
+        for example in [example(), example_of_a_snapshot()] {
+            let mut reader = Reader(encoded(&example));
+            assert_eq!(message(&mut reader).expect("it is whole"), example);
+            reader.end().expect("nothing is left");
+        }
+    }
+
+    /// A follower whose log ended before it took an append at an index it did not have, behind a term of 0, for one that
+    /// follows its log, and ended with a panic of the crate.
+    #[test]
+    fn what_no_node_sends_is_refused() {
+        let append = |change: &dyn Fn(&mut Message)| {
+            let mut message = example();
+            change(&mut message);
+            message
+        };
+        let snapshot = |change: &dyn Fn(&mut Snapshot)| {
+            let mut message = example_of_a_snapshot();
+            change(message.mut_snapshot());
+            message
+        };
+        let voters = |voters: &[u64]| {
+            snapshot(&|snapshot| {
+                let state = snapshot.mut_metadata().mut_conf_state();
+                state.voters = voters.to_vec();
+            })
+        };
+        for (what, bad) in [
+            ("a term of 0 at an index", append(&|message| message.log_term = 0)),
+            (
+                "no term",
+                append(&|message| (message.term, message.log_term, message.entries) = (0, 0, Vec::new().into())),
+            ),
+            ("of its receiver", append(&|message| message.from = 2)),
+            ("of nobody", append(&|message| message.from = 0)),
+            ("an end of all indexes", append(&|message| message.commit = u64::MAX)),
+            ("an end of all terms", append(&|message| message.term = u64::MAX)),
+            ("entries of an earlier term", append(&|message| message.entries[0].term = 7)),
+            ("entries of a later term", append(&|message| message.entries[2].term = 10)),
+            ("a gap", append(&|message| message.entries[1].index = 50)),
+            ("a priority", append(&|message| message.priority = -1)),
+            ("entries in a heartbeat", append(&|message| message.msg_type = MessageType::MsgHeartbeat)),
+            (
+                "no snapshot",
+                append(&|message| (message.msg_type, message.entries) = (MessageType::MsgSnapshot, Vec::new().into())),
+            ),
+            ("a snapshot without a term", snapshot(&|snapshot| snapshot.mut_metadata().term = 0)),
+            ("a snapshot of a later term", snapshot(&|snapshot| snapshot.mut_metadata().term = 10)),
+            ("a member twice", voters(&[1, 2, 2])),
+            ("a voter that learns", voters(&[1, 2, 4])),
+            ("a member without a number", voters(&[0, 1])),
+            ("no voters", voters(&[])),
+        ] {
+            assert!(message(&mut Reader(encoded(&bad))).is_err(), "{what}");
+        }
     }
 
     #[test]
     fn a_message_that_is_cut_off_or_changed_is_an_error_and_no_panic() {
-        let mut whole = BytesMut::new();
-        put_message(&mut whole, &example());
-        let whole = whole.freeze();
-        for length in 0..whole.len() {
-            assert!(message(&mut Reader(whole.slice(..length))).is_err(), "cut off at {length}");
-        }
-        for at in 0..whole.len() {
-            for mask in [0x01, 0x80, 0xff] {
-                let mut changed = BytesMut::from(&whole[..]);
-                changed[at] ^= mask;
-                // Any outcome but a panic, and never more than there is.
-                let _ = message(&mut Reader(changed.freeze()));
+        for whole in [example(), example_of_a_snapshot()].iter().map(encoded) {
+            for length in 0..whole.len() {
+                assert!(message(&mut Reader(whole.slice(..length))).is_err(), "cut off at {length}");
+            }
+            for at in 0..whole.len() {
+                for mask in [0x01, 0x80, 0xff] {
+                    let mut changed = BytesMut::from(&whole[..]);
+                    changed[at] ^= mask;
+                    // Any outcome but a panic, and never more than there is.
+                    let _ = message(&mut Reader(changed.freeze()));
+                }
             }
         }
     }

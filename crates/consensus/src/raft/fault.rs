@@ -29,6 +29,8 @@ pub enum Mutant {
     Unkeyed,
     /// A node that stops leaves the task that makes its snapshot behind.
     LeaveSnapshot,
+    /// A message goes to the crate, whatever it says.
+    TakeAnything,
 }
 
 thread_local! {

@@ -88,6 +88,9 @@ fn understand(bytes: Bytes, group: u64, node: u64) -> Result<(u64, String, u32),
     if (its_group, to) != (group, node) || !(KIND_MESSAGES..=KIND_ENTRIES).contains(&kind) {
         return Err(Error::Corrupt("a link is for another group or node"));
     }
+    if from == 0 || from == node {
+        return Err(Error::Corrupt("a link is from nobody, or from this node itself"));
+    }
     let length = reader.count(ADDRESS_BYTES_MAX)?;
     let address = String::from_utf8(reader.bytes(length)?.to_vec());
     let address = address.map_err(|_| Error::Corrupt("the address of a member of a Raft group is no text"))?;
@@ -138,6 +141,17 @@ pub(super) fn frame(messages: &[Message]) -> Bytes {
     frame.put_u32_le(messages.len() as u32);
     messages.iter().for_each(|message| codec::put_message(&mut frame, message));
     frame.freeze()
+}
+
+/// As a member that makes a link for messages.
+#[cfg(test)]
+pub(super) async fn greet(sender: &LinkSender, ends: &Ends) -> bool {
+    sender.send(hello(ends, KIND_MESSAGES)).await.is_ok()
+}
+
+#[cfg(test)]
+pub(super) fn decode(frame: Bytes) -> Result<Vec<Message>, Error> {
+    messages(frame)
 }
 
 fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {

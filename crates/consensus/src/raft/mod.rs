@@ -110,6 +110,12 @@ pub trait Machine: Send + 'static {
     /// # Errors
     /// [`Error::Corrupt`]; ends the node.
     fn restore(&mut self, index: u64, snapshot: Bytes) -> Result<(), Error>;
+
+    /// Whether it takes more. While it does not, a node that follows takes no entries from its leader; a leader proposes what it
+    /// will, and must wait by itself.
+    fn has_room(&self) -> bool {
+        true
+    }
 }
 
 /// An entry that is committed.
@@ -282,6 +288,8 @@ struct Shared<O> {
     /// Until when, by this node's clock, nobody else is elected; 0 without a lease.
     lease_until: AtomicU64,
     applied: AtomicU64,
+    /// Up to this term it is to lead no more.
+    resigned: AtomicU64,
     role: WatchSender<Role>,
     members: Mutex<Vec<Member>>,
     ended: Mutex<Option<Error>>,
@@ -342,6 +350,7 @@ impl<O: Default + Send + 'static> Raft<O> {
             asking: Semaphore::new(ASKING_MAX),
             lease_until: AtomicU64::new(0),
             applied: AtomicU64::new(state.0.base().0),
+            resigned: AtomicU64::new(0),
             role: watch(role).0,
             members: Mutex::default(),
             ended: Mutex::default(),
@@ -387,6 +396,11 @@ impl<O: Default + Send + 'static> Raft<O> {
         let (answer, answered) = oneshot();
         self.shared.events.send(Event::Propose { data, term, answer, permit }).await.map_err(|_| Error::Closed)?;
         Ok(answered)
+    }
+
+    /// Leads no more in a term, if it does; there is another election after a while. Returns at once.
+    fn resign(&self, term: Term) {
+        self.shared.resigned.fetch_max(term.0, Ordering::AcqRel);
     }
 
     /// Whether what was read of this node's machine before is what a linearizable read gives. It costs a look at the clock.

@@ -8,19 +8,27 @@
 //! 1. An entry is proposed with its position. The machine, the same at all nodes, counts positions: an entry counts if its
 //!    position is the next one, and is nothing otherwise. So one that an earlier leader proposed, and that comes late, takes
 //!    nobody's place.
-//! 2. What counts goes to the writer, which appends it to the journal, many at a time, syncs, and moves `safe`. An entry that the
-//!    journal has already (the engine's log is read again at a start) must be the same there.
-//! 3. The engine's snapshot is the count alone, and is made once the journal has all that is counted as durable. A node that takes
+//! 2. What counts goes to the writer, which appends it to the journal, and moves `safe`: it is committed, so a majority of the nodes
+//!    has it in durable logs, and can be read here. The journal itself is synced when a snapshot is made, and not before: after a
+//!    crash what it lacks is read again from the engine's log. An entry that the journal has already then must be the same there.
+//! 3. The engine's snapshot is the count alone, and is made once the journal has all that is counted on disk. A node that takes
 //!    one over lacks entries; it gets them from the journals of other members, over a link that begins with the hello of kind 3
 //!    ([`super::links`]), before it goes on.
 //! 4. Whoever leads is told so behind a barrier, when its journal has all that is counted: nothing that is agreed on is missing, and
 //!    nobody but it proposes in its term. It goes on at the count.
+//! 5. A position that was taken for an entry which is then not proposed, or not taken by the engine, or does not count, would be a
+//!    hole, behind which nothing ever counts. So the node then resigns ([`Raft::resign`]): whoever leads next, in another term,
+//!    begins at the count again.
 //!
 //! Why an entry below `safe` stays: it was committed, so a majority of logs has it, or what they have of it is in journals, durable,
 //! since a snapshot that lets the log go waits for that.
 //!
-//! Invariants: a journal holds committed entries alone and is never cut; what is proposed and not answered is bounded
-//! ([`IN_FLIGHT_BYTES_MAX`]).
+//! Invariants: a journal holds committed entries alone and is never cut; entries that a leader has appended and that are not safe
+//! are bounded, here ([`Bounds`]); so are those that a node which follows has counted and not written: with too many it takes none from
+//! its leader ([`Machine::has_room`]).
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,24 +40,36 @@ use base::bytes::BufMut as _;
 use base::rt::channel::{OneshotReceiver, Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::net::BoxFuture;
 use base::rt::sync::{Notify, Permit, Semaphore};
-use base::rt::{self, Stop};
+use base::rt::{self, Stop, Task};
 use base::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
 
 use super::codec::Reader;
 use super::{Applied, Machine, Options, Proposed, Raft, links};
-use crate::ordered::{Journal, OrderedLog, Processor, Role};
+use crate::ordered::fault::{Mutant, mutant};
+use crate::ordered::{self, Journal, OrderedLog, Processor, Role};
 use crate::{Error, Term};
 
-/// Bytes of entries that are proposed and not answered.
-const IN_FLIGHT_BYTES_MAX: usize = 48 << 20;
 /// Bytes of one entry.
 const ENTRY_BYTES_MAX: usize = 32 << 20;
-/// Entries that are proposed and not answered.
-const IN_FLIGHT_MAX: usize = 1024;
-/// Entries that are written before a sync.
+/// Entries that are written before `safe` moves.
 const BATCH_MAX: usize = 256;
 /// How long to wait before something is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// How much there may be that is not safe.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Bytes of entries that a leader has appended and that are not safe; and of those that are counted and not written, beyond
+    /// which a node that follows takes no more.
+    bytes: usize,
+    /// Entries that a leader has appended and that are not safe.
+    entries: usize,
+}
+
+const BOUNDS: Bounds = Bounds { bytes: 48 << 20, entries: 1024 };
+
+const _: () = assert!(BOUNDS.bytes >= ENTRY_BYTES_MAX && BOUNDS.entries <= super::WAITING_MAX);
 
 /// What the writer is to do.
 enum Work {
@@ -58,22 +78,33 @@ enum Work {
     Gap(u64),
 }
 
-/// What the machine counts, and hands to the writer. The entries are those of the engine's log in memory, which keeps them
-/// until a snapshot, so that this queue holds little of its own.
+/// What the machine counts, and hands to the writer.
 #[derive(Default)]
 struct Counted {
     next: u64,
     work: VecDeque<Work>,
+    /// Bytes of its entries.
+    bytes: usize,
+    /// Bytes of those that the writer has taken and not written yet.
+    writing: usize,
+}
+
+/// Where a leader is.
+struct Appending {
+    term: Term,
+    next: u64,
+    /// What is appended and not safe, and the room that it takes.
+    unsafe_entries: VecDeque<(u64, [Permit; 2])>,
 }
 
 struct Shared {
+    bounds: Bounds,
     counted: Mutex<Counted>,
     more: Notify,
     journal: Arc<dyn Journal>,
     safe: WatchSender<u64>,
     role: WatchSender<Role>,
-    /// The position that the leader appends next.
-    appending: Mutex<Option<(Term, u64)>>,
+    appending: Mutex<Option<Appending>>,
     failed: Mutex<Option<Error>>,
     stop: Stop,
 }
@@ -97,21 +128,30 @@ impl Machine for Count {
             if counts {
                 let position = counted.next;
                 counted.next += 1;
+                counted.bytes += reader.0.len();
                 counted.work.push_back(Work::Entry(position, reader.0));
             }
             counts
         };
         let outputs = entries.into_iter().map(apply).collect();
+        let next = counted.next;
         drop(counted);
+        if mutant(Mutant::SafeUnwritten) {
+            self.0.show(next);
+        }
         self.0.more.notify_one();
         outputs
     }
 
     fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
         let next = lock(&self.0.counted).next;
-        let mut safe = self.0.safe.subscribe();
+        let (mut safe, journal) = (self.0.safe.subscribe(), Arc::clone(&self.0.journal));
         Box::pin(async move {
-            safe.wait_for(|safe| *safe >= next).await.map_err(|_| Error::Closed)?;
+            if !mutant(Mutant::SnapshotAhead) {
+                safe.wait_for(|safe| *safe >= next).await.map_err(|_| Error::Closed)?;
+                let durable = journal.sync().await?;
+                assert!(durable >= next, "a journal makes all that it has durable");
+            }
             Ok(Bytes::copy_from_slice(&next.to_le_bytes()))
         })
     }
@@ -120,23 +160,31 @@ impl Machine for Count {
         let mut counted = lock(&self.0.counted);
         counted.next = Reader(snapshot).u64()?;
         counted.work.clear();
+        counted.bytes = 0;
         let next = counted.next;
         counted.work.push_back(Work::Gap(next));
         drop(counted);
         self.0.more.notify_one();
         Ok(())
     }
+
+    fn has_room(&self) -> bool {
+        let counted = lock(&self.0.counted);
+        counted.bytes + counted.writing < self.0.bounds.bytes
+    }
 }
 
-/// What is proposed and not answered, and the room that it takes.
-type InFlight = (OneshotReceiver<Result<Proposed<bool>, Error>>, Permit);
+/// A proposal of a term that is not answered.
+type InFlight = (Term, OneshotReceiver<Result<Proposed<bool>, Error>>);
 
 /// One processor's part. See the module.
 pub struct RaftLog {
     raft: Raft<bool>,
     shared: Arc<Shared>,
     bytes: Semaphore,
+    entries: Semaphore,
     answers: Sender<InFlight>,
+    tasks: Mutex<Vec<Task<()>>>,
 }
 
 impl RaftLog {
@@ -144,11 +192,16 @@ impl RaftLog {
     ///
     /// # Errors
     /// As [`Raft::start`]; [`Error::Journal`].
-    pub async fn open(mut options: Options, journal: Arc<dyn Journal>) -> Result<RaftLog, Error> {
-        options.uncommitted_bytes_max = options.uncommitted_bytes_max.max(2 * IN_FLIGHT_BYTES_MAX);
+    pub async fn open(options: Options, journal: Arc<dyn Journal>) -> Result<RaftLog, Error> {
+        RaftLog::open_within(BOUNDS, options, journal).await
+    }
+
+    async fn open_within(bounds: Bounds, mut options: Options, journal: Arc<dyn Journal>) -> Result<RaftLog, Error> {
+        options.uncommitted_bytes_max = options.uncommitted_bytes_max.max(2 * bounds.bytes);
         let durable = journal.sync().await?;
         let shared = Arc::new(Shared {
-            counted: Mutex::new(Counted { next: durable, work: VecDeque::new() }),
+            bounds,
+            counted: Mutex::new(Counted { next: durable, ..Counted::default() }),
             more: Notify::new(),
             journal: Arc::clone(&journal),
             safe: watch(durable).0,
@@ -165,11 +218,14 @@ impl RaftLog {
         });
         let (group, node) = (options.group, options.node);
         let raft = Raft::start_serving(options, Count(Arc::clone(&shared)), Some(serve)).await?;
-        let (answers, waiting) = bounded(IN_FLIGHT_MAX);
-        rt::spawn(write(raft.clone(), Arc::clone(&shared), (group, node)));
-        rt::spawn(follow_role(raft.clone(), Arc::clone(&shared)));
-        rt::spawn(take_answers(waiting));
-        Ok(RaftLog { raft, shared, bytes: Semaphore::new(IN_FLIGHT_BYTES_MAX), answers })
+        let (answers, waiting) = bounded(bounds.entries);
+        let tasks = vec![
+            rt::spawn(write(raft.clone(), Arc::clone(&shared), (group, node))),
+            rt::spawn(follow_role(raft.clone(), Arc::clone(&shared))),
+            rt::spawn(take_answers(raft.clone(), Arc::clone(&shared), waiting)),
+        ];
+        let (bytes, entries) = (Semaphore::new(bounds.bytes), Semaphore::new(bounds.entries));
+        Ok(RaftLog { raft, shared, bytes, entries, answers, tasks: Mutex::new(tasks) })
     }
 
     /// The engine below, for changes of its members.
@@ -178,10 +234,28 @@ impl RaftLog {
     }
 }
 
-/// Gives room back when entries are answered; what became of them is told by `safe`.
-async fn take_answers(mut waiting: Receiver<InFlight>) {
-    while let Some((answer, _permit)) = waiting.recv().await {
-        let _ = answer.await;
+/// Step 5 at the head of this module: looks for entries that got no place.
+async fn take_answers(raft: Raft<bool>, shared: Arc<Shared>, mut waiting: Receiver<InFlight>) {
+    let stop = shared.stop.clone();
+    let taking = async {
+        while let Some((term, answer)) = waiting.recv().await {
+            let counts = matches!(answer.await, Ok(Ok(Proposed { output: true, .. })));
+            if !counts {
+                shared.give_up(&raft, term);
+            }
+        }
+    };
+    stop.or_stopped(taking).await;
+}
+
+/// An entry whose position is taken. Unless it is proposed, the term is over.
+struct Unproposed<'a>(Option<(&'a RaftLog, Term)>);
+
+impl Drop for Unproposed<'_> {
+    fn drop(&mut self) {
+        if let Some((log, term)) = self.0 {
+            log.shared.give_up(&log.raft, term);
+        }
     }
 }
 
@@ -189,6 +263,30 @@ impl Shared {
     fn fail(&self, error: Error) {
         lock(&self.failed).get_or_insert(error);
         self.stop.stop();
+    }
+
+    /// Nothing more is appended in a term.
+    fn give_up(&self, raft: &Raft<bool>, term: Term) {
+        let mut appending = lock(&self.appending);
+        if appending.as_ref().is_some_and(|appending| appending.term == term) {
+            *appending = None;
+        }
+        drop(appending);
+        raft.resign(term);
+    }
+
+    /// Moves `safe`, and gives the room back of what is.
+    fn show(&self, height: u64) {
+        self.safe.send_if_modified(|safe| {
+            let is_more = height > *safe;
+            *safe = height.max(*safe);
+            is_more
+        });
+        if let Some(appending) = &mut *lock(&self.appending) {
+            while appending.unsafe_entries.front().is_some_and(|(position, _)| *position < height) {
+                appending.unsafe_entries.pop_front();
+            }
+        }
     }
 }
 
@@ -204,6 +302,10 @@ async fn write(raft: Raft<bool>, shared: Arc<Shared>, place: (u64, u64)) {
                 while batch.len() < BATCH_MAX
                     && let Some(work) = counted.work.pop_front()
                 {
+                    if let Work::Entry(_, entry) = &work {
+                        counted.bytes -= entry.len();
+                        counted.writing += entry.len();
+                    }
                     batch.push(work);
                 }
             }
@@ -217,12 +319,8 @@ async fn write(raft: Raft<bool>, shared: Arc<Shared>, place: (u64, u64)) {
                     Work::Gap(until) => fetch(&raft, &shared.journal, place, until).await?,
                 }
             }
-            let durable = shared.journal.sync().await?;
-            shared.safe.send_if_modified(|safe| {
-                let is_more = durable > *safe;
-                *safe = durable.max(*safe);
-                is_more
-            });
+            lock(&shared.counted).writing = 0;
+            shared.show(shared.journal.height());
         }
     };
     let outcome: Option<Result<(), Error>> = stop.or_stopped(writing).await;
@@ -271,6 +369,9 @@ async fn follow_role(raft: Raft<bool>, shared: Arc<Shared>) {
             let now = *role.borrow_and_update();
             if now.is_leading {
                 let ready = async {
+                    if mutant(Mutant::LeadAtOnce) {
+                        return shared.journal.height();
+                    }
                     while raft.barrier().await.is_err() {
                         rt::sleep(PAUSE).await;
                     }
@@ -280,11 +381,10 @@ async fn follow_role(raft: Raft<bool>, shared: Arc<Shared>) {
                 };
                 let mut ready = std::pin::pin!(ready);
                 let mut changed = std::pin::pin!(role.changed());
-                if let futures_util::future::Either::Left((next, _)) =
-                    futures_util::future::select(&mut ready, &mut changed).await
-                {
-                    *lock(&shared.appending) = Some((now.term, next));
-                    shared.role.send(Role::Leading { term: now.term, next });
+                if let Either::Left((next, _)) = select(&mut ready, &mut changed).await {
+                    let term = now.term;
+                    *lock(&shared.appending) = Some(Appending { term, next, unsafe_entries: VecDeque::new() });
+                    shared.role.send(Role::Leading { term, next });
                     if changed.await.is_err() {
                         return;
                     }
@@ -299,6 +399,7 @@ async fn follow_role(raft: Raft<bool>, shared: Arc<Shared>) {
         }
     };
     stop.or_stopped(following).await;
+    *lock(&shared.appending) = None;
     shared.role.send(Role::Following { leader: None });
 }
 
@@ -313,38 +414,38 @@ impl OrderedLog for RaftLog {
     }
 
     async fn append(&self, term: Term, position: u64, entry: Bytes) -> Result<(), Error> {
-        if entry.len() > ENTRY_BYTES_MAX {
-            return Err(Error::Invalid(format!("an entry has at most {ENTRY_BYTES_MAX} bytes")));
+        ordered::check(&entry, ENTRY_BYTES_MAX.min(self.shared.bounds.bytes))?;
+        let is_leading = |appending: &Option<Appending>| appending.as_ref().is_some_and(|now| now.term == term);
+        if !is_leading(&lock(&self.shared.appending)) {
+            return Err(if self.shared.stop.is_stopped() { Error::Closed } else { Error::Fenced(term) });
         }
-        let permit = self.bytes.acquire_many(entry.len().max(1) as u32).await;
+        let bytes = u32::try_from(entry.len()).expect("it was just checked");
+        let room = async { [self.entries.acquire().await, self.bytes.acquire_many(bytes).await] };
+        let room = self.shared.stop.or_stopped(room).await.ok_or(Error::Closed)?;
         {
             let mut appending = lock(&self.shared.appending);
-            match &mut *appending {
-                Some((leading, next)) if *leading == term => {
-                    if *next != position {
-                        return Err(Error::Invalid(format!("the next position is {next}, not {position}")));
-                    }
-                    *next += 1;
-                }
-                _ => return Err(Error::Fenced(term)),
+            let Some(appending) = appending.as_mut().filter(|appending| appending.term == term) else {
+                return Err(Error::Fenced(term));
+            };
+            if appending.next != position {
+                let next = appending.next;
+                return Err(Error::Invalid(format!("position {position}: the next one is {next}")));
             }
+            appending.next += 1;
+            appending.unsafe_entries.push_back((position, room));
         }
+        let mut unproposed = Unproposed(Some((self, term)));
         let mut data = BytesMut::with_capacity(8 + entry.len());
         data.put_u64_le(position);
         data.put_slice(&entry);
-        let answer = match self.raft.propose_under(term, data.freeze()).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                // Its place is lost, and with it the term for this caller.
-                *lock(&self.shared.appending) = None;
-                return Err(error);
-            }
-        };
-        self.answers.send((answer, permit)).await.map_err(|_| Error::Closed)
+        let answer = self.raft.propose_under(term, data.freeze()).await?;
+        self.answers.send((term, answer)).await.map_err(|_| Error::Closed)?;
+        unproposed.0 = None;
+        Ok(())
     }
 
     fn entry_bytes_max(&self) -> usize {
-        ENTRY_BYTES_MAX
+        ENTRY_BYTES_MAX.min(self.shared.bounds.bytes)
     }
 
     async fn ended(&self) -> Error {
@@ -353,12 +454,17 @@ impl OrderedLog for RaftLog {
             lock(&self.shared.failed).clone().unwrap_or(Error::Closed)
         };
         let (mut ended, mut failed) = (std::pin::pin!(self.raft.ended()), std::pin::pin!(failed));
-        futures_util::future::select(&mut ended, &mut failed).await.factor_first().0
+        select(&mut ended, &mut failed).await.factor_first().0
     }
 
     async fn stop(&self) {
         self.shared.stop.stop();
         self.raft.stop().await;
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        for task in tasks {
+            // It is aborted only together with the runtime.
+            let _ = task.await;
+        }
     }
 }
 

@@ -1,7 +1,10 @@
 //! The task that runs one node: it alone touches the crate's state, the log and the machine. The protocol and why it is safe
 //! are at the head of [`super`].
 
+#[cfg(test)]
+mod hostile;
 mod members;
+mod received;
 mod snapshots;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -285,6 +288,7 @@ impl<M: Machine> Engine<M> {
                 Either::Right(_) => {}
             }
             self.take(&mut taken).await?;
+            self.resign();
             self.advance().await?;
             self.look_after_snapshots()?;
         }
@@ -388,6 +392,15 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
+    /// Leads no more in a term that is to be over.
+    fn resign(&mut self) {
+        let term = self.node.raft.term;
+        if self.leads() && self.shared.resigned.load(Ordering::Acquire) >= term {
+            tracing::debug!(node = self.options.node, term, "a Raft node resigns");
+            self.node.raft.become_follower(term, raft::INVALID_ID);
+        }
+    }
+
     fn not_leading(&self) -> Error {
         Error::NotLeading(Some(self.node.raft.leader_id).filter(|leader| *leader != 0))
     }
@@ -436,27 +449,6 @@ impl<M: Machine> Engine<M> {
         if let Some(round) = self.rounds.back_mut() {
             round.waiting.push(asker);
         }
-    }
-
-    /// A message of another member.
-    fn step(&mut self, message: Message) -> Result<(), Error> {
-        let raft = &self.node.raft;
-        match message.msg_type {
-            MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => {
-                // A vote that would break a lease is asked for by nobody here.
-                let is_mute = rt::now() < self.mute_until;
-                if is_mute || !message.context.is_empty() {
-                    return Ok(());
-                }
-            }
-            MessageType::MsgHeartbeat if message.term >= raft.term && message.commit > raft.raft_log.last_index() => {
-                return Err(Error::Corrupt("this node's Raft log has lost entries that it had confirmed"));
-            }
-            _ => {}
-        }
-        // Errors are of messages that have come too late; the crate has ignored them.
-        let _ = self.node.step(message);
-        Ok(())
     }
 
     /// Does what the crate wants done, until it wants nothing more that can be done now.

@@ -15,7 +15,7 @@ use crate::raft::fault::{Mutant, crash_point, mutant};
 use crate::raft::{Machine, Member, links};
 
 /// Bytes of members and of the machine, as a snapshot holds them.
-fn snapshot_data(members: &BTreeMap<u64, Member>, machine: &[u8]) -> Bytes {
+pub(super) fn snapshot_data(members: &BTreeMap<u64, Member>, machine: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(machine.len() + 64 * members.len() + 16);
     bytes.put_u32_le(members.len() as u32);
     for (id, member) in members {

@@ -19,12 +19,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::rt;
-use base::rt::simulation::{FaultKind, Plan, Sim, Simulation};
+use base::rt::simulation::{CLOCK_DRIFT_PPM_MAX, FaultKind, Plan, Sim, Simulation};
 use base::{Bytes, ErrorKind};
 use consensus::ordered::fault::{Mutant, plant};
 use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
 use consensus::ordered::solo::Solo;
 use consensus::ordered::{Journal, OrderedLog, Processor, Role};
+use consensus::raft::{self, Member, RaftLog};
 use consensus::{Error, Group, Layout, Status, Term};
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, select};
@@ -57,24 +58,38 @@ const CRASH_POINTS: &[&str] = &[
 const RARE_CRASH_POINTS: &[&str] = &["consensus.keeper.cut", "consensus.reform.header"];
 const SOLO_CRASH_POINTS: &[&str] = &["consensus.solo.appended", "consensus.solo.durable"];
 
+const RAFT_CRASH_POINTS: &[&str] = &[
+    "consensus.raft.applying",
+    "consensus.raft.installed",
+    "consensus.raft.installing",
+    "consensus.raft.saved",
+    "consensus.raft.saving",
+    "consensus.raft.synced",
+    "consensus.raft.syncing",
+];
+/// Those that are come by all the time.
+const RAFT_OFTEN: &[&str] = &["consensus.raft.applying", "consensus.raft.synced", "consensus.raft.syncing"];
+const RAFT_FAULT_POINTS: &[&str] = &["consensus.raft.lose_message"];
+
 /// Who is held to the promises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Engine {
     Solo,
     Sift { volatile: bool },
+    Raft,
 }
 
 impl Engine {
     fn processors(self) -> &'static [&'static str] {
         match self {
             Engine::Solo => &PROCESSORS[..1],
-            Engine::Sift { .. } => &PROCESSORS,
+            Engine::Sift { .. } | Engine::Raft => &PROCESSORS,
         }
     }
 
     fn memory_nodes(self, seed: u64) -> usize {
         match self {
-            Engine::Solo => 0,
+            Engine::Solo | Engine::Raft => 0,
             Engine::Sift { .. } => nodes(seed),
         }
     }
@@ -96,6 +111,27 @@ struct World {
     layout: Layout,
     /// How the memory nodes are, as whoever coordinates them sees it.
     status: Arc<Mutex<Option<Status>>>,
+}
+
+/// Snapshots are so many that a processor which was away gets entries from the journals of others.
+fn raft_options(which: usize) -> raft::Options {
+    let member = |which: usize| {
+        let address = format!("raft-{}", PROCESSORS[which]);
+        Member { id: which as u64 + 1, address, learns: false }
+    };
+    raft::Options {
+        directory: Some("/raft".into()),
+        timing: raft::Timing {
+            tick: Duration::from_millis(5),
+            heartbeat_ticks: 3,
+            election_ticks: 12,
+            drift_ppm_max: CLOCK_DRIFT_PPM_MAX as u32,
+        },
+        log_bytes: 2000,
+        snapshot_after_bytes: 9000,
+        segment_bytes: Some(4096),
+        ..raft::Options::new(3, which as u64 + 1, (0..PROCESSORS.len()).map(member).collect())
+    }
 }
 
 impl World {
@@ -129,6 +165,7 @@ impl World {
                 let status = Arc::clone(&sift);
                 Ok((sift, Box::new(move || status.status())))
             }
+            Engine::Raft => Ok((Arc::new(RaftLog::open(raft_options(which), journal).await?), Box::new(|| None))),
         }
     }
 
@@ -314,7 +351,8 @@ fn plans(seed: u64) -> [Plan; 2] {
 }
 
 fn points() -> impl Iterator<Item = &'static &'static str> {
-    FAULT_POINTS.iter().chain(CRASH_POINTS).chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS)
+    let raft = RAFT_FAULT_POINTS.iter().chain(RAFT_CRASH_POINTS);
+    FAULT_POINTS.iter().chain(CRASH_POINTS).chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS).chain(raft)
 }
 
 async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
@@ -337,8 +375,11 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
             // Faults of nodes and links alone.
             return;
         }
-        for point in FAULT_POINTS {
+        for point in FAULT_POINTS.iter().chain(RAFT_FAULT_POINTS).chain(RAFT_OFTEN) {
             sim.inject(point, 0.002);
+        }
+        for point in RAFT_CRASH_POINTS.iter().filter(|point| !RAFT_OFTEN.contains(point)) {
+            sim.inject(point, 0.03);
         }
         for point in CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS) {
             sim.inject(point, 0.03);
@@ -427,12 +468,14 @@ type Planted = (Engine, Mutant);
 const SOLO: Engine = Engine::Solo;
 const SIFT: Engine = Engine::Sift { volatile: false };
 const VOLATILE: Engine = Engine::Sift { volatile: true };
+const RAFT: Engine = Engine::Raft;
 
 fn campaign(engine: Engine) -> Campaign<Planted> {
     let (name, points) = match engine {
         SOLO => ("SOLO", SOLO_CRASH_POINTS.to_vec()),
         SIFT => ("ORDERED", FAULT_POINTS.iter().chain(CRASH_POINTS).copied().collect()),
         VOLATILE => ("VOLATILE", Vec::new()),
+        RAFT => ("ORDERED_RAFT", RAFT_FAULT_POINTS.iter().chain(RAFT_CRASH_POINTS).copied().collect()),
     };
     Campaign {
         name,
@@ -450,6 +493,9 @@ fn campaign(engine: Engine) -> Campaign<Planted> {
             ((SIFT, Mutant::OwnDisk), &["one entry", "lost", "report"]),
             ((SIFT, Mutant::ForgetLog), &["one entry", "lost", "report"]),
             ((SOLO, Mutant::ShowUnsynced), &["one entry", "lost", "progress"]),
+            ((RAFT, Mutant::SafeUnwritten), &["readable", "lost"]),
+            ((RAFT, Mutant::SnapshotAhead), &["one entry", "lost", "report", "progress", "readable"]),
+            ((RAFT, Mutant::LeadAtOnce), &["lost", "one entry", "progress", "report"]),
         ],
     }
 }
@@ -469,18 +515,24 @@ fn solo_keeps_the_promises() {
     campaign(SOLO).run(0..100);
 }
 
-/// Those of other engines begin with `SOLO_` and `VOLATILE_`.
+#[test]
+fn raft_keeps_the_promises() {
+    campaign(RAFT).run(0..100);
+}
+
+/// Those of other engines begin with `SOLO_`, `VOLATILE_` and `ORDERED_RAFT_`.
 #[test]
 fn chosen_seeds_of_other_engines() {
-    for engine in [SOLO, VOLATILE] {
+    for engine in [SOLO, VOLATILE, RAFT] {
         campaign(engine).run_chosen();
         campaign(engine).run_one();
     }
 }
 
 #[test]
-fn a_seed_decides_everything_of_solo_too() {
+fn a_seed_decides_everything_of_other_engines_too() {
     campaign(SOLO).run_twice();
+    campaign(RAFT).run_twice();
 }
 
 tests_of!(campaign(SIFT));

@@ -1,0 +1,162 @@
+use base::rt::channel::WatchReceiver;
+use base::rt::simulation::Simulation;
+use futures_util::FutureExt as _;
+
+use super::*;
+use crate::raft::engine::Event;
+use crate::raft::{Member, Timing};
+
+/// A journal in memory. While its gate is closed, appending waits.
+struct Gated {
+    entries: Mutex<Vec<Bytes>>,
+    open: WatchSender<bool>,
+}
+
+impl Gated {
+    fn new() -> Arc<Gated> {
+        Arc::new(Gated { entries: Mutex::new(vec![Bytes::from_static(b"first")]), open: watch(true).0 })
+    }
+}
+
+#[async_trait]
+impl Journal for Gated {
+    fn height(&self) -> u64 {
+        lock(&self.entries).len() as u64
+    }
+
+    fn durable(&self) -> u64 {
+        self.height()
+    }
+
+    fn read(&self, position: u64) -> Result<Option<Bytes>, Error> {
+        Ok(lock(&self.entries).get(position as usize).cloned())
+    }
+
+    async fn append(&self, position: u64, entry: Bytes) -> Result<(), Error> {
+        self.open.subscribe().wait_for(|open| *open).await.map_err(|_| Error::Closed)?;
+        assert_eq!(position, self.height());
+        lock(&self.entries).push(entry);
+        Ok(())
+    }
+
+    async fn sync(&self) -> Result<u64, Error> {
+        Ok(self.height())
+    }
+
+    async fn cut(&self, _height: u64) -> Result<(), Error> {
+        unreachable!("Raft's journals are never cut")
+    }
+
+    fn note(&self) -> Result<Bytes, Error> {
+        Ok(Bytes::new())
+    }
+
+    async fn set_note(&self, _note: Bytes) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+const BOUNDS: Bounds = Bounds { bytes: 1000, entries: 4 };
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn open(node: u64, nodes: u64, journal: &Arc<Gated>) -> Arc<RaftLog> {
+    let member = |id| Member { id, address: format!("node-{id}"), learns: false };
+    let timing = Timing { tick: Duration::from_millis(5), ..Timing::default() };
+    let options = Options { timing, ..Options::new(1, node, (1..=nodes).map(member).collect()) };
+    Arc::new(RaftLog::open_within(BOUNDS, options, journal.clone()).await.expect("it starts"))
+}
+
+async fn leads(log: &RaftLog, after: Term) -> (Term, u64) {
+    let mut role = log.role();
+    let leading = role.wait_for(|role| role.term().is_some_and(|term| term > after));
+    match rt::timeout(PATIENCE, leading).await.expect("it leads soon").expect("it runs") {
+        Role::Leading { term, next } => (term, next),
+        Role::Following { .. } => unreachable!("it has a term"),
+    }
+}
+
+async fn is_safe(mut safe: WatchReceiver<u64>, height: u64) {
+    let reached = rt::timeout(PATIENCE, safe.wait_for(|safe| *safe >= height)).await;
+    reached.expect("it is safe soon").expect("the log runs");
+}
+
+fn entry(bytes: usize) -> Bytes {
+    vec![7; bytes].into()
+}
+
+fn run<F: Future<Output = ()> + Send + 'static>(scenario: impl Fn() -> F + Send + Sync + 'static) {
+    let outcome = Simulation::new(1).run(move |_| scenario());
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Room was given back once an entry was committed, however many the journal had still to write.
+#[test]
+fn room_is_given_back_when_entries_are_safe_and_not_before() {
+    for bytes in [10, 300] {
+        run(move || async move {
+            let journal = Gated::new();
+            let log = open(1, 1, &journal).await;
+            let (term, next) = leads(&log, Term(0)).await;
+            journal.open.send(false);
+            let fit = BOUNDS.entries.min(BOUNDS.bytes / bytes) as u64;
+            let appending = log.clone();
+            let task = rt::spawn(async move {
+                for position in next..next + fit + 1 {
+                    appending.append(term, position, entry(bytes)).await.expect("it leads");
+                }
+            });
+            rt::sleep(Duration::from_secs(2)).await;
+            let counted = lock(&log.shared.counted).next;
+            assert_eq!(counted, next + fit, "with {bytes} bytes an entry: those that fit are agreed on, and no more");
+            journal.open.send(true);
+            task.await.expect("there is room again");
+            is_safe(log.safe(), next + fit + 1).await;
+        });
+    }
+}
+
+/// An append that was given up between its position and its proposal left a hole, behind which nothing ever became safe.
+#[test]
+fn an_append_that_is_given_up_ends_the_term_and_leaves_no_hole() {
+    run(|| async {
+        let journal = Gated::new();
+        let log = open(1, 1, &journal).await;
+        let (term, next) = leads(&log, Term(0)).await;
+        // The engine's queue is full: the proposal must wait.
+        while log.raft.shared.events.try_send(Event::Unlinked(9)).is_ok() {}
+        assert!(log.append(term, next, entry(10)).now_or_never().is_none(), "it waits");
+        assert_eq!(log.append(term, next + 1, entry(10)).await, Err(Error::Fenced(term)));
+        let (later, next) = leads(&log, term).await;
+        log.append(later, next, entry(10)).await.expect("it leads");
+        is_safe(log.safe(), next + 1).await;
+    });
+}
+
+/// What a node that follows counts, and has not written, had no bound.
+#[test]
+fn a_node_that_follows_takes_no_more_than_its_journal() {
+    run(|| async {
+        let journals = [Gated::new(), Gated::new(), Gated::new()];
+        let mut logs = Vec::new();
+        for (node, journal) in (1..).zip(&journals) {
+            logs.push(open(node, 3, journal).await);
+        }
+        let first = futures_util::future::select_all(logs.iter().map(|log| Box::pin(leads(log, Term(0)))));
+        let ((term, next), leader, _) = first.await;
+        let slow = (leader + 1) % 3;
+        journals[slow].open.send(false);
+        let (count, bytes) = (100, 100);
+        for position in next..next + count {
+            logs[leader].append(term, position, entry(bytes)).await.expect("it leads on");
+            let held = {
+                let counted = lock(&logs[slow].shared.counted);
+                counted.bytes + counted.writing
+            };
+            assert!(held <= 2 * BOUNDS.bytes + bytes, "{held} bytes wait for a journal that writes none");
+        }
+        is_safe(logs[leader].safe(), next + count).await;
+        assert!(journals[slow].height() < next + count);
+        journals[slow].open.send(true);
+        is_safe(logs[slow].safe(), next + count).await;
+    });
+}
