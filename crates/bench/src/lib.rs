@@ -14,6 +14,7 @@ pub mod flexchain;
 pub mod floor;
 pub mod histogram;
 pub mod network;
+pub mod ordering;
 pub mod outcome;
 pub mod plot;
 pub mod process;

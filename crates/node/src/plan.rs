@@ -29,7 +29,7 @@ use crate::network::{Endpoint, Network, NodeError, Role, material, write};
 use crate::process::Ready;
 use crate::process::file::{
     AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, LogFile, MemoryFile, NodeFile,
-    OrdererFile, PooledFile, ProcessRole, Secret, SiftFile, StorageFile, TRUST,
+    OrdererFile, PooledFile, ProcessRole, RaftFile, Secret, SiftFile, StorageFile, TRUST,
 };
 use crate::{Endpoints, profile};
 
@@ -383,7 +383,7 @@ impl Planner<'_> {
         for place in 0..self.log_nodes {
             log.push(self.inner(&log_name(place), next())?);
         }
-        if self.log_nodes > 0 {
+        if self.network.config().ordering.engine != Engine::Solo {
             for place in 0..self.orderers {
                 keepers.push(self.inner(&orderer_name(place), next())?);
             }
@@ -496,6 +496,12 @@ impl Planner<'_> {
                         keepers: at.keepers.clone(),
                         orderers: orderer_tokens(secrets).filter(|(name, _)| *name != process.name).collect(),
                         volatile: config.ordering.volatile,
+                    }),
+                    raft: (config.ordering.engine == Engine::Raft).then(|| RaftFile {
+                        number: place as u64 + 1,
+                        token: secrets.orderers[place].clone(),
+                        members: at.keepers.clone(),
+                        orderers: orderer_tokens(secrets).filter(|(name, _)| *name != process.name).collect(),
                     }),
                 });
                 let signer = material::orderer_signer(self.network, place)?;

@@ -107,6 +107,17 @@ Examples:
 As sift-fig5, for puts alone and gets alone: one client, and all at nine tenths of the throughput."
     )]
     SiftFig6(Sift),
+    /// Ordering of blocks on passive memory nodes, on Raft, and alone
+    #[command(after_help = "\
+Examples:
+  heddle bench ordering
+  heddle bench ordering --quick
+  heddle bench ordering --folder /mnt/disk --json ordering.json      the plot is ordering.svg
+
+Blocks of 200 transactions of 1 KB, F = 1, shown once a majority of the orderers has them on disk: three
+orderers on three memory nodes, three of Raft, with batches and pipelining, and one alone, all in this
+process. Cutting and signing blocks is no part of it. sift_cpu_over_raft is of processor time.")]
+    Ordering(Ordering),
     /// Remote memory alone: what each verb costs, for each provider beside its floor
     #[command(after_help = "\
 Examples:
@@ -551,6 +562,28 @@ pub struct Sift {
     /// Bytes of a value
     #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
     pub value_bytes: u64,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `heddle bench ordering`.
+#[derive(Args, Debug, Clone)]
+pub struct Ordering {
+    /// Seconds that each group is measured
+    #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
+    pub seconds: f64,
+    /// Times that everything is measured, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Transactions of a block
+    #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub transactions: u64,
+    /// Bytes of a transaction
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=2048))]
+    pub transaction_bytes: u64,
+    /// Keep the orderers' logs here while they are measured [default: the system's folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub folder: Option<PathBuf>,
     #[command(flatten)]
     pub common: Common,
 }

@@ -29,6 +29,7 @@ Examples:
   heddle up --isolate                a process for each role; kill any of them, it comes back
   heddle up --isolate --memory-nodes 4
   heddle up --isolate --ordering sift     three orderers on memory nodes: kill whichever leads
+  heddle up --ordering raft               three orderers, each with a log of its own
   heddle up --isolate --compute-nodes 2   two compute nodes a peer: kill the primary, the other goes on
 
 A network remembers what it was made with: number of organisations, policy, channel, batch limits and ordering cannot
@@ -61,7 +62,7 @@ pub struct Up {
     /// What puts transactions in order [default: solo]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub ordering: Option<Ordering>,
-    /// Number of orderers, 1 to 9, with --ordering sift: F of 2F+1 may fail [default: 3]
+    /// Number of orderers, 1 to 9, with --ordering sift or raft: F of 2F+1 may fail [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     pub orderers: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it
@@ -128,7 +129,7 @@ pub enum Ordering {
     Solo,
     /// Several orderers, on passive memory nodes and their own disks
     Sift,
-    /// Several orderers, each with a log of its own; not there yet
+    /// Several orderers, each with a log of its own
     Raft,
 }
 

@@ -56,8 +56,8 @@ Examples:
   heddle plan --host 10.0.0.1 --place memory-1=10.0.0.2 --place storage-org1=10.0.0.3
 
 Processes are memory-1, memory-2, ..., storage-ORG, orderer, compute-ORG (and compute-ORG-2, ... with
---compute-nodes) and gateway-ORG, with ORG in lower case; with --ordering sift also log-1, log-2, ... and
-orderer-2, .... Within an organisation they speak `tcp`, which is
+--compute-nodes) and gateway-ORG, with ORG in lower case; with --ordering sift also log-1, log-2, ..., with
+that or raft orderer-2, .... Within an organisation they speak `tcp`, which is
 not encrypted: it belongs on a network that nobody else reaches. Between organisations, and to orderers,
 they speak mutual TLS. docs/operations.md goes through an example."
 )]
@@ -88,7 +88,7 @@ pub struct Plan {
     /// What puts transactions in order [default: solo]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub ordering: Option<Ordering>,
-    /// Number of orderers, 1 to 9, with --ordering sift [default: 3]
+    /// Number of orderers, 1 to 9, with --ordering sift or raft [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     pub orderers: Option<u8>,
     /// Take settings from this file; `heddle config` prints one. Flags go before it

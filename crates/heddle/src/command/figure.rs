@@ -6,7 +6,7 @@ use base::rt::Stop;
 use bench::figure::Figure;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::bench::{FigureOutput, Provider, Rma, State, StatePart};
+use crate::cli::bench::{FigureOutput, Ordering, Provider, Rma, State, StatePart};
 use crate::failure::Failure;
 use crate::output;
 
@@ -50,6 +50,26 @@ pub async fn rma(arguments: &Rma, stop: &Stop) -> Result<(), Failure> {
     let figure = bench::rma::run(&options, stop, |part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
+}
+
+pub async fn ordering(arguments: &Ordering, stop: &Stop) -> Result<(), Failure> {
+    let count = |number: u64| usize::try_from(number).expect("the command line's limits are small");
+    let mut options = bench::ordering::Options {
+        transactions: arguments.transactions,
+        transaction_bytes: count(arguments.transaction_bytes),
+        rounds: count(arguments.rounds),
+        seconds: arguments.seconds,
+        is_quick: arguments.common.quick,
+        folder: arguments.folder.clone(),
+        seed: arguments.common.seed,
+    };
+    if arguments.common.quick {
+        (options.rounds, options.seconds) = (1, 0.3);
+    }
+    let progress = Progress::new();
+    let figure = bench::ordering::run(&options, stop, |part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.common.output)
 }
 
 /// Prints a figure, and writes it where that is wanted.

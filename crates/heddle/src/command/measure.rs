@@ -67,6 +67,7 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::KvEtcd(arguments) => super::etcd::run(arguments, &stop).await,
         Bench::SiftFig5(arguments) => super::sift::fig5(arguments, &stop).await,
         Bench::SiftFig6(arguments) => super::sift::fig6(arguments, &stop).await,
+        Bench::Ordering(arguments) => super::figure::ordering(arguments, &stop).await,
         Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         Bench::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,

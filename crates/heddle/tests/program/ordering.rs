@@ -1,5 +1,5 @@
-//! A network with several orderers on passive memory nodes: whichever of them leads may be killed under load, all of them and
-//! their memory may be killed at once, and nothing is lost that a client was told.
+//! A network with several orderers, on passive memory nodes or each with a log of its own: whichever of them leads may be killed
+//! under load, all of them and their memory may be killed at once, and nothing is lost that a client was told.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -47,18 +47,28 @@ async fn back(dir: &Path, killed: &Ready) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn any_orderer_may_be_killed_under_load_and_nothing_told_is_lost() {
+async fn any_orderer_on_memory_nodes_may_be_killed_under_load_and_nothing_told_is_lost() {
+    any_orderer_may_be_killed("sift", &["log-1", "log-2", "log-3"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_orderer_on_raft_may_be_killed_under_load_and_nothing_told_is_lost() {
+    any_orderer_may_be_killed("raft", &[]).await;
+}
+
+async fn any_orderer_may_be_killed(engine: &str, memory: &[&str]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
-    let network = Network::start(&dir, &["--orgs", "2", "--isolate", "--monolithic", "--ordering", "sift"]);
+    let network = Network::start(&dir, &["--orgs", "2", "--isolate", "--monolithic", "--ordering", engine]);
     let names: Vec<String> = processes(&dir).into_iter().map(|process| process.name).collect();
-    let expected = "log-1 log-2 log-3 orderer orderer-2 orderer-3 compute-org1 compute-org2 gateway-org1 gateway-org2";
-    assert_eq!(names.join(" "), expected);
+    let orderers = ["orderer", "orderer-2", "orderer-3"];
+    let others = ["compute-org1", "compute-org2", "gateway-org1", "gateway-org2"];
+    assert_eq!(names, [memory, &orderers[..], &others[..]].concat());
 
     let load = Load::start(&dir, 2, CLIENTS);
     load.progress(SOME, "at first").await;
     // One of them leads.
-    for name in ["orderer", "orderer-2", "orderer-3", "log-1"] {
+    for name in orderers.iter().chain(memory.first()) {
         let killed = kill_named(&dir, name);
         load.progress(SOME, &format!("after the end of {name}")).await;
         back(&dir, &killed).await;
@@ -75,11 +85,20 @@ async fn any_orderer_may_be_killed_under_load_and_nothing_told_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn orderers_of_one_process_keep_one_chain() {
+async fn orderers_of_one_process_keep_one_chain_on_memory_nodes() {
+    orderers_of_one_process_keep_one_chain("sift").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orderers_of_one_process_keep_one_chain_on_raft() {
+    orderers_of_one_process_keep_one_chain("raft").await;
+}
+
+async fn orderers_of_one_process_keep_one_chain(engine: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
     let shown = dir.display().to_string();
-    let network = Network::start(&dir, &["--orgs", "1", "--ordering", "sift"]);
+    let network = Network::start(&dir, &["--orgs", "1", "--ordering", engine]);
     let load = Load::start(&dir, 1, CLIENTS);
     load.progress(SOME, "at first").await;
     network.kill();
@@ -103,7 +122,10 @@ fn ordering_is_chosen_when_a_network_is_made() {
         }
     };
     let up = |more: &[&'static str]| [&["up", "--any-ports", "--orgs", "1", "--dir", &dir][..], more].concat();
-    refused(&up(&["--ordering", "raft"]), &["ordering.engine", "does not have yet"]);
+    let config = folder.path().join("volatile.toml");
+    std::fs::write(&config, "[ordering]\nengine = \"raft\"\nvolatile = true\n").expect("it can be written");
+    let config = config.display().to_string();
+    refused(&[&up(&[])[..], &["--config", &config]].concat(), &["ordering.volatile is true", "choose \"sift\""]);
     let config = folder.path().join("even.toml");
     std::fs::write(&config, "[ordering]\nengine = \"sift\"\nmemory_nodes = 2\n").expect("it can be written");
     let config = config.display().to_string();

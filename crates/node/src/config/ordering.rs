@@ -74,9 +74,10 @@ impl Ordering {
 
     /// Checks the values: a key and what is wrong with it.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.engine == Engine::Raft {
-            let problem = "is \"raft\", which this program does not have yet; choose \"sift\" or \"solo\"".to_owned();
-            return Err(("ordering.engine", problem));
+        if self.engine == Engine::Raft && self.volatile {
+            let problem =
+                "is true, and an orderer of \"raft\" goes on from what its disk has; choose \"sift\" for it".to_owned();
+            return Err(("ordering.volatile", problem));
         }
         if !(1..=ORDERERS_MAX).contains(&self.orderers) {
             return Err(("ordering.orderers", format!("is {}; it must be from 1 to {ORDERERS_MAX}", self.orderers)));

@@ -220,13 +220,19 @@ async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogM
         memory.push(LogMemory::start(options).await?);
     }
     let keeper = |place: usize| format!("keeper of {}", blocks_address(network, place));
+    let member = |place: usize| format!("raft of {}", blocks_address(network, place));
     let mut orderings = Vec::new();
     for (place, (name, token)) in tokens.iter().enumerate() {
         let inside = if place == 0 { "orderer".to_owned() } else { format!("orderers/{}", place + 1) };
         let data = open(network, &inside).await?;
         let engines: Arc<dyn Engines> = match config.engine {
             Engine::Solo => Arc::new(SoloEngines),
-            _ => Arc::new(orderer::SiftEngines {
+            Engine::Raft => Arc::new(orderer::RaftEngines {
+                number: place as u64 + 1,
+                members: (0..config.count()).map(member).collect(),
+                directory: data.directory().path().join(orderer::RAFT),
+            }),
+            Engine::Sift => Arc::new(orderer::SiftEngines {
                 fabric: Arc::clone(&fabric),
                 number: place as u64 + 1,
                 name: name.clone(),

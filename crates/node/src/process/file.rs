@@ -174,6 +174,20 @@ pub struct SiftFile {
     pub volatile: bool,
 }
 
+/// `[orderer.raft]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RaftFile {
+    /// Its number among the orderers, from 1.
+    pub number: u64,
+    /// Proves to other orderers who it is.
+    pub token: Secret,
+    /// Where the orderers answer one another, in the order of their numbers: `shm:` or `tcp:`.
+    pub members: Vec<String>,
+    /// The other orderers: names and tokens.
+    pub orderers: BTreeMap<String, Secret>,
+}
+
 /// `[storage]`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -208,9 +222,12 @@ pub struct OrdererFile {
     pub free_bytes_min: u64,
     /// Bounds on what clients can start.
     pub limits: Limits,
-    /// How it orders together with others, if it does.
+    /// How it orders together with others on memory nodes, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sift: Option<SiftFile>,
+    /// How it orders together with others with logs of their own, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub raft: Option<RaftFile>,
 }
 
 /// `[compute]`
@@ -417,13 +434,24 @@ impl NodeFile {
         if let Some(orderer) = &self.orderer {
             between("orderer.blocks_address", &orderer.blocks_address)?;
             between("orderer.intake_address", &orderer.intake_address)?;
+            let numbered = |key, number: u64, count: usize| match number == 0 || number > count as u64 {
+                true => Err((key, format!("is {number}; it must be from 1 to {count}"))),
+                false => Ok(()),
+            };
             if let Some(sift) = &orderer.sift {
                 for address in sift.memory.iter().chain(&sift.keepers) {
                     inside("orderer.sift", address)?;
                 }
-                if sift.number == 0 || sift.number > sift.keepers.len() as u64 {
-                    let count = sift.keepers.len();
-                    return Err(("orderer.sift.number", format!("is {}; it must be from 1 to {count}", sift.number)));
+                numbered("orderer.sift.number", sift.number, sift.keepers.len())?;
+            }
+            if let Some(raft) = &orderer.raft {
+                for address in &raft.members {
+                    inside("orderer.raft", address)?;
+                }
+                numbered("orderer.raft.number", raft.number, raft.members.len())?;
+                if orderer.sift.is_some() {
+                    let problem = "is there, and so is [orderer.sift]; an orderer has one of the two".to_owned();
+                    return Err(("orderer.raft", problem));
                 }
             }
         }

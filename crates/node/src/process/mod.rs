@@ -320,9 +320,10 @@ impl Here<'_> {
         let listener = ports::bind(section.listen, "orderer.listen").await?;
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
-        let (engines, acknowledge): (Arc<dyn Engines>, _) = match &section.sift {
-            None => (Arc::new(SoloEngines), Acknowledge::Queued),
-            Some(sift) => {
+        let directory = self.path(&section.directory);
+        let (engines, acknowledge): (Arc<dyn Engines>, _) = match (&section.sift, &section.raft) {
+            (None, None) => (Arc::new(SoloEngines), Acknowledge::Queued),
+            (Some(sift), _) => {
                 links::register(&self.file.name, Some(&sift.token), &sift.orderers);
                 let engines = orderer::SiftEngines {
                     fabric: Arc::new(Fabrics::new()),
@@ -336,8 +337,16 @@ impl Here<'_> {
                 };
                 (Arc::new(engines), Acknowledge::Durable)
             }
+            (None, Some(raft)) => {
+                links::register(&self.file.name, Some(&raft.token), &raft.orderers);
+                let engines = orderer::RaftEngines {
+                    number: raft.number,
+                    members: raft.members.clone(),
+                    directory: directory.join(orderer::RAFT),
+                };
+                (Arc::new(engines), Acknowledge::Durable)
+            }
         };
-        let directory = self.path(&section.directory);
         let data = data_directory(&directory).await?;
         let ordering = Ordering::start(orderer::Options {
             name: &self.file.name,

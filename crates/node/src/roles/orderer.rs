@@ -1,5 +1,6 @@
 //! Puts transactions into blocks, alone or as one of a group, keeps them in a log of its own, and streams them to peers.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use chain::order::chain::Chain;
 use chain::order::{Acknowledge, Broadcast, BroadcastError, Engines, Orderer, OrdererOptions, Settings};
 use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
 use consensus::ordered::{Journal, OrderedLog, Processor};
+use consensus::raft::{self, Member, RaftLog};
 use consensus::{Group, GroupId, Layout, Place, Timing};
 use gateway::service::Intake;
 use identity::Signer;
@@ -179,4 +181,39 @@ impl Engines for SiftEngines {
         };
         Ok(Arc::new(Sift::open(options).await?))
     }
+}
+
+/// Where an orderer's log on Raft is, in its data directory.
+pub(crate) const RAFT: &str = "raft";
+
+/// Bytes of blocks that are held in memory and in the log on Raft before both are cut to what the journal has.
+const RAFT_LOG_BYTES: usize = 64 << 20;
+
+/// Orders together with others, each with a log of its own.
+pub(crate) struct RaftEngines {
+    /// Which orderer this is, counted from 1.
+    pub number: u64,
+    /// Where the orderers answer one another, in the order of their numbers.
+    pub members: Vec<String>,
+    /// Holds the log, in a folder of the channel's name.
+    pub directory: PathBuf,
+}
+
+#[async_trait]
+impl Engines for RaftEngines {
+    async fn open(&self, channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
+        let member = |(id, address): (u64, &String)| Member { id, address: address.clone(), learns: false };
+        let options = raft::Options {
+            directory: Some(self.directory.join(channel)),
+            timing: raft_timing(),
+            snapshot_after_bytes: RAFT_LOG_BYTES,
+            ..raft::Options::new(GROUP.0, self.number, (1..).zip(&self.members).map(member).collect())
+        };
+        Ok(Arc::new(RaftLog::open(options, journal).await?))
+    }
+}
+
+/// Times of a group on machines with much else to do, as with [`timing`]: another orderer leads within a second or so.
+fn raft_timing() -> raft::Timing {
+    raft::Timing { tick: Duration::from_millis(25), ..raft::Timing::default() }
 }
