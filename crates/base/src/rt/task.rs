@@ -11,6 +11,8 @@ use super::context::{self, Ambient};
 use super::simulation::{self, Life, World};
 use super::{random_below, sleep};
 
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// A spawned task. Awaiting it gives its output; dropping it lets the task run on by itself.
 ///
 /// A panic of the task is raised again in whoever awaits it.
@@ -111,8 +113,13 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
+    spawn_boxed(Box::pin(future), std::any::type_name::<F>())
+}
+
+/// Compiled once for each kind of output, not for each task: what the runtimes have around a task is much code.
+fn spawn_boxed<T: Send + 'static>(future: BoxFuture<T>, label: &'static str) -> Task<T> {
     let inner = match context::ambient() {
-        Some(Ambient { world, life }) => Inner::Simulation(simulation::spawn(&world, life, future)),
+        Some(Ambient { world, life }) => Inner::Simulation(simulation::spawn(&world, life, future, label)),
         None => Inner::Production(tokio::spawn(future)),
     };
     Task { inner }
@@ -130,7 +137,8 @@ impl<T: Send + 'static> Task<T> {
     where
         F: Future<Output = T> + Send + 'static,
     {
-        Task { inner: Inner::Simulation(simulation::spawn(world, life, future)) }
+        let label = std::any::type_name::<F>();
+        Task { inner: Inner::Simulation(simulation::spawn(world, life, Box::pin(future), label)) }
     }
 }
 
@@ -156,6 +164,7 @@ where
         sleep(Duration::from_nanos(delay)).await;
         return function();
     }
+    let function: Box<dyn FnOnce() -> T + Send> = Box::new(function);
     match tokio::task::spawn_blocking(function).await {
         Ok(output) => output,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

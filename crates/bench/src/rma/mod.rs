@@ -4,7 +4,8 @@
 //! 2. [`verbs`] makes a batch of one verb, one after the other or many in flight.
 //! 3. The floor makes the same batch: [`copy`] for `shm`, a copy or an atomic instruction; [`echo`] for `tcp`, a request
 //!    and a reply of the same sizes over a bare socket, whose two ends wait as the provider does.
-//! 4. Batches of both alternate, and [`samples`] has the percentiles of their verbs and the medians of their rates.
+//! 4. Batches of both alternate, for `tcp` over one pair of connections after another, and [`samples`] has the percentiles of
+//!    their verbs and the medians of their rates.
 //!
 //! `shm` reads and writes are measured warm, in one place, and cold, all over a large region; the floor goes to places of
 //! the same pattern. Under `shaped` the floor is that of the provider beneath: what is above it is the network.
@@ -167,6 +168,7 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
     }
     figure.note("One task calls; percentiles are those of verbs one after the other, rates those of many in flight.");
     figure.note("The caller of tcp and of its floor has one processor, whoever answers another.");
+    figure.note("Connections over loopback differ by a third, those of the floor too; of both many are measured.");
     figure.note("A send over shm ends when its receiver has it; over tcp it is answered by one of the same size.");
     Ok(figure)
 }

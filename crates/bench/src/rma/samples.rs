@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Options;
 use super::target::{Target, failed};
-use super::verbs::Case;
+use super::verbs::{Caller, Case};
 use crate::error::Error;
 
 /// Verbs of one batch.
@@ -69,50 +69,80 @@ fn fitting(batch: Duration, trial: Duration) -> usize {
 /// # Errors
 /// A verb or a socket fails.
 pub async fn measure(options: &Options, target: &mut Target, case: &Case) -> Result<Measured, Error> {
-    let in_verb = |error: rma::Error| failed(case.verb.name(), error);
-    let (mut caller, mut floor) = target.sides(case, options.seed).await?;
     let mut measured = Measured { samples: Default::default(), rates: Default::default() };
-    let mut waste = Vec::new();
-    // The first trial warms up.
-    let mut counts = [BATCH_MIN; 2];
-    for _ in 0..2 {
-        let begin = Instant::now();
-        caller.one_by_one(TRIAL, &mut waste).await.map_err(in_verb)?;
-        let verb = begin.elapsed();
-        let begin = Instant::now();
-        floor.one_by_one(TRIAL, &mut waste)?;
-        counts = [fitting(options.batch, verb), fitting(options.batch, begin.elapsed())];
-        caller.many(case.depth()).await.map_err(in_verb)?;
-        floor.many(case.depth())?;
-    }
-    for round in 0..options.rounds {
-        // Who goes first changes, so that neither always has the warmer machine.
-        for turn in 0..2 {
-            let side = if (round + turn) % 2 == 0 { Side::Verb } else { Side::Floor };
-            let (count, samples) = (counts[side as usize], &mut measured.samples[side as usize]);
-            // Enough for what is in flight to count.
-            let many = count.max(case.depth() * 4);
-            let rate = |begin: Instant| many as f64 / begin.elapsed().as_secs_f64();
-            let rate = match side {
-                Side::Verb => {
-                    caller.one_by_one(count, samples).await.map_err(in_verb)?;
-                    let begin = Instant::now();
-                    caller.many(many).await.map_err(in_verb)?;
-                    rate(begin)
-                }
-                Side::Floor => {
-                    floor.one_by_one(count, samples)?;
-                    let begin = Instant::now();
-                    floor.many(many)?;
-                    rate(begin)
-                }
-            };
-            measured.rates[side as usize].push(rate);
+    let each = target.rounds_each().clamp(1, options.rounds.max(1));
+    for first in (0..options.rounds).step_by(each) {
+        if first > 0 {
+            target.renew().await?;
+        }
+        let (caller, floor) = target.sides(case, options.seed).await?;
+        let mut sides = Sides { caller, floor, case, counts: [BATCH_MIN; 2] };
+        sides.warm_up(options.batch).await?;
+        for round in first..options.rounds.min(first + each) {
+            // Who goes first changes, so that neither always has the warmer machine.
+            for turn in 0..2 {
+                let side = if (round + turn) % 2 == 0 { Side::Verb } else { Side::Floor };
+                let rate = sides.batch(side, &mut measured.samples[side as usize]).await?;
+                measured.rates[side as usize].push(rate);
+            }
         }
     }
     measured.samples.iter_mut().for_each(|samples| samples.sort_unstable());
     measured.rates.iter_mut().for_each(|rates| rates.sort_by(f64::total_cmp));
     Ok(measured)
+}
+
+/// A verb, and its floor.
+struct Sides<'a> {
+    caller: Caller<'a>,
+    floor: Box<dyn Floor + 'a>,
+    case: &'a Case,
+    /// Of each in a batch.
+    counts: [usize; 2],
+}
+
+impl Sides<'_> {
+    /// Finds how many take as long as a batch is to take. The first trial warms up.
+    async fn warm_up(&mut self, batch: Duration) -> Result<(), Error> {
+        let case = self.case;
+        let in_verb = |error: rma::Error| failed(case.verb.name(), error);
+        let mut waste = Vec::new();
+        for _ in 0..2 {
+            let begin = Instant::now();
+            self.caller.one_by_one(TRIAL, &mut waste).await.map_err(in_verb)?;
+            let verb = begin.elapsed();
+            let begin = Instant::now();
+            self.floor.one_by_one(TRIAL, &mut waste)?;
+            self.counts = [fitting(batch, verb), fitting(batch, begin.elapsed())];
+            self.caller.many(case.depth()).await.map_err(in_verb)?;
+            self.floor.many(case.depth())?;
+        }
+        Ok(())
+    }
+
+    /// One after the other, then as many at once as may be; gives how many of those there were a second.
+    async fn batch(&mut self, side: Side, samples: &mut Vec<u32>) -> Result<f64, Error> {
+        let case = self.case;
+        let in_verb = |error: rma::Error| failed(case.verb.name(), error);
+        let count = self.counts[side as usize];
+        // Enough for what is in flight to count.
+        let many = count.max(case.depth() * 4);
+        let begin = match side {
+            Side::Verb => {
+                self.caller.one_by_one(count, samples).await.map_err(in_verb)?;
+                let begin = Instant::now();
+                self.caller.many(many).await.map_err(in_verb)?;
+                begin
+            }
+            Side::Floor => {
+                self.floor.one_by_one(count, samples)?;
+                let begin = Instant::now();
+                self.floor.many(many)?;
+                begin
+            }
+        };
+        Ok(many as f64 / begin.elapsed().as_secs_f64())
+    }
 }
 
 #[cfg(test)]

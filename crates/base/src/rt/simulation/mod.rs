@@ -185,7 +185,7 @@ impl Simulation {
         let life = world.current_life(driver.id());
         let mut root = {
             let _entered = context::enter(Ambient { world: Arc::clone(&world), life });
-            spawn(&world, life, f(Sim::new(Arc::clone(&world))))
+            spawn(&world, life, Box::pin(f(Sim::new(Arc::clone(&world)))), std::any::type_name::<Fut>())
         };
         world.execute(|| root.is_finished());
         let value = root.take_output();

@@ -67,14 +67,16 @@ pub(in crate::rt) struct Task<T> {
 }
 
 /// Starts a task in a life of a node; in a life that is over, the task is aborted at once.
-pub(in crate::rt) fn spawn<F>(world: &Arc<World>, life: Life, future: F) -> Task<F::Output>
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
+///
+/// `label` names it in traces.
+pub(in crate::rt) fn spawn<T: Send + 'static>(
+    world: &Arc<World>,
+    life: Life,
+    future: Pin<Box<dyn Future<Output = T> + Send>>,
+    label: &'static str,
+) -> Task<T> {
     let join = Join::new();
     let ending = Ending { join: Arc::clone(&join) };
-    let label = std::any::type_name::<F>();
     let weak = Arc::downgrade(world);
     let task = world.start_task(life, label, move |task| {
         Box::pin(async move {
