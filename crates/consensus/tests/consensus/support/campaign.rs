@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use base::rt::net::BoxFuture;
@@ -38,7 +40,7 @@ pub struct Campaign<P: 'static> {
     pub mistakes: &'static [(P, &'static [&'static str])],
 }
 
-impl<P: Copy + Debug + Send + 'static> Campaign<P> {
+impl<P: Copy + Debug + Send + Sync + 'static> Campaign<P> {
     fn simulation(&self, seed: u64) -> Simulation {
         Simulation::new(seed).steps_max(self.steps_max).trace_lines_max(60)
     }
@@ -52,23 +54,37 @@ impl<P: Copy + Debug + Send + 'static> Campaign<P> {
 
     /// Runs seeds; each must succeed.
     pub fn run(&self, seeds: Range<u64>) {
-        let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
-        let (mut operations, mut faults) = (0, 0);
-        for seed in seeds.clone() {
-            let plans = (self.plans)(seed);
-            let report = self.run_planted(seed, self.sound).unwrap_or_else(|failure| {
-                let ([trouble, crashes], Campaign { name, tests, .. }) = (&plans, self);
-                let repeat = format!(
-                    "{name}_SEED={seed} cargo test --release -p heddle-consensus --test consensus {tests}one_seed"
-                );
-                panic!("seed {seed}: {failure}\nfault plan: {trouble}\n{crashes}\nrepeat with: {repeat}")
-            });
-            operations += report.value;
-            faults += plans.iter().map(|plan| plan.steps.len()).sum::<usize>();
-            for (point, counts) in report.fault_points {
-                *injected.entry(point).or_default() += counts.injected;
+        let mut totals = Totals::default();
+        seeds.clone().for_each(|seed| totals.add(self, seed, self.run_planted(seed, self.sound)));
+        self.judge(seeds, &totals);
+    }
+
+    /// The same on all processors.
+    #[allow(clippy::disallowed_methods, reason = "each thread runs simulations of its own")]
+    fn run_on_all(&self, seeds: Range<u64>) {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let (next, mut totals) = (AtomicU64::new(seeds.start), Totals::default());
+        std::thread::scope(|scope| {
+            let (outcomes, received) = mpsc::sync_channel(threads);
+            for _ in 0..threads {
+                let (outcomes, next, end) = (outcomes.clone(), &next, seeds.end);
+                scope.spawn(move || {
+                    loop {
+                        let seed = next.fetch_add(1, Ordering::Relaxed);
+                        if seed >= end || outcomes.send((seed, self.run_planted(seed, self.sound))).is_err() {
+                            return;
+                        }
+                    }
+                });
             }
-        }
+            drop(outcomes);
+            received.into_iter().for_each(|(seed, outcome)| totals.add(self, seed, outcome));
+        });
+        self.judge(seeds, &totals);
+    }
+
+    fn judge(&self, seeds: Range<u64>, totals: &Totals) {
+        let Totals { operations, faults, injected } = totals;
         println!("seeds {seeds:?}: {operations} operations, {faults} faults, injected {injected:?}");
         if seeds.end - seeds.start >= self.enough {
             for point in &self.points {
@@ -83,7 +99,7 @@ impl<P: Copy + Debug + Send + 'static> Campaign<P> {
         let Ok(seeds) = std::env::var(&variable) else { return };
         let bounds = seeds.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
         let (from, to) = bounds.unwrap_or_else(|| panic!("{variable} is a range, such as 0..5000"));
-        self.run(from..to);
+        self.run_on_all(from..to);
     }
 
     /// Runs the one that `…_SEED` names, if it is there, with what `…_PLANTED` names, if it is there too.
@@ -112,6 +128,31 @@ impl<P: Copy + Debug + Send + 'static> Campaign<P> {
         assert!(!self.mistakes.is_empty(), "nothing is planted");
         for (planted, by) in self.mistakes {
             must_be_caught(&format!("{planted:?}"), by, |seed| self.run_planted(seed, *planted));
+        }
+    }
+}
+
+/// What happened in all seeds together.
+#[derive(Default)]
+struct Totals {
+    operations: u64,
+    faults: usize,
+    injected: BTreeMap<&'static str, u64>,
+}
+
+impl Totals {
+    fn add<P: Copy + Debug + Send + Sync + 'static>(&mut self, campaign: &Campaign<P>, seed: u64, outcome: Outcome) {
+        let plans = (campaign.plans)(seed);
+        let report = outcome.unwrap_or_else(|failure| {
+            let ([trouble, crashes], Campaign { name, tests, .. }) = (&plans, campaign);
+            let repeat =
+                format!("{name}_SEED={seed} cargo test --release -p heddle-consensus --test consensus {tests}one_seed");
+            panic!("seed {seed}: {failure}\nfault plan: {trouble}\n{crashes}\nrepeat with: {repeat}")
+        });
+        self.operations += report.value;
+        self.faults += plans.iter().map(|plan| plan.steps.len()).sum::<usize>();
+        for (point, counts) in report.fault_points {
+            *self.injected.entry(point).or_default() += counts.injected;
         }
     }
 }
