@@ -119,7 +119,7 @@ const SEEDS_FIXED: u64 = 1000;
 const STATE_SEEDS_FIXED: u64 = 5000;
 
 /// Fixed seeds of consensus alone, besides those that its tests run.
-const CONSENSUS_SEEDS_FIXED: &str = "300..650";
+const CONSENSUS_SEEDS_FIXED: &str = "300..5000";
 
 /// Every step, cheapest verdict first. All cargo steps share the release profile, so dependencies build once.
 fn steps() -> Vec<Step> {
