@@ -107,6 +107,9 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
+    /// A task came upon something that this software holds impossible.
+    #[error("{0} has panicked")]
+    Panicked(&'static str),
     /// The coordinator was stopped.
     #[error("closed")]
     Closed,
@@ -132,7 +135,7 @@ impl Error {
             Error::Journal(_) | Error::Locked(_) => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,
             Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed => ErrorKind::Fenced,
-            Error::Closed => ErrorKind::Closed,
+            Error::Panicked(_) | Error::Closed => ErrorKind::Closed,
             Error::Rma { error, .. } => error.kind(),
         }
     }

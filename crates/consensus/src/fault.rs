@@ -35,6 +35,8 @@ pub enum Mutant {
     FollowUnsynced,
     /// A persistent node's memory stays beyond its disk behind a fence.
     KeepUnsynced,
+    /// Who takes over counts copies from before the group was made anew.
+    CountOldCopies,
     /// A coordinator counts a persistent node's verbs as soon as they have completed.
     CountUnsynced,
 }

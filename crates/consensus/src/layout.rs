@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!  administrative region   | term u64 | node u64 | timestamp u64 | admitted u64 | zeros … 4096
-//!  replicated region       | header 0 (64) | header 1 (64) | zeros … 4096 | log | direct area | logged memory |
+//!  replicated region       | header 0 (64) | header 1 (64) | made u64 | zeros … 4096 | log | direct area | logged memory |
 //! ```
 //!
 //! Every processor that may coordinate reaches the administrative region; only the newest coordinator reaches the
 //! replicated one. A [`Header`] says how far a node's copy is: it is written to its two places in turn, so that one whose
-//! write was torn leaves the one before.
+//! write was torn leaves the one before. `made` is the term under which the group was made anew whose copy it is, 0 for one that
+//! was formatted: copies of two makings are none of each other ([`crate::format`]).
 //!
 //! The logged memory of a coded group is not there as it is, but as this node's share of each of its blocks
 //! ([`crate::shares`]); log and direct area are plain.
@@ -30,6 +31,10 @@ pub(crate) const ADMITTED_AT: u64 = 24;
 const HEAD_BYTES: u64 = 4096;
 /// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 64;
+/// Where the word lies that tells one making of a group from another.
+pub(crate) const MADE_AT: u64 = 2 * HEADER_BYTES as u64;
+/// Bytes of the headers and of that word.
+pub(crate) const HEADS_BYTES: u64 = MADE_AT + 8;
 /// The version of everything that lies in a region.
 pub const FORMAT_VERSION: u32 = 1;
 /// Entries of the log begin at multiples of this.
@@ -268,14 +273,15 @@ impl Header {
         (self.sequence % 2) * HEADER_BYTES as u64
     }
 
-    /// The newer of the two that a node has; `None` for a node without a copy.
-    pub(crate) fn newest(bytes: &[u8], layout: &Layout) -> Result<Option<Header>, Error> {
-        if bytes.len() != 2 * HEADER_BYTES {
+    /// The newer of the two that a node has, and the making that it belongs to; no header for a node without a copy.
+    pub(crate) fn newest(bytes: &[u8], layout: &Layout) -> Result<(Option<Header>, Term), Error> {
+        if bytes.len() as u64 != HEADS_BYTES {
             return Err(Error::Corrupt("headers of another length"));
         }
-        let (zero, one) = bytes.split_at(HEADER_BYTES);
+        let (headers, made) = bytes.split_at(2 * HEADER_BYTES);
+        let (zero, one) = headers.split_at(HEADER_BYTES);
         let both = [Header::decode(zero, layout)?, Header::decode(one, layout)?];
-        Ok(both.into_iter().flatten().max_by_key(|header| header.sequence))
+        Ok((both.into_iter().flatten().max_by_key(|header| header.sequence), Term(word(made, 0))))
     }
 }
 
@@ -303,15 +309,16 @@ mod tests {
 
     #[test]
     fn a_torn_header_leaves_the_one_before() {
-        let mut page = [0; 2 * HEADER_BYTES];
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok(None));
-        page[64..].copy_from_slice(&header(1).encode());
+        let mut page = [0; HEADS_BYTES as usize];
+        assert_eq!(Header::newest(&page, &LAYOUT), Ok((None, Term(0))));
+        page[64..128].copy_from_slice(&header(1).encode());
         page[..64].copy_from_slice(&header(2).encode());
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok(Some(header(2))));
+        assert_eq!(Header::newest(&page, &LAYOUT), Ok((Some(header(2)), Term(0))));
         page[64..72].copy_from_slice(&header(3).encode()[..8]);
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok(Some(header(2))));
-        page[64..].copy_from_slice(&header(3).encode());
-        assert_eq!(Header::newest(&page, &LAYOUT), Ok(Some(header(3))));
+        assert_eq!(Header::newest(&page, &LAYOUT), Ok((Some(header(2)), Term(0))));
+        page[64..128].copy_from_slice(&header(3).encode());
+        page[128] = 9;
+        assert_eq!(Header::newest(&page, &LAYOUT), Ok((Some(header(3)), Term(9))));
     }
 
     #[test]

@@ -73,9 +73,27 @@ pub use takeover::Elected;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Term(pub u64);
 
+/// Terms of an era, in bits: see [`Term::next_era`].
+const ERA_BITS: u32 = 32;
+
+impl Term {
+    /// The first term of the next era. Whoever makes a group anew goes on there, since terms may have been used that nobody tells
+    /// it of: elections count on by one, and have no more than 2^32 of them before that.
+    pub(crate) fn next_era(self) -> Result<Term, Error> {
+        let era = (self.0 >> ERA_BITS) + 1;
+        match era >> (u64::BITS - ERA_BITS) {
+            0 => Ok(Term(era << ERA_BITS)),
+            _ => Err(Error::Corrupt("a term at the end of all terms")),
+        }
+    }
+}
+
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
+        match self.0 >> ERA_BITS {
+            0 => write!(f, "{}", self.0),
+            era => write!(f, "{era}.{}", self.0 & ((1 << ERA_BITS) - 1)),
+        }
     }
 }
 

@@ -4,7 +4,8 @@
 //!    one to us. With a majority fenced, no earlier coordinator can commit any more. Call that moment *t*.
 //!    Heartbeats begin with the election, so that nobody else stands while we are at work; each step has a bound.
 //! 2. Read: headers and logs of the fenced nodes. That they can be read after *t* proves that all of them were alive and
-//!    fenced at once. Nodes without a header hold no copy. Fewer copies than a majority: we stop, and say so.
+//!    fenced at once. Nodes without a header hold no copy, and nodes with one from before the group was made anew hold none of
+//!    it ([`crate::format`]). Fewer copies than a majority: we stop, and say so.
 //! 3. Reconcile ([`reconcile`]): the logs of those nodes whose header bears the greatest term are one log. It ends where no
 //!    entry continues the chain, and is needed behind the entry that any node has applied last.
 //! 4. Repair and adopt: each node whose own log has room for all that its copy lacks gets the entries that are not there,
@@ -52,8 +53,8 @@ use futures_util::future::Either;
 
 use crate::coordinator::{Coordinator, Inheritance, Inherited, is_whole};
 use crate::entry::Kind;
-use crate::fault::crash_point;
-use crate::layout::{Cursor, HEADER_BYTES, Header, Layout};
+use crate::fault::{Mutant, crash_point, mutant};
+use crate::layout::{Cursor, HEADS_BYTES, Header, Layout};
 use crate::link::{Held, Link, NotFenced, Reign};
 use crate::quorum::gather;
 use crate::scan::{self, Log, Placed};
@@ -77,6 +78,8 @@ pub struct Elected {
 struct Replica {
     held: Held,
     log: Log,
+    /// The making of the group that it is a copy of.
+    made: Term,
 }
 
 impl Elected {
@@ -160,6 +163,12 @@ impl Elected {
                 None => blank += 1,
             }
         }
+        let made = replicas.iter().map(|replica: &Replica| replica.made).max().unwrap_or_default();
+        if !mutant(Mutant::CountOldCopies) {
+            let copies = replicas.len();
+            replicas.retain(|replica| replica.made == made);
+            blank += copies - replicas.len();
+        }
         if nodes - blank < majority {
             return Err(Error::MemoryLost { lost: blank, nodes });
         }
@@ -186,7 +195,7 @@ impl Elected {
         let waited = fenced_at.elapsed();
         rt::sleep(timing.lease_over().saturating_sub(waited)).await;
         let inheritance =
-            Inheritance { end: reconciled.end, kept: reconciled.kept, entries: reconciled.tail, inherited };
+            Inheritance { made, end: reconciled.end, kept: reconciled.kept, entries: reconciled.tail, inherited };
         Coordinator::begin(group, node, term, holder, inheritance).await
     }
 }
@@ -199,13 +208,13 @@ impl fmt::Debug for Elected {
 
 /// Reads a node's copy; `None` inside when it has none, outside when it cannot be read.
 async fn read(group: &Group, held: Held) -> Result<Option<Option<Replica>>, Error> {
-    let Ok(headers) = held.read_all(0, 2 * HEADER_BYTES as u64).await else { return Ok(None) };
-    let Some(header) = Header::newest(&headers, &group.layout)? else { return Ok(Some(None)) };
+    let Ok(headers) = held.read_all(0, HEADS_BYTES).await else { return Ok(None) };
+    let (Some(header), made) = Header::newest(&headers, &group.layout)? else { return Ok(Some(None)) };
     if header.nodes as usize != group.nodes.len() {
         return Err(Error::Corrupt("a copy of a group with another number of memory nodes"));
     }
     match held.read_all(group.layout.log_at(0), group.layout.log_bytes).await {
-        Ok(bytes) => Ok(Some(Some(Replica { held, log: Log { header, bytes } }))),
+        Ok(bytes) => Ok(Some(Some(Replica { held, log: Log { header, bytes }, made }))),
         Err(_) => Ok(None),
     }
 }
@@ -332,7 +341,7 @@ async fn adopt(
         }
         crash_point("consensus.takeover.copied").await;
         let log = Log { header: Header { applied: reconciled.base, ..replica.log.header }, ..replica.log };
-        let replica = Replica { held: replica.held, log };
+        let replica = Replica { log, ..replica };
         let repaired = repair(group, term, &replica, reconciled.tail.clone(), reconciled);
         adopted.extend(rt::timeout(timing.answer_max, repaired).await.ok().and_then(Result::ok));
     }

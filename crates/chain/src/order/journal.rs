@@ -1,7 +1,8 @@
 //! A channel's log on this orderer's disk, as its engine sees it: blocks at their numbers.
 //!
 //! A block is parsed when it is appended: its number, and the hash of the block before it, must be the next ones. What it holds is not
-//! looked at: it comes from an orderer of the same group, and whoever takes it from here verifies it.
+//! looked at: it comes from an orderer of the same group, and whoever takes it from here verifies it. One that does not follow is
+//! refused, and the log stays as it was.
 //!
 //! The newest blocks are also held in memory, in a ring, for the peers that follow the tip.
 
@@ -140,12 +141,19 @@ impl ordered::Journal for ChainJournal {
     }
 
     async fn append(&self, position: u64, entry: Bytes) -> Result<(), consensus::Error> {
-        let block = Block::parse(&entry).map_err(|error| self.failed(error.into()))?;
+        // What does not follow says nothing about this log, but about whoever gave it.
+        let block = Block::parse(&entry).map_err(|error| consensus::Error::Invalid(error.to_string()))?;
         if block.number().get() != position {
-            return Err(consensus::Error::Corrupt("a block at another position than its number"));
+            return Err(consensus::Error::Invalid("a block at another position than its number".to_owned()));
         }
         let store = self.store();
-        append(&store, &block, &[], &self.stop, &self.stalls).await.map_err(|error| self.failed(error))?;
+        match append(&store, &block, &[], &self.stop, &self.stalls).await {
+            Ok(()) => {}
+            Err(Error::Storage(error @ storage::Error::WrongPrevious { .. })) => {
+                return Err(consensus::Error::Invalid(error.to_string()));
+            }
+            Err(error) => return Err(self.failed(error)),
+        }
         self.keep(position, entry);
         Ok(())
     }

@@ -14,7 +14,7 @@ use base::rt::{self, Instant, Task};
 use super::state::{Copied, Copying, Phase, Unkept, region_bytes};
 use super::{Shared, lock};
 use crate::fault::crash_point;
-use crate::layout::{ADMITTED_AT, Cursor, HEADER_BYTES, Header, LOG_UNIT_BYTES};
+use crate::layout::{ADMITTED_AT, Cursor, HEADS_BYTES, Header, LOG_UNIT_BYTES};
 use crate::link::{Held, Link, NotFenced, Reign};
 use crate::quorum::gather;
 use crate::scan::{self, Log};
@@ -135,8 +135,13 @@ async fn readmit(shared: &Arc<Shared>, slot: usize) -> Result<(), Error> {
     };
     let connected_at = rt::now();
     let held = Held { link, region, reign: Reign { term: shared.term, holder: shared.holder } };
-    let headers = held.read_all(0, 2 * HEADER_BYTES as u64).await.map_err(Error::rma("reading a node's headers"))?;
-    let before = Header::newest(&headers, &group.layout)?;
+    let headers = held.read_all(0, HEADS_BYTES).await.map_err(Error::rma("reading a node's headers"))?;
+    let (mut before, made) = Header::newest(&headers, &group.layout)?;
+    if made != shared.made {
+        // It is as blank as one that has lost its memory.
+        crate::format::begin(group, &held, shared.made).await.map_err(Error::rma("clearing a node"))?;
+        before = None;
+    }
     let sequence = before.map_or(0, |header| header.sequence);
     let (from, joined_at) = lock(&shared.state).join(&held, sequence)?;
     let leave = Leave { shared, held: &held };

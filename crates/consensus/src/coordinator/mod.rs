@@ -125,6 +125,8 @@ const READ_PATIENCE: u32 = 4;
 
 /// What a takeover hands over.
 pub(crate) struct Inheritance {
+    /// The term under which the group was made.
+    pub made: Term,
     /// The last entry.
     pub end: Cursor,
     /// The log is needed behind this.
@@ -162,6 +164,8 @@ pub(crate) struct Shared {
     node: u64,
     term: Term,
     holder: u64,
+    /// Under which the group was made: no copy of another making is any here.
+    made: Term,
     state: Mutex<State>,
     /// One a node: its phase has changed.
     changed: Vec<Notify>,
@@ -224,7 +228,7 @@ impl Coordinator {
             return Err(Error::LeaseLost(term));
         }
         let recovered = inheritance.entries.iter().map(|placed| placed.entry.clone()).collect();
-        let slots = group.nodes.len();
+        let (slots, made) = (group.nodes.len(), inheritance.made);
         let is_whole = AtomicBool::new(group.layout.direct_bytes == 0);
         let state = State::new(&group, term, inheritance, &probed, posted_at);
         let shared = Arc::new(Shared {
@@ -232,6 +236,7 @@ impl Coordinator {
             node,
             term,
             holder,
+            made,
             state: Mutex::new(state),
             changed: (0..slots).map(|_| Notify::new()).collect(),
             stop: Stop::new(),

@@ -166,7 +166,7 @@ impl State {
         posted_at: Instant,
     ) -> State {
         let layout = group.layout;
-        let Inheritance { end, kept, entries, inherited } = inheritance;
+        let Inheritance { end, kept, entries, inherited, made: _ } = inheritance;
         let synchronous = inherited.iter().all(|node| node.held.link.endpoint.profile().synchronous);
         let mut members: Vec<Member> = group.nodes.iter().map(|_| Member::lost()).collect();
         for node in inherited {

@@ -118,7 +118,8 @@ pub trait OrderedLog: Send + Sync {
 
 /// The entries that one processor has on its own disk.
 ///
-/// An engine appends in order from one task, and reads from any. Failures other than [`Error::Busy`] end the engine.
+/// An engine appends in order from one task, and reads from any. Its failures end the engine, but not what an entry is refused for that
+/// another processor gave.
 #[async_trait]
 pub trait Journal: Send + Sync {
     /// How many entries there are, durable or not; at least one.
@@ -137,8 +138,8 @@ pub trait Journal: Send + Sync {
     /// waited for.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that cannot follow the entry before; [`Error::Journal`]; [`Error::Closed`] when it was told to
-    /// stop while it waited.
+    /// [`Error::Invalid`] for bytes that cannot follow the entry before, which leave the journal as it was; [`Error::Journal`];
+    /// [`Error::Closed`] when it was told to stop while it waited.
     async fn append(&self, position: u64, entry: Bytes) -> Result<(), Error>;
 
     /// Makes all that was appended before durable, and gives how many entries are. Dropping the future is safe.

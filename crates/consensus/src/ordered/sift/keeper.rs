@@ -11,14 +11,20 @@
 //! Invariants:
 //! * Promised and adopted terms only grow, whatever crashes; adopted ≤ promised.
 //! * What was answered as durable is, until its reign or a later one cuts it off.
-//! * Nothing below what may be shown here is ever cut off.
+//! * Nothing below what may be shown here is ever cut off; in a volatile log, as long as this processor runs.
+//! * Bounded: commands that wait, and the bytes of their entries ([`Queue`]).
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 
 use base::Bytes;
 use base::rt::Stop;
-use base::rt::channel::{OneshotSender, Receiver, WatchSender};
+use base::rt::channel::{
+    OneshotReceiver, OneshotSender, Receiver, Sender, TrySendError, WatchSender, bounded, oneshot,
+};
+use base::rt::sync::{Permit, Semaphore};
+use futures_util::future::Either;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::message::{Answer, Command, ENTRIES_MAX, MARKS_MAX, Mark, Reign};
@@ -35,6 +41,69 @@ pub(super) struct Asked {
     pub reign: Reign,
     pub command: Command,
     pub answer: OneshotSender<Result<Answer, Error>>,
+    /// What its entries take of the queue's room, until they are in the journal.
+    pub room: Option<Permit>,
+}
+
+/// The way into a keeper's queue, which is bounded by commands and by the bytes of their entries.
+#[derive(Clone)]
+pub(super) struct Queue {
+    commands: Sender<Asked>,
+    room: Arc<Semaphore>,
+    bytes_max: usize,
+}
+
+impl Queue {
+    /// A queue for so many commands, whose entries have so many bytes; one command always fits.
+    pub fn new(commands_max: usize, bytes_max: usize) -> (Queue, Receiver<Asked>) {
+        let (commands, queued) = bounded(commands_max);
+        (Queue { commands, room: Arc::new(Semaphore::new(bytes_max)), bytes_max }, queued)
+    }
+
+    fn bytes(&self, command: &Command) -> u32 {
+        let bytes = command.entries().iter().map(|entry| entry.len()).sum::<usize>();
+        u32::try_from(bytes.min(self.bytes_max)).unwrap_or(u32::MAX)
+    }
+
+    /// Puts a command behind the others. Waits for room.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the keeper has ended.
+    pub async fn put(&self, reign: Reign, command: Command) -> Result<Answered, Error> {
+        let (answer, answered) = oneshot();
+        let room = match self.bytes(&command) {
+            0 => None,
+            bytes => match futures_util::future::select(pin!(self.room.acquire_many(bytes)), pin!(self.closed())).await
+            {
+                Either::Left((room, _)) => Some(room),
+                Either::Right(_) => return Err(Error::Closed),
+            },
+        };
+        self.commands.send(Asked { reign, command, answer, room }).await.map_err(|_| Error::Closed)?;
+        Ok(answered)
+    }
+
+    /// As [`Queue::put`], without waiting.
+    ///
+    /// # Errors
+    /// And [`Error::Busy`] when there is no room.
+    pub fn try_put(&self, reign: Reign, command: Command) -> Result<Answered, Error> {
+        let (answer, answered) = oneshot();
+        let room = match self.bytes(&command) {
+            0 => None,
+            bytes => Some(self.room.try_acquire_many(bytes).ok_or(Error::Busy)?),
+        };
+        match self.commands.try_send(Asked { reign, command, answer, room }) {
+            Ok(()) => Ok(answered),
+            Err(TrySendError::Full(_)) => Err(Error::Busy),
+            Err(TrySendError::Closed(_)) => Err(Error::Closed),
+        }
+    }
+
+    /// Completes when the keeper has ended.
+    pub async fn closed(&self) {
+        self.commands.closed().await;
+    }
 }
 
 /// See [the module](self).
@@ -47,6 +116,8 @@ pub(super) struct Keeper {
     role: Arc<WatchSender<Role>>,
     safe: Arc<WatchSender<u64>>,
 }
+
+type Answered = OneshotReceiver<Result<Answer, Error>>;
 
 /// What a journal is compared by.
 pub(super) fn mark_of(entry: &Bytes) -> Mark {
@@ -98,7 +169,8 @@ impl Keeper {
             }
             _ => return Err(Error::Corrupt("the note of a journal is of another engine")),
         };
-        safe.send(shown.min(journal.height()));
+        // Power that was lost everywhere takes what a volatile log has shown: it may have to be given up.
+        safe.send(if volatile { 1 } else { shown }.min(journal.height()));
         Ok(Keeper { journal, me, volatile, promised, adopted, role, safe })
     }
 
@@ -119,7 +191,7 @@ impl Keeper {
                     }
                 }
             };
-            let Asked { reign, command, answer } = next;
+            let Asked { reign, command, answer, room: _room } = next;
             let (appends, tells) = match &command {
                 Command::Append { entries, .. } => (!entries.is_empty(), entries.is_empty()),
                 _ => (false, false),
@@ -158,6 +230,7 @@ impl Keeper {
         if mutant(Mutant::AnswerUnsynced) {
             let height = self.journal.height();
             waiting.drain(..).for_each(|answer| drop(answer.send(Ok(Answer::Holds { height, durable: height }))));
+            return Ok(());
         }
         let durable = self.journal.sync().await?;
         crash_point("consensus.keeper.durable").await;
@@ -286,7 +359,7 @@ mod tests {
     use std::sync::Mutex;
 
     use async_trait::async_trait;
-    use base::rt::channel::{Sender, bounded, oneshot, watch};
+    use base::rt::channel::watch;
     use base::rt::{self, production};
 
     use super::*;
@@ -336,7 +409,7 @@ mod tests {
 
     /// A keeper's life, until the queue is dropped.
     struct Life {
-        queue: Sender<Asked>,
+        queue: Queue,
         stop: Stop,
         task: rt::Task<Error>,
     }
@@ -345,7 +418,7 @@ mod tests {
         let (role, safe) = (watch(Role::Following { leader: None }).0, watch(1).0);
         let journal: Arc<dyn Journal> = journal.clone();
         let keeper = Keeper::new(journal, Processor(1), false, role.into(), safe.into()).expect("a note of its own");
-        let (queue, commands) = bounded(4);
+        let (queue, commands) = Queue::new(4, 100);
         let stop = Stop::new();
         let task = rt::spawn(keeper.run(commands, stop.clone()));
         Life { queue, stop, task }
@@ -353,10 +426,8 @@ mod tests {
 
     impl Life {
         async fn ask(&self, term: u64, holder: u64, command: Command) -> Result<Answer, Error> {
-            let (answer, answered) = oneshot();
-            let asked = Asked { reign: Reign { term: Term(term), holder }, command, answer };
-            assert!(self.queue.send(asked).await.is_ok(), "it takes commands");
-            answered.await.expect("it answers")
+            let answered = self.queue.put(Reign { term: Term(term), holder }, command).await;
+            answered.expect("it takes commands").await.expect("it answers")
         }
 
         async fn end(self) {

@@ -21,7 +21,7 @@ use crate::quorum::gather;
 use crate::{Coordinator, Entry, Error, Kind, Posted, Term};
 
 /// Bytes of entries of one message; an entry that is longer goes alone.
-const BATCH_BYTES: u64 = 4 << 20;
+pub(super) const BATCH_BYTES: u64 = 4 << 20;
 
 /// A keeper that has answered.
 pub(super) struct Heard {
@@ -110,7 +110,7 @@ async fn hear(shared: &Shared, neighbour: &Neighbour, reign: Reign, command: Com
         Answer::Is { promised, adopted, height } => {
             Ok(Heard { neighbour: neighbour.clone(), path, promised, adopted, height })
         }
-        _ => Err(Error::Corrupt("an answer to another question")),
+        _ => Err(path.strange()),
     }
 }
 
@@ -123,11 +123,11 @@ pub(super) async fn lead(shared: &Arc<Shared>, coordinator: Coordinator) -> Resu
     let mut heard = ask_all(shared, reign, Command::Fence { leader: shared.me.0 }).await?;
     crash_point("consensus.lead.fenced").await;
     let own = heard.remove(0);
-    let height = take(shared, reign, &own, &heard).await?;
+    let height = take(shared, reign, &own, &mut heard).await?;
     crash_point("consensus.lead.chosen").await;
     let (height, records) = continue_with(shared, reign, &own, height, coordinator.recovered()).await?;
     let adopted = own.path.ask(reign, Command::Adopt { height }, shared.disk_max).await?;
-    let Answer::Holds { durable, .. } = adopted else { return Err(Error::Corrupt("an answer to another question")) };
+    let Answer::Holds { durable, .. } = adopted else { return Err(own.path.strange()) };
     crash_point("consensus.lead.adopted").await;
 
     let (placing, placed) = bounded(UNSAFE_MAX);
@@ -193,19 +193,44 @@ pub(super) async fn lead(shared: &Arc<Shared>, coordinator: Coordinator) -> Resu
     outcome
 }
 
-/// Step 3: makes its own journal equal to the best of those that were heard of; gives its height.
-async fn take(shared: &Shared, reign: Reign, own: &Heard, others: &[Heard]) -> Result<u64, Error> {
-    let rank = |heard: &Heard| match mutant(Mutant::LongestJournal) {
-        true => (Term(0), heard.height),
-        false => (heard.adopted, heard.height),
-    };
-    let best = others.iter().max_by_key(|heard| rank(heard));
-    let Some(best) = best.filter(|best| rank(best) > rank(own)) else {
-        return Ok(own.height);
-    };
-    if mutant(Mutant::OwnDisk) {
-        return Ok(own.height);
+/// Step 3: makes its own journal equal to the best of those that were heard of; gives its height. One that cannot be had, or whose
+/// keeper says what cannot be, was not heard of: as long as the others are a majority, the best of them is taken.
+async fn take(shared: &Shared, reign: Reign, own: &Heard, others: &mut Vec<Heard>) -> Result<u64, Error> {
+    let mut height = own.height;
+    loop {
+        let rank = |adopted: Term, height: u64| match mutant(Mutant::LongestJournal) {
+            true => (Term(0), height),
+            false => (adopted, height),
+        };
+        let best = (0..others.len()).max_by_key(|at| rank(others[*at].adopted, others[*at].height));
+        let better = |best: &usize| rank(others[*best].adopted, others[*best].height) > rank(own.adopted, height);
+        let Some(best) = best.filter(better) else { return Ok(height) };
+        if mutant(Mutant::OwnDisk) {
+            return Ok(height);
+        }
+        let error = match take_from(shared, reign, own, height, &others[best]).await? {
+            Ok(height) => return Ok(height),
+            Err(error) => error,
+        };
+        let from = others.remove(best).neighbour.processor;
+        tracing::warn!(processor = %shared.me, %from, %error, "another's journal cannot be had");
+        let (answering, needed) = (others.len() + 1, shared.majority());
+        if answering < needed {
+            return Err(Error::NoMajority { answering, needed, nodes: shared.processors.len() });
+        }
+        // It may hold a part of the other by now, as after a crash amid this: it still bears its old adoption.
+        height = shared.journal.height();
     }
+}
+
+/// The error inside is the other's; whatever is wrong with its own journal is outside.
+async fn take_from(
+    shared: &Shared,
+    reign: Reign,
+    own: &Heard,
+    height: u64,
+    best: &Heard,
+) -> Result<Result<u64, Error>, Error> {
     tracing::info!(
         processor = %shared.me,
         from = %best.neighbour.processor,
@@ -213,45 +238,64 @@ async fn take(shared: &Shared, reign: Reign, own: &Heard, others: &[Heard]) -> R
         height = best.height,
         "its journal is brought up to another's"
     );
-    let mut common = common(shared, reign, &best.path, own.height.min(best.height)).await?;
-    if common < own.height {
+    let no_answer = |reason: &str| {
+        let address = best.neighbour.address.clone();
+        Ok(Err(Error::NoAnswer { address, reason: reason.to_owned() }))
+    };
+    let mut common = match common(shared, reign, &best.path, height.min(best.height)).await? {
+        Ok(common) => common,
+        Err(error) => return Ok(Err(error)),
+    };
+    if common < (*shared.safe.borrow()).min(height) {
+        return no_answer("it has other entries than were shown here");
+    }
+    if common < height {
         own.path.ask(reign, Command::Cut { height: common }, shared.disk_max).await?;
     }
     while common < best.height {
         let read = Command::Read { from: common, bytes: BATCH_BYTES };
-        let Answer::Entries(entries) = best.path.ask(reign, read, shared.disk_max).await? else {
-            return Err(Error::Corrupt("an answer to another question"));
+        let entries = match best.path.ask(reign, read, shared.disk_max).await {
+            Ok(Answer::Entries(entries)) => entries,
+            Ok(_) => return Ok(Err(best.path.strange())),
+            Err(error) => return Ok(Err(error)),
         };
-        if entries.is_empty() {
-            let reason = "it lacks entries that it had".to_owned();
-            return Err(Error::NoAnswer { address: best.neighbour.address.clone(), reason });
-        }
         let count = entries.len() as u64;
-        own.path.ask(reign, Command::Align { position: common, entries }, shared.disk_max).await?;
-        common += count;
+        if !(1..=best.height - common).contains(&count) {
+            return no_answer("it has other entries than it said");
+        }
+        match own.path.ask(reign, Command::Align { position: common, entries }, shared.disk_max).await {
+            Ok(_) => common += count,
+            Err(Error::Invalid(reason)) => return no_answer(&reason),
+            Err(error) => return Err(error),
+        }
     }
-    Ok(best.height)
+    Ok(Ok(best.height))
 }
 
-/// How many entries two journals have in common, of so many that both have: this processor's, and another's.
-async fn common(shared: &Shared, reign: Reign, other: &Path, mut height: u64) -> Result<u64, Error> {
+/// How many entries two journals have in common, of so many that both have: this processor's, and another's, whose error is inside.
+pub(super) async fn common(
+    shared: &Shared,
+    reign: Reign,
+    other: &Path,
+    mut height: u64,
+) -> Result<Result<u64, Error>, Error> {
     while height > 0 {
         let from = height.saturating_sub(MARKS_MAX.min(64));
         let count = height - from;
         let ours = marks(&*shared.journal, from, count)?;
-        let Answer::Marks(theirs) = other.ask(reign, Command::Marks { from, count }, shared.disk_max).await? else {
-            return Err(Error::Corrupt("an answer to another question"));
+        let theirs = match other.ask(reign, Command::Marks { from, count }, shared.disk_max).await {
+            Ok(Answer::Marks(theirs)) if theirs.len() == ours.len() => theirs,
+            Ok(_) => return Ok(Err(other.strange())),
+            Err(error) => return Ok(Err(error)),
         };
-        if ours.len() != theirs.len() {
-            return Err(Error::Corrupt("marks of other entries than were asked for"));
-        }
         // What differs is behind what is common.
         if let Some(last) = ours.iter().zip(&theirs).rposition(|(ours, theirs)| ours == theirs) {
-            return Ok(from + last as u64 + 1);
+            return Ok(Ok(from + last as u64 + 1));
         }
         height = from;
     }
-    Err(Error::Corrupt("two journals of one log have no entry in common: they belong to two"))
+    tracing::error!(processor = %shared.me, "another journal has no entry in common with this one: it belongs to another log");
+    Ok(Err(other.strange()))
 }
 
 /// The second half of step 3: appends what the group's log has beyond the journal.
@@ -281,7 +325,12 @@ async fn continue_with(
             return Err(Error::Corrupt("the group's log begins behind the journals' end"));
         }
         let align = Command::Align { position, entries: vec![write.bytes.clone()] };
-        own.path.ask(reign, align, shared.disk_max).await?;
+        match own.path.ask(reign, align, shared.disk_max).await {
+            Err(Error::Invalid(_)) => {
+                return Err(Error::Corrupt("an entry of the group's log cannot follow the journal"));
+            }
+            aligned => drop(aligned?),
+        }
         height += 1;
     }
     Ok((height, records))
@@ -317,7 +366,7 @@ async fn bring_up(lead: &Lead, heard: Heard) -> Result<std::convert::Infallible,
     if adopted != lead.reign.term {
         // What its own journal has on disk is committed, and its reign's.
         let target = shared.journal.durable();
-        let mut at = common(shared, lead.reign, &path, height.min(target)).await?;
+        let mut at = common(shared, lead.reign, &path, height.min(target)).await??;
         if at < height {
             path.ask(lead.reign, Command::Cut { height: at }, shared.disk_max).await?;
         }
@@ -368,7 +417,7 @@ async fn bring_up(lead: &Lead, heard: Heard) -> Result<std::convert::Infallible,
                 lags = durable < height;
                 lead.holds(neighbour.processor, height, durable);
             }
-            Ok(Ok(_)) => return Err(Error::Corrupt("an answer to another question")),
+            Ok(Ok(_)) => return Err(path.strange()),
             Ok(Err(error)) => return Err(error),
             Err(rt::Elapsed) => {
                 return Err(Error::NoAnswer { address: neighbour.address, reason: "timeout".into() });

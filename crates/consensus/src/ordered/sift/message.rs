@@ -83,6 +83,14 @@ fn body(head: BytesMut, entries: Vec<Bytes>) -> Body {
 }
 
 impl Command {
+    /// The entries that it brings.
+    pub fn entries(&self) -> &[Bytes] {
+        match self {
+            Command::Align { entries, .. } | Command::Append { entries, .. } => entries,
+            _ => &[],
+        }
+    }
+
     pub fn encode(self, reign: Reign) -> Body {
         let mut head = BytesMut::with_capacity(64);
         let kind = match &self {

@@ -22,9 +22,10 @@
 //!    come later are fenced, made equal and adopted on the way. With every message they learn what may be shown.
 //! 6. Records are trimmed from the group's log once they are on a majority of disks.
 //! 7. So many memory nodes may lose their memory that the group cannot tell what it held: lost power takes all of them. Then a
-//!    processor has a majority of keepers promise a term that is greater than all before, under a number of its own, and
-//!    makes the group anew with it, with an empty log ([`crate::format`] says how), once every memory node answers. The same makes it
-//!    the first time.
+//!    processor has a majority of keepers promise the first term of the next era, which is greater than any that was ever used, under a
+//!    number of its own, and makes the group anew with it, with an empty log, on a majority of its memory nodes: [`crate::format`]
+//!    says how. Others are taken back as blank ones, whatever they hold. The same makes it the first time. Whoever ends amid that leaves
+//!    keepers with a promise that no election comes up to; who is elected then and refused begins another era, by such a promise.
 //!
 //! Why what is safe stays, and nothing else is ever in its place. Journals are a log with views. Take an entry at a position that was
 //! safe in term *t*: a majority of journals, adopted in *t*, had it on disk before any of them promised a greater term. By induction,
@@ -39,6 +40,13 @@
 //! with every entry before the first record that is there, since only what a majority of disks has is trimmed. If it was lost, the log is
 //! empty. What both have is compared.
 //!
+//! Why a group may be made anew without some of its memory nodes. What they hold is of no use to anybody: the keepers' promise came
+//! first, so nothing of an earlier reign becomes safe any more, and what is safe is on disks. What they hold does no harm either. As a copy
+//! it does not count, since it bears the number of another making. And whoever was elected with their votes, in a term that nobody
+//! else here knows of, cannot begin to lead with what it found in that log: terms of elections stay within an era, the promise
+//! is of the next one, and a new era is begun only by such a promise, of a majority of keepers, so that whoever hears a majority
+//! knows the last one.
+//!
 //! What is lost with all memory at once: entries that were committed and not on a majority of disks. Nobody was shown any of
 //! them. In a *volatile* log, what is committed in memory is shown at once, and this is what its users accept; a takeover
 //! without such a loss loses nothing there either.
@@ -46,7 +54,9 @@
 //! Invariants:
 //! * What is shown is in this processor's journal, and, unless the log is volatile, on a majority of disks.
 //! * A keeper takes entries of one reign at a time, into a journal that this reign has adopted.
-//! * Bounded: entries on their way ([`UNSAFE_MAX`]), messages to a keeper ([`APPENDS_MAX`]), connections.
+//! * What ends an engine is its own: its journal's failure, or a panic. What others say wrongly is no answer.
+//! * Bounded: entries on their way ([`UNSAFE_MAX`]), messages to a keeper ([`APPENDS_MAX`]) and the bytes that it holds of them,
+//!   connections.
 
 mod keeper;
 mod lead;
@@ -54,11 +64,15 @@ mod message;
 mod path;
 
 use std::fmt;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::channel::{Receiver, Sender, TrySendError, WatchReceiver, WatchSender, bounded, oneshot, watch};
+use base::rt::channel::{Receiver, WatchReceiver, WatchSender, watch};
 use base::rt::net::call::{self, Handler, Refusal};
 use base::rt::net::{self, Listener};
 use base::rt::sync::Semaphore;
@@ -66,8 +80,9 @@ use base::rt::{self, Stop, Task};
 use base::{Bytes, ErrorKind};
 
 use super::{Journal, OrderedLog, Processor, Role};
+use crate::fault::crash_point;
 use crate::{Error, Group, Standby, Term};
-use keeper::{Asked, Keeper};
+use keeper::{Asked, Keeper, Queue};
 use lead::Lead;
 use message::{Command, Reign};
 
@@ -120,7 +135,7 @@ struct Shared {
     journal: Arc<dyn Journal>,
     volatile: bool,
     disk_max: Duration,
-    queue: Sender<Asked>,
+    queue: Queue,
     role: Arc<WatchSender<Role>>,
     safe: Arc<WatchSender<u64>>,
     leading: Mutex<Option<Arc<Lead>>>,
@@ -143,7 +158,9 @@ impl Sift {
             return Err(Error::Invalid(format!("processor {me} must be named once among the processors")));
         };
         let (role, safe) = (Arc::new(watch(Role::Following { leader: None }).0), Arc::new(watch(1).0));
-        let (queue, commands) = bounded(REQUESTS_MAX * CONNECTIONS_MAX);
+        let entry_bytes_max = group.layout.entry_bytes_max() as usize;
+        let queue_bytes_max = APPENDS_MAX * entry_bytes_max.max(lead::BATCH_BYTES as usize);
+        let (queue, commands) = Queue::new(REQUESTS_MAX * CONNECTIONS_MAX, queue_bytes_max);
         let keeper = Keeper::new(Arc::clone(&journal), me, volatile, Arc::clone(&role), Arc::clone(&safe))?;
         let taken =
             |error: std::io::Error| Error::NoAnswer { address: mine.address.clone(), reason: error.to_string() };
@@ -163,9 +180,9 @@ impl Sift {
             stop: Stop::new(),
         });
         let tasks = vec![
-            rt::spawn(keep(Arc::clone(&shared), keeper, commands)),
-            rt::spawn(accept(Arc::clone(&shared), listener)),
-            rt::spawn(stand(Arc::clone(&shared), standby)),
+            rt::spawn(guarded(Arc::clone(&shared), "its keeper", keep(Arc::clone(&shared), keeper, commands))),
+            rt::spawn(guarded(Arc::clone(&shared), "its port", accept(Arc::clone(&shared), listener))),
+            rt::spawn(guarded(Arc::clone(&shared), "its standby", stand(Arc::clone(&shared), standby))),
         ];
         Ok(Sift { shared, tasks: Mutex::new(tasks) })
     }
@@ -210,6 +227,22 @@ impl Shared {
     }
 }
 
+/// Runs a task of an engine, which ends with it if it panics. Nobody else would notice: the engine would lead on, or be asked in vain.
+async fn guarded(shared: Arc<Shared>, what: &'static str, task: impl Future<Output = ()>) {
+    let mut task = pin!(task);
+    // Of what it leaves behind half done nothing is used any more.
+    let polled = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    });
+    if let Err(panic) = polled.await {
+        shared.end(Error::Panicked(what));
+        if rt::is_simulation() {
+            resume_unwind(panic);
+        }
+    }
+}
+
 /// Runs the keeper.
 async fn keep(shared: Arc<Shared>, keeper: Keeper, commands: Receiver<Asked>) {
     let error = keeper.run(commands, shared.stop.clone()).await;
@@ -236,23 +269,19 @@ async fn accept(shared: Arc<Shared>, mut listener: Listener) {
 
 /// One connection.
 struct Port {
-    queue: Sender<Asked>,
+    queue: Queue,
 }
 
 impl Handler for Port {
     fn request(&self, request: Bytes) -> call::Answer {
-        let (answer, answered) = oneshot();
-        let sent =
-            Command::decode(request).map(|(reign, command)| self.queue.try_send(Asked { reign, command, answer }));
+        let queued = Command::decode(request).and_then(|(reign, command)| self.queue.try_put(reign, command));
         Box::pin(async move {
-            match sent {
-                Ok(Ok(())) => {}
-                Ok(Err(TrySendError::Full(_))) => return Err(Refusal::new(ErrorKind::Retry, "the keeper is busy")),
-                Ok(Err(TrySendError::Closed(_))) => {
-                    return Err(Refusal::new(ErrorKind::Closed, "the keeper has ended"));
-                }
+            let answered = match queued {
+                Ok(answered) => answered,
+                Err(Error::Busy) => return Err(Refusal::new(ErrorKind::Retry, "the keeper is busy")),
+                Err(Error::Closed) => return Err(Refusal::new(ErrorKind::Closed, "the keeper has ended")),
                 Err(error) => return Err(Refusal::new(ErrorKind::Rejected, error.to_string())),
-            }
+            };
             match answered.await {
                 Ok(Ok(answer)) => Ok(answer.encode()),
                 Ok(Err(error)) => Err(Refusal::new(error.kind(), error.to_string())),
@@ -279,7 +308,10 @@ async fn stand(shared: Arc<Shared>, mut standby: Standby) {
 async fn compete(shared: &Arc<Shared>, standby: &mut Standby) -> Error {
     loop {
         let outcome = match standby.take_over().await {
-            Ok(coordinator) => lead::lead(shared, coordinator).await,
+            Ok(coordinator) => match lead::lead(shared, coordinator).await {
+                Err(error @ Error::Fenced(_)) => surpass(shared).await.and(Err(error)),
+                outcome => outcome,
+            },
             Err(Error::MemoryLost { lost, nodes }) => {
                 tracing::info!(processor = %shared.me, lost, nodes, "the group has no memory of what it held");
                 make_anew(shared).await
@@ -301,13 +333,33 @@ async fn compete(shared: &Arc<Shared>, standby: &mut Standby) -> Error {
 async fn make_anew(shared: &Arc<Shared>) -> Result<(), Error> {
     let nobody = Reign::default();
     let looked = lead::ask_all(shared, nobody, Command::Look).await?;
-    let greatest = looked.iter().map(|heard| heard.promised).max().unwrap_or_default();
-    let words = crate::format::greatest_term(&shared.group).await?;
-    let term = Term(greatest.max(words).0.checked_add(1).ok_or(Error::Corrupt("a term at the end of all terms"))?);
+    let promised = looked.iter().map(|heard| heard.promised);
+    let links = crate::format::reach(&shared.group).await?;
+    // What stands at memory nodes is no greater, unless orderers were made anew on memory nodes that were not.
+    let greatest = promised.chain(links.iter().map(|(_, words)| words.term)).max().unwrap_or_default();
+    let term = greatest.next_era()?;
     let reign = Reign { term, holder: rt::random_u64() };
     lead::ask_all(shared, reign, Command::Fence { leader: shared.me.0 }).await?;
-    crate::format::reform(&shared.group, reign.term, reign.holder).await?;
+    crash_point("consensus.reform.promised").await;
+    crate::format::reform(&shared.group, links, reign.term, reign.holder).await?;
     tracing::info!(processor = %shared.me, %term, "the group was made anew");
+    Ok(())
+}
+
+/// Keepers refuse the term that this processor was elected in. Where no memory node has come as far as what they have promised, whoever
+/// made the group anew ended amid that, and no election would ever get there: they go on in an era of their own.
+async fn surpass(shared: &Arc<Shared>) -> Result<(), Error> {
+    let looked = lead::ask_all(shared, Reign::default(), Command::Look).await?;
+    let promised = looked.iter().map(|heard| heard.promised).max().unwrap_or_default();
+    let links = crate::format::reach(&shared.group).await?;
+    if links.iter().any(|(_, words)| words.term >= promised) {
+        return Ok(());
+    }
+    // As for making it anew: an era begins with a promise of a majority.
+    let reign = Reign { term: promised.next_era()?, holder: rt::random_u64() };
+    lead::ask_all(shared, reign, Command::Fence { leader: shared.me.0 }).await?;
+    crate::format::surpass(&shared.group, links, reign.term).await?;
+    tracing::info!(processor = %shared.me, term = %reign.term, "elections go on above what keepers have promised");
     Ok(())
 }
 
@@ -357,3 +409,6 @@ impl fmt::Debug for Sift {
         write!(f, "Sift({} of {:?})", self.shared.me, self.shared.group)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,18 @@
 //! The way to a keeper: within this processor, or over a link.
+//!
+//! Whatever another processor's keeper says that it must not, and whatever it refuses, is no answer ([`Error::NoAnswer`]), but for a
+//! fence: only this processor's own keeper tells of errors that end anything here.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base::rt::channel::{OneshotReceiver, Sender, oneshot};
+use base::rt::channel::OneshotReceiver;
 use base::rt::net;
 use base::rt::net::call::{CallError, Caller, Pending};
 use base::{ErrorKind, rt};
 
-use super::keeper::Asked;
+use super::keeper::Queue;
 use super::message::{Answer, Command, Reign};
 use super::{Neighbour, REQUESTS_MAX};
 use crate::Error;
@@ -17,7 +20,7 @@ use crate::Error;
 /// See [the module](self).
 #[derive(Clone)]
 pub(super) enum Path {
-    Here(Sender<Asked>),
+    Here(Queue),
     There { caller: Caller, address: String },
 }
 
@@ -45,11 +48,7 @@ impl Path {
     /// Sends a command; those of one path are taken in the order of sending.
     pub async fn begin(&self, reign: Reign, command: Command) -> Result<Underway, Error> {
         match self {
-            Path::Here(queue) => {
-                let (answer, answered) = oneshot();
-                queue.send(Asked { reign, command, answer }).await.map_err(|_| Error::Closed)?;
-                Ok(Underway::Here(answered))
-            }
+            Path::Here(queue) => Ok(Underway::Here(queue.put(reign, command).await?)),
             Path::There { caller, address } => match caller.begin(command.encode(reign)).await {
                 Ok(pending) => Ok(Underway::There { pending, address: address.clone(), reign }),
                 Err(error) => Err(no_answer(address, error)),
@@ -63,6 +62,15 @@ impl Path {
         match rt::timeout(patience, answered).await {
             Ok(outcome) => outcome,
             Err(rt::Elapsed) => Err(no_answer(self.address(), "timeout")),
+        }
+    }
+
+    /// What an answer to another question comes to.
+    pub fn strange(&self) -> Error {
+        let reason = "an answer to another question";
+        match self {
+            Path::Here(_) => Error::Corrupt(reason),
+            Path::There { address, .. } => no_answer(address, reason),
         }
     }
 
@@ -89,7 +97,7 @@ impl Future for Underway {
         match self.get_mut() {
             Underway::Here(answer) => Pin::new(answer).poll(cx).map(|said| said.unwrap_or(Err(Error::Closed))),
             Underway::There { pending, address, reign } => Pin::new(pending).poll(cx).map(|outcome| match outcome {
-                Ok(bytes) => Answer::decode(bytes),
+                Ok(bytes) => Answer::decode(bytes).map_err(|error| no_answer(address, error)),
                 Err(CallError::Refused(refusal)) if refusal.kind == ErrorKind::Fenced => Err(Error::Fenced(reign.term)),
                 Err(error) => Err(no_answer(address, error)),
             }),

@@ -55,7 +55,16 @@ const CRASH_POINTS: &[&str] = &[
     "consensus.lead.fenced",
 ];
 /// Where processors crash too, but no hundred seeds need come by.
-const RARE_CRASH_POINTS: &[&str] = &["consensus.keeper.cut", "consensus.reform.header"];
+const RARE_CRASH_POINTS: &[&str] = &["consensus.keeper.cut"];
+/// Where a processor crashes that makes the group anew.
+const REFORM_CRASH_POINTS: &[&str] = &[
+    "consensus.reform.admitted",
+    "consensus.reform.cleared",
+    "consensus.reform.fenced",
+    "consensus.reform.header",
+    "consensus.reform.promised",
+    "consensus.reform.raised",
+];
 const SOLO_CRASH_POINTS: &[&str] = &["consensus.solo.appended", "consensus.solo.durable"];
 
 const RAFT_CRASH_POINTS: &[&str] = &[
@@ -137,6 +146,22 @@ fn raft_options(which: usize) -> raft::Options {
 impl World {
     fn first() -> Bytes {
         Bytes::from_static(b"genesis")
+    }
+
+    /// Starts every node.
+    fn begin(sim: &Sim, engine: Engine, log_bytes: u64) -> World {
+        let truth = Arc::new(Truth::new(sim));
+        let layout = Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
+        let (fabric, status) = (SimFabric::new(sim), Arc::default());
+        let world = World { sim: sim.clone(), engine, fabric, truth, layout, status };
+        for which in 0..engine.memory_nodes(sim.seed()) {
+            world.start_memory_node(which);
+        }
+        for (which, name) in engine.processors().iter().enumerate() {
+            let world = world.clone();
+            sim.node(name).start(move || world.clone().process(which));
+        }
+        world
     }
 
     async fn open(&self, which: usize, journal: Arc<dyn Journal>) -> Result<Opened, Error> {
@@ -276,19 +301,22 @@ impl World {
         support::start_memory_node(&self.sim, &self.fabric, which, self.layout, false, |host| host);
     }
 
-    /// Everything but one loses power, and comes back.
-    async fn lose_power(&self, but: Option<&str>) {
+    /// Everything but these loses power, and comes back.
+    async fn lose_power(&self, but: &[&str]) {
         let nodes = MEMORY_NODES[..self.engine.memory_nodes(self.sim.seed())].iter().chain(self.engine.processors());
-        let names: Vec<&str> = nodes.copied().filter(|name| Some(*name) != but).collect();
+        let names: Vec<&str> = nodes.copied().filter(|name| !but.contains(name)).collect();
         names.iter().for_each(|name| self.sim.node(name).crash());
         rt::sleep(Duration::from_millis(20)).await;
         names.iter().for_each(|name| self.sim.node(name).restart());
     }
 
-    /// Now and then everything loses power. One processor sleeps through it, or comes back late; perhaps after the next time.
+    /// Now and then everything loses power. One processor sleeps through it, or comes back late; perhaps after the next time. Now and
+    /// then so does a memory node, with all that it holds.
     async fn lose_power_often(self) {
         let mut chance = self.sim.chance();
         let mut late: Option<&str> = None;
+        let mut held: Option<&str> = None;
+        let memory_nodes = self.engine.memory_nodes(self.sim.seed());
         for _ in 0..3 {
             rt::sleep(chance.duration(&(Duration::from_millis(200)..Duration::from_millis(700)))).await;
             if chance.below(2) == 0
@@ -297,21 +325,32 @@ impl World {
                 self.sim.node(late).resume();
                 rt::sleep(chance.duration(&(Duration::from_millis(1)..Duration::from_millis(300)))).await;
             }
+            if chance.below(2) == 0
+                && let Some(held) = held.take()
+            {
+                self.sim.node(held).resume();
+            }
+            if memory_nodes > 0 && held.is_none() && chance.below(2) == 0 {
+                let name = MEMORY_NODES[chance.index(memory_nodes)];
+                self.sim.node(name).pause();
+                held = Some(name);
+            }
             let name = self.engine.processors()[chance.index(self.engine.processors().len())];
             let sleeps = chance.below(2) == 0;
             if late.is_none() && sleeps {
                 self.sim.node(name).pause();
                 late = Some(name);
             }
-            self.lose_power(late).await;
+            let but: Vec<&str> = late.into_iter().chain(held).collect();
+            self.lose_power(&but).await;
             if late.is_none() {
                 self.sim.node(name).pause();
                 late = Some(name);
             }
         }
         rt::sleep(chance.duration(&(Duration::from_millis(1)..Duration::from_millis(500)))).await;
-        if let Some(late) = late {
-            self.sim.node(late).resume();
+        for name in late.into_iter().chain(held) {
+            self.sim.node(name).resume();
         }
     }
 
@@ -351,25 +390,15 @@ fn plans(seed: u64) -> [Plan; 2] {
 }
 
 fn points() -> impl Iterator<Item = &'static &'static str> {
-    let raft = RAFT_FAULT_POINTS.iter().chain(RAFT_CRASH_POINTS);
-    FAULT_POINTS.iter().chain(CRASH_POINTS).chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS).chain(raft)
+    let crashes = CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(REFORM_CRASH_POINTS).chain(SOLO_CRASH_POINTS);
+    FAULT_POINTS.iter().chain(crashes).chain(RAFT_FAULT_POINTS).chain(RAFT_CRASH_POINTS)
 }
 
 async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
     plant(mutant);
     let seed = sim.seed();
-    let truth = Arc::new(Truth::new(&sim));
-    let log_bytes = [8192, 32768][(seed / 2 % 2) as usize];
-    let layout = Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
-    let (fabric, status) = (SimFabric::new(&sim), Arc::default());
-    let world = World { sim: sim.clone(), engine, fabric, truth: Arc::clone(&truth), layout, status };
-    for which in 0..engine.memory_nodes(seed) {
-        world.start_memory_node(which);
-    }
-    for (which, name) in engine.processors().iter().enumerate() {
-        let world = world.clone();
-        sim.node(name).start(move || world.clone().process(which));
-    }
+    let world = World::begin(&sim, engine, [8192, 32768][(seed / 2 % 2) as usize]);
+    let truth = Arc::clone(&world.truth);
     let inject = || {
         if seed.is_multiple_of(4) {
             // Faults of nodes and links alone.
@@ -381,7 +410,7 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
         for point in RAFT_CRASH_POINTS.iter().filter(|point| !RAFT_OFTEN.contains(point)) {
             sim.inject(point, 0.03);
         }
-        for point in CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(SOLO_CRASH_POINTS) {
+        for point in CRASH_POINTS.iter().chain(RARE_CRASH_POINTS).chain(REFORM_CRASH_POINTS).chain(SOLO_CRASH_POINTS) {
             sim.inject(point, 0.03);
         }
         for point in ["consensus.keeper.appended", "consensus.keeper.durable", "consensus.lead.committed"] {
@@ -400,7 +429,7 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
     let shown = truth.height();
     world.come_to_rest(ENTRIES_MIN.saturating_sub(shown).max(20)).await;
     if engine.survives_all() {
-        world.lose_power(None).await;
+        world.lose_power(&[]).await;
         world.come_to_rest(20).await;
     }
     truth.check_failed();
@@ -415,18 +444,8 @@ async fn scenario(sim: Sim, engine: Engine, mutant: Mutant) -> u64 {
 /// sleeper lose power again, and it wakes up: its journal is the longest, and must not count.
 async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
     plant(mutant);
-    let engine = Engine::Sift { volatile: false };
-    let truth = Arc::new(Truth::new(&sim));
-    let layout = Layout { log_bytes: 32768, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
-    let (fabric, status) = (SimFabric::new(&sim), Arc::default());
-    let world = World { sim: sim.clone(), engine, fabric, truth: Arc::clone(&truth), layout, status };
-    for which in 0..engine.memory_nodes(sim.seed()) {
-        world.start_memory_node(which);
-    }
-    for (which, name) in engine.processors().iter().enumerate() {
-        let world = world.clone();
-        sim.node(name).start(move || world.clone().process(which));
-    }
+    let world = World::begin(&sim, Engine::Sift { volatile: false }, 32768);
+    let truth = Arc::clone(&world.truth);
     world.come_to_rest(20).await;
     let leader = truth.leader().expect("somebody leads");
     let leader = PROCESSORS.into_iter().find(|name| *name == leader).expect("it is a processor");
@@ -434,7 +453,7 @@ async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
         sim.cut(leader, other);
     }
     rt::sleep(Duration::from_millis(100)).await;
-    world.lose_power(None).await;
+    world.lose_power(&[]).await;
     sim.node(leader).pause();
     sim.heal_all();
     let before = truth.height();
@@ -443,7 +462,7 @@ async fn overslept(sim: Sim, mutant: Mutant) -> u64 {
         assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
         rt::sleep(Duration::from_millis(1)).await;
     }
-    world.lose_power(Some(leader)).await;
+    world.lose_power(&[leader]).await;
     sim.node(leader).resume();
     world.come_to_rest(20).await;
     truth.check_failed();
@@ -460,6 +479,66 @@ fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
     for mutant in [Mutant::LongestJournal, Mutant::ForgetAdoption] {
         must_be_caught(&format!("{mutant:?}"), &["one entry", "lost", "report"], |seed| run(seed, mutant));
     }
+}
+
+/// Of the memory nodes all but one lose what they hold, and whoever makes the group anew crashes between any two steps of that, again
+/// and again. The last memory node holds its copy of what the group was before: it answers all the time, or sleeps and comes back
+/// meanwhile. Or it comes back only when the others serve; then nobody crashes.
+async fn half_made(sim: Sim, mutant: consensus::fault::Mutant) -> u64 {
+    consensus::fault::plant(mutant);
+    let world = World::begin(&sim, Engine::Sift { volatile: false }, 8192);
+    let memory_nodes = &MEMORY_NODES[..nodes(sim.seed())];
+    let mut chance = sim.chance();
+    world.come_to_rest(20).await;
+    for _ in 0..3 {
+        let held = memory_nodes[chance.index(memory_nodes.len())];
+        let sleeps = chance.below(3);
+        if sleeps > 0 {
+            sim.node(held).pause();
+        }
+        if sleeps < 2 {
+            REFORM_CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.2));
+        }
+        for lost in memory_nodes.iter().filter(|name| **name != held) {
+            sim.node(lost).crash();
+            sim.node(lost).restart();
+        }
+        let wakes = chance.below(10);
+        for step in 0..10 {
+            if sleeps == 1 && step == wakes {
+                sim.node(held).resume();
+            }
+            rt::sleep(Duration::from_millis(60)).await;
+            PROCESSORS.iter().for_each(|name| sim.node(name).restart());
+        }
+        REFORM_CRASH_POINTS.iter().for_each(|point| sim.inject(point, 0.0));
+        PROCESSORS.iter().for_each(|name| sim.node(name).restart());
+        world.come_to_rest(20).await;
+        sim.node(held).resume();
+        world.come_to_rest(10).await;
+    }
+    world.truth.check_failed();
+    world.truth.check_whole();
+    world.truth.height()
+}
+
+/// A group was made anew one memory node after the other. A crash amid that left one that was made, one that was blank, and one with its
+/// old copy: who took over found two logs that had nothing to do with one another, and every processor ended for good.
+#[test]
+fn a_group_that_is_half_made_is_made_whatever_its_other_memory_nodes_hold() {
+    use consensus::fault::Mutant;
+    let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| half_made(sim, mutant));
+    let mut injected: std::collections::BTreeMap<&str, u64> = std::collections::BTreeMap::new();
+    for seed in 0..60 {
+        let report = run(seed, Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        for (point, counts) in report.fault_points {
+            *injected.entry(point).or_default() += counts.injected;
+        }
+    }
+    for point in REFORM_CRASH_POINTS {
+        assert!(injected.get(point).is_some_and(|count| *count > 0), "nobody crashed at {point}: {injected:?}");
+    }
+    must_be_caught("CountOldCopies", &["report"], |seed| run(seed, Mutant::CountOldCopies));
 }
 
 /// An engine, and what is planted in it.
