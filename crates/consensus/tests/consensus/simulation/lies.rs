@@ -19,6 +19,8 @@ use rma::{
 const ADMIN_READ: usize = 32;
 /// Where headers are, and bytes of one.
 const HEADERS_BYTES: u64 = 128;
+/// The headers, and the number of the making behind them.
+const HEADS_BYTES: u64 = HEADERS_BYTES + 8;
 const HEADER: usize = 64;
 
 /// A planted mistake.
@@ -173,7 +175,7 @@ impl Connection for LyingConnection {
 
     fn read(&self, capability: &Capability, offset: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
         let read = self.inner.read(capability, offset, length, into);
-        if self.lie == Lie::NotCopied && (offset, length) == (0, HEADERS_BYTES as usize) {
+        if self.lie == Lie::NotCopied && (offset, length) == (0, HEADS_BYTES as usize) {
             let kept = Arc::clone(&self.kept);
             return changed(read, move |outcome| {
                 let headers = outcome?;
