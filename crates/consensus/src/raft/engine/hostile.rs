@@ -208,7 +208,7 @@ async fn lie(targets: &Targets) -> u64 {
 async fn scenario(sim: Sim, mutant: Mutant) -> u64 {
     plant(mutant);
     let targets = Targets::default();
-    let is_durable = sim.seed() % 3 != 0;
+    let is_durable = !sim.seed().is_multiple_of(3);
     for (which, name) in NODES[..2].iter().enumerate() {
         let targets = targets.clone();
         sim.node(name).start(move || target(targets.clone(), which as u64 + 1, is_durable));

@@ -15,7 +15,7 @@ async fn formatted(sim: &Sim, memory_nodes: usize) -> World {
     let (truth, fabric) = (Arc::new(Truth::new(sim)), SimFabric::new(sim));
     let world = World { sim: sim.clone(), fabric, truth, memory_nodes, layout, lie: None };
     (0..memory_nodes).for_each(|which| world.start_memory_node(which));
-    support::format(&sim, world.group(Arc::new(world.fabric.clone()))).await;
+    support::format(sim, world.group(Arc::new(world.fabric.clone()))).await;
     world
 }
 
