@@ -112,7 +112,7 @@ use crate::quorum::gather;
 use crate::scan::Placed;
 use crate::{Error, Group, GroupId, Term};
 pub(crate) use state::is_whole;
-use state::{Fetch, Holding, Posting, State, Step, Writes};
+use state::{Fetch, Holding, Posting, Published, State, Step, Writes};
 
 /// Verbs to one node that have not completed.
 pub const LAG_MAX: usize = 2048;
@@ -167,6 +167,7 @@ pub(crate) struct Shared {
     /// Under which the group was made: no copy of another making is any here.
     made: Term,
     state: Mutex<State>,
+    published: Arc<Published>,
     /// One a node: its phase has changed.
     changed: Vec<Notify>,
     stop: Stop,
@@ -237,6 +238,7 @@ impl Coordinator {
             term,
             holder,
             made,
+            published: Arc::clone(&state.published),
             state: Mutex::new(state),
             changed: (0..slots).map(|_| Notify::new()).collect(),
             stop: Stop::new(),
@@ -280,7 +282,7 @@ impl Coordinator {
 
     /// Whether it serves now: it has not ended, and its lease stands.
     pub fn is_serving(&self) -> bool {
-        lock(&self.shared.state).check_lease().is_ok()
+        self.check_serving().is_ok()
     }
 
     /// Completes when the coordinator has ended, with the reason.
@@ -399,6 +401,9 @@ impl Coordinator {
     /// # Errors
     /// [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`].
     pub fn check_serving(&self) -> Result<(), Error> {
+        if self.shared.published.is_leased() {
+            return Ok(());
+        }
         lock(&self.shared.state).check_lease()
     }
 
@@ -440,8 +445,16 @@ impl Coordinator {
         Ok(index)
     }
 
+    /// Whether a majority has what was posted.
+    pub(crate) fn is_confirmed(&self, posted: Posted) -> bool {
+        self.shared.published.is_committed(posted.0)
+    }
+
     /// Waits until a majority has everything up to a ticket.
     async fn committed(&self, ticket: u64) -> Result<(), Error> {
+        if self.shared.published.is_committed(ticket) {
+            return Ok(());
+        }
         poll_fn(|cx: &mut Context<'_>| {
             let mut state = lock(&self.shared.state);
             let woken = state.take_in(cx);
@@ -573,11 +586,11 @@ impl Shared {
 
     /// Wakes the keepers of nodes whose phase has changed, and everybody when the coordinator has ended.
     fn tell_changed(&self) {
-        let (changed, ended) = lock(&self.state).take_changed();
-        if changed {
-            self.changed.iter().for_each(Notify::notify_one);
+        if !self.published.take_changed() {
+            return;
         }
-        if ended {
+        self.changed.iter().for_each(Notify::notify_one);
+        if lock(&self.state).has_ended() {
             self.stop.stop();
         }
     }

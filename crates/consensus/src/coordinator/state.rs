@@ -22,9 +22,11 @@ mod reading;
 mod writing;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
-use base::rt::Instant;
+use base::rt::{self, Instant};
 use base::{Bytes, BytesMut};
 
 use super::{Inheritance, LAG_MAX, Status, WAITING_MAX};
@@ -67,6 +69,35 @@ impl Writes {
             Writes::One(write) => Writes::One(write.clone()),
             Writes::Many(writes) => Writes::Many(writes.clone()),
         }
+    }
+}
+
+/// What may be known of the state without its lock: as it was at some moment, which is all that whoever has the lock knows once he
+/// has let it go.
+#[derive(Default)]
+pub(super) struct Published {
+    /// The lease stands until then; 0 once the coordinator has ended.
+    lease_until_ns: AtomicU64,
+    /// A majority has everything up to this ticket. It only grows.
+    committed: AtomicU64,
+    /// Keepers, or all, have something to look at.
+    changed: AtomicBool,
+}
+
+impl Published {
+    /// Whether the lease stands.
+    pub(super) fn is_leased(&self) -> bool {
+        let until = self.lease_until_ns.load(Ordering::SeqCst);
+        rt::now().nanos() < until
+    }
+
+    pub(super) fn is_committed(&self, ticket: u64) -> bool {
+        self.committed.load(Ordering::Acquire) >= ticket
+    }
+
+    /// Whether something has changed since the last call.
+    pub(super) fn take_changed(&self) -> bool {
+        self.changed.load(Ordering::Acquire) && self.changed.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -153,7 +184,7 @@ pub(super) struct State {
     /// When a node was lost, or this coordinator began without it.
     lost_at: Instant,
     ended: Option<Error>,
-    changed: bool,
+    pub published: Arc<Published>,
     next_read: usize,
 }
 
@@ -210,7 +241,7 @@ impl State {
             unkept: vec![None; group.nodes.len()],
             lost_at: posted_at,
             ended: None,
-            changed: false,
+            published: Arc::default(),
             next_read: 0,
         };
         let mut position = kept.position;
@@ -228,6 +259,7 @@ impl State {
             });
         }
         assert!(state.used_bytes <= layout.log_bytes, "a takeover sees to that");
+        state.publish_lease();
         state
     }
 

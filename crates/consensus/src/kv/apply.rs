@@ -19,7 +19,9 @@ use base::{Bytes, Map, Set, rt};
 use futures_util::future::{select, try_join_all};
 
 use super::fault::{Mutant, crash_point, mutant};
-use super::layout::{LINE_BLOCKS, RECORD_HEAD_BYTES, Record, encode_cursor, pointed, pointer, record_writes};
+use super::layout::{
+    LINE_BLOCKS, LINE_BYTES, RECORD_HEAD_BYTES, Record, encode_cursor, pointed, pointer, record_writes,
+};
 use super::watch::Event;
 use super::{Pending, STRIPES, Shared, UNKNOWN, lock, table};
 use crate::layout::word;
@@ -244,14 +246,16 @@ impl Applier<'_> {
             (Some(_), None) => 2 * wants + 1,
         };
         let value_bytes = entry.value.as_ref().map_or(0, Bytes::len);
-        (writes, (RECORD_HEAD_BYTES + entry.key.len() + value_bytes) as u64 + 80 * writes as u64)
+        // A record is made up to a whole line.
+        let bytes = (RECORD_HEAD_BYTES + entry.key.len() + value_bytes) as u64 + LINE_BYTES;
+        (writes, bytes + 80 * writes as u64)
     }
 
     async fn chain(&self, bucket: u64) -> Result<Vec<Record>, Error> {
         let mut chain: Vec<Record> = Vec::new();
         let mut at = table::first(self.shared, bucket).await?;
         while let Some(block) = pointed(at, &self.shared.sizes)? {
-            let record = table::record(self.shared, block).await?;
+            let record = table::record_head(self.shared, block).await?;
             at = record.next;
             chain.push(record);
             if chain.len() as u64 > self.shared.sizes.blocks {

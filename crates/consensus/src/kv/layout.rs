@@ -283,6 +283,9 @@ pub(super) fn pointed(pointer: u64, sizes: &Sizes) -> Result<Option<u32>, Error>
     }
 }
 
+/// Bytes of a record's first block that tell of all but its value, where keys are not longer than most.
+pub(super) const RECORD_PEEK_BYTES: usize = 128;
+
 /// A record's first block, read back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Record {
@@ -297,7 +300,8 @@ pub(super) struct Record {
     pub value: Bytes,
 }
 
-/// The writes that make a record stand in its blocks; blocks that follow one another are written at once.
+/// The writes that make a record stand in its blocks; blocks that follow one another are written at once, and whole lines of
+/// [`LINE_BYTES`], so that a coded group need not read what they do not cover.
 ///
 /// ```text
 /// next u64 | version u64 | key bytes u16 | blocks u16 | value bytes u32 | 6 × block u32 | key | value …
@@ -312,7 +316,8 @@ pub(super) fn record_writes(
 ) -> Vec<Write> {
     assert!(blocks.len() == sizes.record_blocks(key.len(), value.len()), "a record has the blocks that it needs");
     assert!((1..=RECORD_BLOCKS_MAX).contains(&blocks.len()), "callers check keys and values");
-    let mut bytes = BytesMut::with_capacity(RECORD_HEAD_BYTES + key.len() + value.len());
+    let length = RECORD_HEAD_BYTES + key.len() + value.len();
+    let mut bytes = BytesMut::with_capacity(length.next_multiple_of(LINE_BYTES as usize));
     bytes.extend_from_slice(&next.to_le_bytes());
     bytes.extend_from_slice(&version.to_le_bytes());
     bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
@@ -323,6 +328,7 @@ pub(super) fn record_writes(
     }
     bytes.extend_from_slice(key);
     bytes.extend_from_slice(value);
+    bytes.resize(bytes.len().next_multiple_of(LINE_BYTES as usize), 0);
     let mut rest = bytes.freeze();
     let mut writes = Vec::with_capacity(1);
     let mut run = 0;
@@ -343,8 +349,22 @@ pub(super) fn record_writes(
 /// # Errors
 /// [`Error::Corrupt`].
 pub(super) fn decode_record(block: u32, bytes: &Bytes, sizes: &Sizes) -> Result<Record, Error> {
-    let corrupt = Error::Corrupt("a block of a key-value store that no record begins with");
+    let record = decode_beginning(block, bytes, sizes)?;
     if bytes.len() as u64 != sizes.block_bytes {
+        return Err(NO_RECORD);
+    }
+    record.ok_or(NO_RECORD)
+}
+
+const NO_RECORD: Error = Error::Corrupt("a block of a key-value store that no record begins with");
+
+/// The record whose first block begins with these bytes, with what of its value is among them; none where its key is not.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub(super) fn decode_beginning(block: u32, bytes: &Bytes, sizes: &Sizes) -> Result<Option<Record>, Error> {
+    let corrupt = NO_RECORD;
+    if bytes.len() < RECORD_HEAD_BYTES {
         return Err(corrupt);
     }
     let key_bytes = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
@@ -363,15 +383,18 @@ pub(super) fn decode_record(block: u32, bytes: &Bytes, sizes: &Sizes) -> Result<
         return Err(corrupt);
     }
     let value_at = RECORD_HEAD_BYTES + key_bytes;
+    if value_at > bytes.len() {
+        return Ok(None);
+    }
     let here = value_bytes.min(bytes.len() - value_at);
-    Ok(Record {
+    Ok(Some(Record {
         next: word(bytes, 0),
         version: word(bytes, 8),
         key: bytes.slice(RECORD_HEAD_BYTES..value_at),
         value_bytes,
         blocks,
         value: bytes.slice(value_at..value_at + here),
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -454,7 +477,8 @@ mod tests {
             "0300000000000000090000000000000003000200640000000900000000000000000000000000000000000000000000006b6579"
         );
         assert_eq!(writes[0].bytes.len(), 128);
-        assert_eq!(writes[1], Write { address: SIZES.block_at(9), bytes: Bytes::from_static(&[7; 23]) });
+        let rest = [&[7; 23][..], &[0; 41]].concat();
+        assert_eq!(writes[1], Write { address: SIZES.block_at(9), bytes: rest.into() });
         assert_eq!(record_writes(0, 1, b"key", &[7; 100], &[5, 6], &SIZES).len(), 1, "blocks in a row");
     }
 
@@ -476,6 +500,11 @@ mod tests {
             let record = decode_record(blocks[0], &block(blocks[0]), &SIZES).expect("it was just written");
             prop_assert_eq!((record.next, record.version, &record.key[..]), (next, version, &key[..]));
             prop_assert_eq!(&record.blocks, &blocks);
+            let peeked = block(blocks[0]).slice(..64);
+            match decode_beginning(blocks[0], &peeked, &SIZES).expect("it was just written") {
+                Some(peeked) => prop_assert_eq!((&peeked.key, &peeked.blocks), (&record.key, &record.blocks)),
+                None => prop_assert!(key.len() > 16),
+            }
             let mut read = record.value.to_vec();
             blocks[1..].iter().for_each(|other| read.extend_from_slice(&block(*other)));
             prop_assert_eq!(&read[..record.value_bytes], &value[..]);

@@ -225,8 +225,6 @@ struct State {
     applied: u64,
     /// Everything up to this entry is in the tables; of a store without tables, as if it were.
     persisted: u64,
-    /// Everything up to here is at a majority.
-    confirmed: Posted,
     cache: Cache,
     index: Vec<u64>,
     known: u64,
@@ -450,13 +448,10 @@ impl Shared {
 
     /// Waits until a majority has what was posted.
     async fn confirm(&self, posted: Posted) -> Result<(), Error> {
-        if lock(&self.state).confirmed >= posted {
-            return Ok(());
+        match self.coordinator.is_confirmed(posted) {
+            true => Ok(()),
+            false => self.coordinator.confirm(posted).await,
         }
-        self.coordinator.confirm(posted).await?;
-        let mut state = lock(&self.state);
-        state.confirmed = state.confirmed.max(posted);
-        Ok(())
     }
 
     /// Waits until the tables have an entry, where callers are told of nothing else.

@@ -281,7 +281,6 @@ impl Recovered {
             free: sizes.blocks - taken.min(sizes.blocks),
             applied: cursor.index,
             persisted,
-            confirmed: Posted::default(),
             cache,
             index: vec![UNKNOWN; sizes.buckets as usize],
             known: 0,

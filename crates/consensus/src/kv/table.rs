@@ -3,7 +3,7 @@
 use base::Bytes;
 use futures_util::future::try_join_all;
 
-use super::layout::{Record, decode_record, pointed};
+use super::layout::{RECORD_PEEK_BYTES, Record, decode_beginning, decode_record, pointed};
 use super::{Shared, UNKNOWN, Versioned, lock};
 use crate::Error;
 use crate::layout::word;
@@ -22,6 +22,17 @@ pub(super) async fn record(shared: &Shared, block: u32) -> Result<Record, Error>
     let sizes = &shared.sizes;
     let bytes = shared.coordinator.read(sizes.block_at(u64::from(block)), sizes.block_bytes as usize).await?;
     decode_record(block, &bytes.freeze(), sizes)
+}
+
+/// As [`record`], without its value, which may lack.
+pub(super) async fn record_head(shared: &Shared, block: u32) -> Result<Record, Error> {
+    let sizes = &shared.sizes;
+    let length = (sizes.block_bytes as usize).min(RECORD_PEEK_BYTES);
+    let bytes = shared.coordinator.read(sizes.block_at(u64::from(block)), length).await?;
+    match decode_beginning(block, &bytes.freeze(), sizes)? {
+        Some(found) => Ok(Record { value: Bytes::new(), ..found }),
+        None => record(shared, block).await,
+    }
 }
 
 /// The value of a key. What it gives, or fails with, counts only if the chain has not changed meanwhile.

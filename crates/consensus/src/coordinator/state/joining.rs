@@ -219,7 +219,8 @@ impl State {
         member.phase = Phase::Live;
         member.votes = true;
         (member.copied, member.touched) = (Vec::new(), Vec::new());
-        self.changed = true;
+        self.publish_lease();
+        self.note_changed();
         Ok(())
     }
 

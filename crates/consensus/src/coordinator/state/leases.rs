@@ -1,8 +1,10 @@
 //! Leases, nodes that are lost, and how a coordinator ends.
 
+use std::sync::atomic::Ordering;
+
 use base::rt::{self, Instant};
 
-use super::{Member, Phase, State};
+use super::{Member, State};
 use crate::Error;
 use crate::link::Held;
 
@@ -15,15 +17,31 @@ impl State {
         if self.ended.is_none() {
             tracing::info!(term = %self.term, %error, "a coordinator ends");
             self.ended = Some(error);
-            self.changed = true;
+            self.publish_lease();
+            self.note_changed();
             let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(_, waker)| waker);
             waiting.chain(std::mem::take(&mut self.blocked)).for_each(std::task::Waker::wake);
         }
     }
 
-    /// Whether the keepers have something to look at, and whether the coordinator has ended.
-    pub(in crate::coordinator) fn take_changed(&mut self) -> (bool, bool) {
-        (std::mem::take(&mut self.changed), self.ended.is_some())
+    pub(in crate::coordinator) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Keepers, or all, are to look.
+    pub(super) fn note_changed(&self) {
+        self.published.changed.store(true, Ordering::Release);
+    }
+
+    /// Says until when the lease stands: for its length from when the probes of a majority were posted.
+    pub(super) fn publish_lease(&self) {
+        let mut all = [None; crate::group::NODES_MAX];
+        for (at, member) in all.iter_mut().zip(self.live()) {
+            *at = member.lease_at;
+        }
+        all.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
+        let until = all[self.majority - 1].filter(|_| self.ended.is_none()).map(|at| at + self.lease);
+        self.published.lease_until_ns.store(until.map_or(0, Instant::nanos), Ordering::SeqCst);
     }
 
     pub(super) fn check_open(&self) -> Result<(), Error> {
@@ -33,15 +51,7 @@ impl State {
     /// Whether the coordinator may answer now; it ends when its lease has run out.
     pub(in crate::coordinator) fn check_lease(&mut self) -> Result<(), Error> {
         self.check_open()?;
-        let mut leases: Vec<Instant> = self
-            .members
-            .iter()
-            .filter(|member| member.phase == Phase::Live)
-            .filter_map(|member| member.lease_at)
-            .collect();
-        leases.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
-        let stands = leases.get(self.majority - 1).is_some_and(|at| rt::now() < *at + self.lease);
-        if !stands {
+        if !self.published.is_leased() {
             self.end(Error::LeaseLost(self.term));
         }
         self.check_open()
@@ -53,6 +63,7 @@ impl State {
         if member.is_held_by(held) {
             member.lease_at = Some(posted_at);
             member.slow = member.slow.saturating_sub(1);
+            self.publish_lease();
         }
     }
 
@@ -71,7 +82,8 @@ impl State {
         tracing::debug!(slot, %error, "a memory node is lost");
         self.members[slot] = Member::lost();
         self.lost_at = rt::now();
-        self.changed = true;
+        self.publish_lease();
+        self.note_changed();
         self.wake_blocked();
     }
 

@@ -2,6 +2,7 @@
 
 use std::future::Future as _;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use base::Bytes;
@@ -91,6 +92,7 @@ impl State {
 
     pub(super) fn commit(&mut self) {
         self.committed = self.committed.max(self.common(|member| member.acked));
+        self.published.committed.store(self.committed, Ordering::Release);
     }
 
     pub(in crate::coordinator) fn poll_committed(&mut self, ticket: u64, cx: &Context<'_>) -> Poll<Result<(), Error>> {
