@@ -71,7 +71,8 @@ impl Outcome {
     }
 }
 
-fn key(number: u64) -> Bytes {
+/// The key of a number.
+pub(super) fn key(number: u64) -> Bytes {
     Bytes::from(format!("key-{number:012}"))
 }
 
@@ -191,7 +192,7 @@ async fn operate(
 }
 
 /// Another number below the count for each.
-fn scattered(number: u64, count: u64) -> u64 {
+pub(super) fn scattered(number: u64, count: u64) -> u64 {
     // A prime that no number of keys in use is a multiple of.
     (u128::from(number) * 2_147_483_647 % u128::from(count)) as u64
 }

@@ -7,9 +7,20 @@
 //!
 //! Keys are chosen by Zipf's law with 0.99. Nothing is durable on either side. Clients are tasks of the process that has the stores,
 //! so that a network's cost to clients is on no side; passive memory nodes use no processor, and Raft's nodes share it.
+//!
+//! The other figures have modules of their own. What needs processes that are limited or killed has them from [`processes`]:
+//! [`fig7`] (throughput over processors), [`fig11`] (a memory node is lost), [`fig12`] (a coordinator is lost). [`fig8`] simulates a
+//! pool of backups, and [`costs`] makes table 2 and figures 9 and 10 of what figure 7 measured and of prices.
 
+pub mod costs;
+pub mod fig11;
+pub mod fig12;
+pub mod fig7;
+pub mod fig8;
 pub mod load;
+pub mod processes;
 pub mod systems;
+mod timeline;
 
 use base::rt::Stop;
 
@@ -17,7 +28,7 @@ use crate::error::Error;
 use crate::figure::{Bound, Figure};
 use crate::zipf::Zipf;
 use load::{Load, MIXES, Mix, Outcome};
-use systems::{Kind, System};
+use systems::{Kind, Shape, System};
 
 /// Skew of the keys.
 pub const THETA: f64 = 0.99;
@@ -43,6 +54,16 @@ pub struct Options {
     pub seconds: f64,
     /// Fixes which keys are chosen.
     pub seed: u64,
+}
+
+/// The load of figures 7, 11 and 12.
+const READ_HEAVY: Mix = MIXES[2];
+
+/// Bytes of a cache that has room for so many of a hundred pairs.
+fn cache_bytes(keys: u64, value_bytes: usize, percent: u64) -> usize {
+    // A pair's key, and what a cache needs beside both.
+    const BESIDE_VALUE: u64 = 176;
+    usize::try_from((value_bytes as u64 + BESIDE_VALUE) * keys * percent / 100).unwrap_or(usize::MAX)
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -111,7 +132,7 @@ pub async fn fig5(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result
         kinds.rotate_left(round % Kind::ALL.len());
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
-            let system = System::start(kind, options.keys, options.value_bytes).await?;
+            let system = System::start(&Shape::new(kind, 1, options.keys, options.value_bytes)).await?;
             load::fill(&system, &load, stop).await?;
             for cell in cells.iter_mut().filter(|cell| cell.kind == kind) {
                 cell.outcomes.push(load::run(&system, &load, cell.mix, options.seconds, stop).await?);
@@ -159,7 +180,7 @@ pub async fn fig6(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result
         kinds.rotate_left(round % Kind::ALL.len());
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
-            let system = System::start(kind, options.keys, options.value_bytes).await?;
+            let system = System::start(&Shape::new(kind, 1, options.keys, options.value_bytes)).await?;
             load::fill(&system, &load, stop).await?;
             for (one, many) in alone.iter_mut().zip(&mut loaded).filter(|(cell, _)| cell.kind == kind) {
                 let single = Load { clients: 1, ..load.clone() };

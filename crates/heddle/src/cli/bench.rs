@@ -7,8 +7,9 @@ use bench::workload::ycsb::Mix;
 use bench::workload::{Choice, ZIPF_EXPONENTS};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::flexchain::{Common, Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
+use super::flexchain::{Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
 use super::network::Policy;
+use super::sift::{Backups, CoordinatorLoss, MemoryLoss, Processors, Sift};
 
 const AFTER: &str = "\
 Unless --connect names a running network, the measurement starts one of its own in a temporary directory and removes it
@@ -76,9 +77,11 @@ Examples:
   heddle bench kv-etcd --seconds 5 --json etcd.json      the plot is etcd.svg
   heddle bench kv-etcd --etcd /opt/etcd/etcd
 
-Starts three nodes of etcd (Debian's package etcd-server) on loopback, and the store as a process of its
-own; clients and both share this machine's processors. Puts alone and gets alone alternate. etcd makes
-each put durable, the store does not. The ratios put_over_etcd and get_over_etcd are of throughput."
+Starts three nodes of etcd (Debian's package etcd-server) on loopback, and the store as processes of its own:
+one that keeps nothing, one whose memory nodes have each put on disk before it is answered, as etcd's have,
+and one that has it in tables. Clients and all of them share this machine's processors. Puts alone and gets
+alone alternate. put_over_etcd and get_over_etcd are throughput of the first over etcd's, and
+durable_put_over_etcd that of the second."
     )]
     KvEtcd(KvEtcd),
     /// Sift, figure 5: throughput of a key-value store on passive memory nodes, beside Raft
@@ -118,6 +121,101 @@ Blocks of 200 transactions of 1 KB, F = 1, shown once a majority of the orderers
 orderers on three memory nodes, three of Raft, with batches and pipelining, and one alone, all in this
 process. Cutting and signing blocks is no part of it. sift_cpu_over_raft is of processor time.")]
     Ordering(Ordering),
+    /// Sift, figure 7: throughput with more or less of a processor, beside Raft
+    #[command(
+        name = "sift-fig7",
+        after_help = "\
+Examples:
+  heddle bench sift-fig7
+  heddle bench sift-fig7 --quick
+  heddle bench sift-fig7 --processor-percent 10,50,100 --json fig7.json      the plot is fig7.svg
+
+A read-heavy load (one put of ten), Zipf 0.99, for F = 1 and 2. Every node of Raft is a process of its own
+whose processor is limited, as is the one processor of Sift; its memory nodes are passive. Clients are within
+the limit of whoever leads. The ratios …_over_raft are of throughput at the largest share."
+    )]
+    SiftFig7(Processors),
+    /// Sift, figure 8: how long groups wait for a backup that they share, simulated
+    #[command(
+        name = "sift-fig8",
+        after_help = "\
+Examples:
+  heddle bench sift-fig8
+  heddle bench sift-fig8 --quick
+  heddle bench sift-fig8 --groups 1000,3000 --json fig8.json      the plot is fig8.svg
+
+Machines fail at random times, each alone, or half of them by racks that fail as one. Numbers of machines,
+days and failures are those of the cluster trace that the paper used, whose own times are not at hand.
+extra_recovery_s_… is the mean wait of a failure with the pool that the paper found to be enough,
+backups_for_… the least pool with which it is at most 0.1 s; …_racks the same with racks."
+    )]
+    SiftFig8(Backups),
+    /// Sift, figure 9: what a group costs over one of Raft, F = 1
+    #[command(
+        name = "sift-fig9",
+        after_help = "\
+Examples:
+  heddle bench sift-fig9
+  heddle bench sift-fig9 --quick
+
+Measures sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f1 and
+saving_gcp_f1 are what coded blocks with shared backups save."
+    )]
+    SiftFig9(Processors),
+    /// Sift, figure 10: what a group costs over one of Raft, F = 2
+    #[command(
+        name = "sift-fig10",
+        after_help = "\
+Examples:
+  heddle bench sift-fig10
+  heddle bench sift-fig10 --quick
+
+Measures sift-fig7, and prices machines of equal throughput as sift-table2 does. saving_aws_f2 and
+saving_gcp_f2 are what coded blocks with shared backups save."
+    )]
+    SiftFig10(Processors),
+    /// Sift, figure 11: a memory node is killed under load, and comes back
+    #[command(
+        name = "sift-fig11",
+        after_help = "\
+Examples:
+  heddle bench sift-fig11
+  heddle bench sift-fig11 --quick
+  heddle bench sift-fig11 --copy-mib 512 --json fig11.json      sooner, and at a price; the plot is fig11.svg
+
+Three memory nodes and a processor with its clients, each a process of its own. One memory node is killed
+(SIGKILL) and another one started in its place, with nothing in it. lowest_over_before is throughput in the
+worst 100 ms until it counts again, over that before; readmitted_s when it does, from the kill on."
+    )]
+    SiftFig11(MemoryLoss),
+    /// Sift, figure 12: the coordinator is killed with its logs full
+    #[command(
+        name = "sift-fig12",
+        after_help = "\
+Examples:
+  heddle bench sift-fig12
+  heddle bench sift-fig12 --quick
+  heddle bench sift-fig12 --kills 20 --json fig12.json      the plot is fig12.svg
+
+Three memory nodes and two processors, each a process of its own. Under a read-heavy load throughput is
+measured; then the log is filled, and in the midst of that the coordinator is killed (SIGKILL). Processors
+look for heartbeats every 7 ms and stand for election after three without one. half_recovered_ms is the end
+of the first 20 ms with half of the throughput, recovered_ms of the first 100 ms with all of it."
+    )]
+    SiftFig12(CoordinatorLoss),
+    /// Sift, table 2: machines of equal throughput, and what groups of them cost
+    #[command(
+        name = "sift-table2",
+        after_help = "\
+Examples:
+  heddle bench sift-table2
+  heddle bench sift-table2 --quick
+
+Measures sift-fig7. What Sift's processor needs for the throughput that Raft has with half a processor, over
+that, gives its cores where Raft's nodes have eight. Memory and prices are the paper's. saving_… is what
+coded blocks with shared backups save over a group of Raft, at each provider's prices and for each F."
+    )]
+    SiftTable2(Processors),
     /// Remote memory alone: what each verb costs, for each provider beside its floor
     #[command(after_help = "\
 Examples:
@@ -215,6 +313,9 @@ JSON.")]
     /// A memory node for flexchain-fig8b, which starts this program again
     #[command(name = "memory-process", hide = true)]
     MemoryProcess(MemoryProcess),
+    /// A part of a store for sift-fig7, -fig11 and -fig12, which start this program again
+    #[command(name = "sift-process", hide = true)]
+    SiftProcess,
 }
 
 /// Kills of primaries.
@@ -542,28 +643,6 @@ pub struct KvEtcd {
     pub etcd: PathBuf,
     #[command(flatten)]
     pub output: FigureOutput,
-}
-
-/// `heddle bench sift-fig5` and `sift-fig6`.
-#[derive(Args, Debug, Clone)]
-pub struct Sift {
-    /// Seconds that each load is measured
-    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
-    pub seconds: f64,
-    /// Times that everything is measured, of which the median counts
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
-    pub rounds: u64,
-    /// Clients, each with one operation at a time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
-    pub clients: u64,
-    /// Keys
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = clap::value_parser!(u64).range(100..=1 << 30))]
-    pub keys: u64,
-    /// Bytes of a value
-    #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
-    pub value_bytes: u64,
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// `heddle bench ordering`.

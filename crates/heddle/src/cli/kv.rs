@@ -19,6 +19,9 @@ pub enum Kv {
     Cas(Cas),
     Watch(Watch),
     Status(Status),
+    /// A memory node or processor for kv up --isolate, which starts this program again
+    #[command(hide = true)]
+    Part,
 }
 
 /// Which store a command is about.
@@ -44,6 +47,10 @@ pub struct StoreDirectory {
 /// With `--stores` several stores share memory nodes and backups. Each has a port of its own, the first store's
 /// and the following ones; kv.json tells them, and other commands take `--store`.
 ///
+/// With `--isolate` every memory node is a process of its own, and every processor: one that has each store at
+/// first, and the backups. One that ends is started again; a memory node comes back with what its disk has, or is
+/// copied to. Each processor has ports of its own, which kv.json tells; commands find the one that serves.
+///
 /// Clients speak gRPC over TLS, `heddle.kv.KeyValues` of crates/proto/proto/heddle/kv/kv.proto. They trust
 /// DIR/ca.pem, which is made anew at each start. Clients do not prove who they are: whoever reaches the port
 /// reads and writes.
@@ -57,6 +64,7 @@ Examples:
   heddle kv up --listen 127.0.0.1:0 --dir /tmp/kv    any free port, which kv.json tells
   heddle kv up --persistence nodes --dir /srv/kv     kept on disk; the same command goes on with it
   heddle kv up --stores 4 --backups 2                four stores, any of which two backups take over
+  heddle kv up --isolate                             processes, any of which may be killed
 
 A record, which is a key with its value and 48 bytes, takes one to seven blocks. One block is the
 fastest, so let most records fit into one. Each memory node needs --keys times --block-bytes of
@@ -78,7 +86,10 @@ pub struct Up {
     /// Backup processors, which all stores share
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub backups: u32,
-    /// Where clients are answered
+    /// Run every memory node and every processor as a process of its own
+    #[arg(long)]
+    pub isolate: bool,
+    /// Where clients are answered; with --isolate the first processor, the others at the following ports
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
     pub listen: SocketAddr,
     /// Memory nodes: 3 survive the loss of one, 5 of two

@@ -9,6 +9,7 @@ pub mod ledger;
 pub mod network;
 pub mod node;
 pub mod peer;
+pub mod sift;
 
 use std::path::PathBuf;
 

@@ -67,6 +67,7 @@ fn everyday_command_lines_are_understood() {
         "heddle ledger verify --peer org2",
         "heddle ledger show --block 3 --json",
         "heddle kv up --listen 127.0.0.1:0 --memory-nodes 5 --keys 1000 --block-bytes 4KiB",
+        "heddle kv up --isolate --backups 2",
         "heddle kv get key --json",
         "heddle kv cas key - --if-version 3 --dir x",
         "heddle kv cas key --if-value -1",
@@ -81,6 +82,11 @@ fn everyday_command_lines_are_understood() {
         "heddle bench flexchain-fig7 --only state --json r.json",
         "heddle bench flexchain-fig8a --cache-percent 0.5,10 --skew 0,1.2",
         "heddle bench flexchain-fig8b --limit pauses --processor-percent 10",
+        "heddle bench sift-fig7 --limit pauses --processor-percent 10,100",
+        "heddle bench sift-fig8 --groups 10,1000 --repeats 5",
+        "heddle bench sift-fig11 --coded --copy-mib 512",
+        "heddle bench sift-fig12 --kills 20 --log-mib 64 --json r.json",
+        "heddle bench sift-table2 --quick",
     ] {
         assert!(parse(line).is_ok(), "{line}");
     }
@@ -118,6 +124,8 @@ fn nonsense_is_refused_before_anything_starts() {
         "heddle bench flexchain-fig7 --only network,state",
         "heddle bench flexchain-fig8a --skew -1",
         "heddle bench flexchain-fig8b --processor-percent 5",
+        "heddle bench sift-fig7 --processor-percent 101",
+        "heddle bench sift-fig12 --kills 0",
     ] {
         assert!(parse(line).is_err(), "{line}");
     }

@@ -70,7 +70,13 @@ pub struct Isolated {
 }
 
 /// The folder of the sockets of a network. It goes when this is dropped, and is made anew at the next start.
-struct Sockets(PathBuf);
+pub(super) struct Sockets(PathBuf);
+
+impl Sockets {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
 
 impl Drop for Sockets {
     fn drop(&mut self) {
@@ -335,7 +341,7 @@ fn said(status: ExitStatus) -> String {
 }
 
 /// The folder of the sockets of a network: its path must be short, and nobody else may look into it.
-fn sockets(dir: &Path) -> Result<Sockets, Failure> {
+pub(super) fn sockets(dir: &Path) -> Result<Sockets, Failure> {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     // The same at every start of the same network, another for another one.
     let hash = identity::sha256([dir.as_os_str().as_encoded_bytes()]);

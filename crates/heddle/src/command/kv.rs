@@ -2,14 +2,18 @@
 
 use std::io::Read as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use base::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use gateway::client::{Code, Connection, Status as Answer};
 use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, Persistence, Sizes};
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request::Expected;
 use serde_json::{Value, json};
 
+use super::kv_isolate::{self, Isolated};
 use crate::cli::exit;
 use crate::cli::kv::{Cas, Delete, Get, Kv, Persistence as Mode, Put, Status, StoreDirectory, Up, Watch};
 use crate::failure::Failure;
@@ -19,6 +23,10 @@ use crate::signals::StopSignals;
 /// Blocks and buckets come in multiples of this, or are at least so many.
 const BLOCKS_UNIT: u64 = 512;
 const BUCKETS_MIN: u64 = 8;
+/// How long the processor that serves is looked for among several, with which pauses, and how long one may take to answer.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+const STATUS_MAX: Duration = Duration::from_secs(1);
 
 pub async fn run(command: &Kv) -> Result<(), Failure> {
     match command {
@@ -29,6 +37,7 @@ pub async fn run(command: &Kv) -> Result<(), Failure> {
         Kv::Cas(arguments) => cas(arguments).await,
         Kv::Watch(arguments) => watch(arguments).await,
         Kv::Status(arguments) => status(arguments).await,
+        Kv::Part => kv_isolate::part().await,
     }
 }
 
@@ -61,30 +70,24 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
         sizes,
         cache_bytes: usize::try_from(arguments.cache_bytes).unwrap_or(usize::MAX),
     };
+    let said = Said { arguments, directory: &directory, sizes };
+    if arguments.isolate {
+        let Some(mut isolated) = Isolated::start(&options, &mut signals).await? else {
+            return Err(Failure::interrupted());
+        };
+        said.print(isolated.endpoint())?;
+        let failed = tokio::select! {
+            () = signals.received() => None,
+            failure = isolated.watch() => Some(failure),
+        };
+        isolated.stop(&mut signals).await;
+        return failed.map_or(Ok(()), Err);
+    }
     let store = tokio::select! {
         store = KeyValues::start(options) => store?,
         () = signals.received() => return Err(Failure::interrupted()),
     };
-    let addresses: Vec<String> = store.endpoint().stores.iter().map(ToString::to_string).collect();
-    let (what, serves) = match addresses.len() {
-        1 => ("A key-value store".to_owned(), "serves"),
-        count => (format!("{count} key-value stores"), "serve"),
-    };
-    let ends = match arguments.persistence {
-        Mode::None => "Ctrl-C ends it, and all it holds.",
-        Mode::Coordinator | Mode::Nodes => {
-            "Ctrl-C ends it; what it holds is on disk, and the next start goes on with it."
-        }
-    };
-    output::print(&format!(
-        "{what} on {} memory nodes {serves} gRPC over TLS at {}; clients trust {}.\n\
-         Keys of up to {} bytes, values of up to {}. {ends}\n",
-        arguments.memory_nodes,
-        addresses.join(", "),
-        directory.join(&store.endpoint().authority).display(),
-        sizes.key_bytes_max(),
-        sizes.value_bytes_max()
-    ))?;
+    said.print(store.endpoint())?;
     let failed = tokio::select! {
         () = signals.received() => None,
         error = store.failed() => Some(error),
@@ -96,30 +99,104 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
     }
 }
 
-/// A client of a store of a directory.
+/// What is said once stores serve.
+struct Said<'a> {
+    arguments: &'a Up,
+    directory: &'a Path,
+    sizes: Sizes,
+}
+
+impl Said<'_> {
+    fn print(&self, endpoint: &KvEndpoint) -> Result<(), Failure> {
+        let Said { arguments, directory, sizes } = self;
+        let addresses: Vec<String> = endpoint.stores.iter().map(ToString::to_string).collect();
+        let (what, serves) = match addresses.len() {
+            1 => ("A key-value store".to_owned(), "serves"),
+            count => (format!("{count} key-value stores"), "serve"),
+        };
+        let ends = match arguments.persistence {
+            Mode::None => "Ctrl-C ends it, and all it holds.",
+            Mode::Coordinator | Mode::Nodes => {
+                "Ctrl-C ends it; what it holds is on disk, and the next start goes on with it."
+            }
+        };
+        let mut text = format!(
+            "{what} on {} memory nodes {serves} gRPC over TLS at {}; clients trust {}.\n\
+             Keys of up to {} bytes, values of up to {}. {ends}\n",
+            arguments.memory_nodes,
+            addresses.join(", "),
+            directory.join(&endpoint.authority).display(),
+            sizes.key_bytes_max(),
+            sizes.value_bytes_max()
+        );
+        for part in &endpoint.parts {
+            let ports: Vec<String> = part.stores.iter().map(ToString::to_string).collect();
+            let line = format!("  {:<14} process {} {}", part.name, part.process, ports.join(", "));
+            text += &(line.trim_end().to_owned() + "\n");
+        }
+        output::print(&text)
+    }
+}
+
+/// A client of a store of a directory. Where processors are processes, any of which may serve, it is the one that does: while they
+/// change they are looked for again, and where they are is read again.
 ///
 /// # Errors
 /// None runs there, or not so many.
 pub async fn connect(store: &StoreDirectory) -> Result<KvClient, Failure> {
+    let start = Instant::now();
+    loop {
+        match connect_once(store).await {
+            Err((failure, true)) if start.elapsed() > CONNECT_MAX => return Err(failure),
+            Err((_, true)) => tokio::time::sleep(CONNECT_PAUSE).await,
+            outcome => return outcome.map_err(|(failure, _)| failure),
+        }
+    }
+}
+
+/// As [`connect`], once; with an error, whether it is worth to be tried again.
+async fn connect_once(store: &StoreDirectory) -> Result<KvClient, (Failure, bool)> {
     let directory: &Path = &store.dir;
     let absent = || {
         let dir = directory.display();
         let message = format!("no key-value store runs in {dir}; start one with `heddle kv up --dir {dir}`");
         Failure::with_code(exit::NOT_RUNNING, message)
     };
-    let endpoint = KvEndpoint::load(directory)?.ok_or_else(absent)?;
-    let address = match store.store {
-        1 => endpoint.address,
-        number => *endpoint.stores.get(number as usize - 1).ok_or_else(|| {
-            Failure::new(format!("no store {number} there: {} run, counted from 1", endpoint.stores.len()))
-        })?,
-    };
-    match Connection::connect(&endpoint.target_of(directory, address)?).await {
-        Ok(connection) => Ok(KvClient::new(connection)),
-        // It was killed, and has left its file behind.
-        Err(error) if error.kind() == base::ErrorKind::Retry => Err(absent()),
-        Err(error) => Err(Failure::new(error)),
+    let endpoint = KvEndpoint::load(directory).map_err(|error| (error.into(), false))?;
+    let endpoint = endpoint.ok_or_else(|| (absent(), false))?;
+    let addresses = endpoint.addresses_of(store.store as usize - 1);
+    let is_one_of_many = addresses.len() > 1;
+    let asked = addresses.iter().map(|address| {
+        let target = endpoint.target_of(directory, *address);
+        let absent = &absent;
+        async move {
+            let connection = Connection::connect(&target?).await.map_err(|error| match error.kind() {
+                // It was killed, and has left its file behind.
+                base::ErrorKind::Retry => absent(),
+                _ => Failure::new(error),
+            });
+            let client = KvClient::new(connection?);
+            if is_one_of_many {
+                // The one that serves says so; another one takes its time before it says that it does not.
+                let status = tokio::time::timeout(STATUS_MAX, client.status()).await;
+                status.map_err(|_| Failure::new("no coordinator serves for now; try again"))?.map_err(failed)?;
+            }
+            Ok::<KvClient, Failure>(client)
+        }
+    });
+    let mut asked: FuturesUnordered<_> = asked.collect();
+    let mut last = None;
+    while let Some(outcome) = asked.next().await {
+        match outcome {
+            Ok(client) => return Ok(client),
+            Err(failure) => last = Some(failure),
+        }
     }
+    let none = || {
+        let message = format!("no store {} there: {} run, counted from 1", store.store, endpoint.stores.len());
+        Failure::new(message)
+    };
+    Err((last.unwrap_or_else(none), is_one_of_many))
 }
 
 fn failed(status: Answer) -> Failure {

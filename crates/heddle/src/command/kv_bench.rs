@@ -26,7 +26,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) async fn start(keys: u64, value_bytes: u64) -> Result<Server, Failure> {
+    /// A store for so many keys, kept as a mode of `--persistence` says.
+    pub(super) async fn start(keys: u64, value_bytes: u64, persistence: &str) -> Result<Server, Failure> {
         let failed = |error: std::io::Error| Failure::new(format!("the store cannot be started: {error}"));
         let folder = tempfile::tempdir().map_err(failed)?;
         // A record in one block: 48 bytes, the key and the value.
@@ -34,6 +35,7 @@ impl Server {
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.args(["kv", "up", "--bound", "--listen", "127.0.0.1:0", "--dir"]).arg(folder.path());
         command.args(["--keys", &keys.to_string(), "--block-bytes", &block_bytes.to_string()]);
+        command.args(["--persistence", persistence]);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(failed)?;
         let start = Instant::now();
         loop {
@@ -59,7 +61,7 @@ impl Drop for Server {
 pub async fn run(arguments: &Arguments, stop: &Stop) -> Result<(), Failure> {
     let server = match &arguments.connect {
         Some(_) => None,
-        None => Some(Server::start(arguments.keys, arguments.value_bytes).await?),
+        None => Some(Server::start(arguments.keys, arguments.value_bytes, "none").await?),
     };
     let directory = match (&server, &arguments.connect) {
         (Some(server), _) => server.folder.path(),

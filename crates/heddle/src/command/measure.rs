@@ -26,6 +26,7 @@ use bench::plot;
 use bench::process::{self, Usage};
 use bench::progress::Terminal;
 use bench::report::{Pairs, Report, Settings};
+use bench::sift::costs::Part;
 use bench::workload::Workload;
 use bench::workload::kmeans::KMeans;
 use bench::workload::smallbank::SmallBank;
@@ -68,6 +69,14 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::SiftFig5(arguments) => super::sift::fig5(arguments, &stop).await,
         Bench::SiftFig6(arguments) => super::sift::fig6(arguments, &stop).await,
         Bench::Ordering(arguments) => super::figure::ordering(arguments, &stop).await,
+        Bench::SiftFig7(arguments) => super::sift::fig7(arguments, &stop).await,
+        Bench::SiftFig8(arguments) => super::sift::fig8(arguments, &stop),
+        Bench::SiftFig9(arguments) => super::sift::costs(Part::Fig9, arguments, &stop).await,
+        Bench::SiftFig10(arguments) => super::sift::costs(Part::Fig10, arguments, &stop).await,
+        Bench::SiftFig11(arguments) => super::sift::fig11(arguments, &stop).await,
+        Bench::SiftFig12(arguments) => super::sift::fig12(arguments, &stop).await,
+        Bench::SiftTable2(arguments) => super::sift::costs(Part::Table2, arguments, &stop).await,
+        Bench::SiftProcess => Ok(bench::sift::processes::serve().await?),
         Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         Bench::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,

@@ -10,6 +10,7 @@ pub mod flexchain;
 pub mod isolate;
 pub mod kv;
 pub mod kv_bench;
+mod kv_isolate;
 pub mod measure;
 pub mod peer;
 pub mod process;

@@ -60,8 +60,24 @@ fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
     }
 }
 
-/// Runs a figure in its quick form: its ratios are there, with a row at least, and so is its plot.
+/// Runs one of FlexChain's figures in its quick form; its ratios are above nothing.
 fn quick_figure(name: &str, ratios: &[&str], more: &[&str]) -> Value {
+    let (figure, plot) = quick(name, ratios, more);
+    let ratios = figure["ratios"].as_object().expect("ratios");
+    assert!(ratios.values().all(|ratio| ratio.as_f64().is_some_and(|ratio| ratio > 0.0)), "{figure:#}");
+    assert!(plot.contains("FlexChain"));
+    figure
+}
+
+/// Runs one of Sift's figures in its quick form.
+fn quick_sift(name: &str, ratios: &[&str], more: &[&str]) -> Value {
+    let (figure, plot) = quick(name, ratios, more);
+    assert!(plot.contains("Sift"));
+    figure
+}
+
+/// Runs a figure in its quick form: its ratios are there, with a row at least, and so is its plot.
+fn quick(name: &str, ratios: &[&str], more: &[&str]) -> (Value, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("figure.json");
     let path = json.display().to_string();
@@ -75,11 +91,11 @@ fn quick_figure(name: &str, ratios: &[&str], more: &[&str]) -> Value {
     let found = figure["ratios"].as_object().expect("ratios");
     let names: std::collections::BTreeSet<&str> = found.keys().map(String::as_str).collect();
     assert_eq!(names, ratios.iter().copied().collect(), "{line:?}");
-    let is_sane = |ratio: &Value| ratio.as_f64().is_some_and(|ratio| ratio.is_finite() && ratio > 0.0);
+    let is_sane = |ratio: &Value| ratio.as_f64().is_some_and(f64::is_finite);
     assert!(found.values().all(is_sane), "{figure:#}");
     let plot = std::fs::read_to_string(folder.path().join("figure.svg")).expect("it was drawn beside the JSON");
-    assert!(plot.contains("<svg") && plot.contains("FlexChain"));
-    figure
+    assert!(plot.contains("<svg"));
+    (figure, plot)
 }
 
 #[test]
@@ -132,6 +148,97 @@ fn figure_8b_limits_the_memory_nodes_processor_in_either_way() {
     // A cgroup where the machine lets us have one.
     let figure = quick_figure("flexchain-fig8b", &ratios, &[]);
     assert!(figure["settings"]["limiter"].as_str().is_some_and(|name| !name.is_empty()), "{figure:#}");
+}
+
+#[test]
+fn sifts_figures_5_and_6_set_both_engines_beside_each_other() {
+    let ratios = [
+        "write_over_raft",
+        "read_over_raft",
+        "coded_write_over_plain",
+        "mixed_over_raft",
+        "read_heavy_over_raft",
+        "coded_write_over_raft",
+        "write_cpu_over_raft",
+    ];
+    let figure = quick_sift("sift-fig5", &ratios, &[]);
+    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 4), "{figure:#}");
+    let figure = quick_sift("sift-fig6", &["write_p50_over_raft", "read_p50_over_raft"], &[]);
+    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 2 * 2), "{figure:#}");
+}
+
+#[test]
+fn sifts_figure_7_limits_every_node_and_table_2_prices_what_it_finds() {
+    let ratios = ["sift_over_raft_f1", "coded_over_raft_f1", "sift_over_raft_f2", "coded_over_raft_f2"];
+    let figure = quick_sift("sift-fig7", &ratios, &["--limit", "pauses"]);
+    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 2 * 2), "{figure:#}");
+    assert_eq!(figure["settings"]["limiter"], "pauses (SIGSTOP and SIGCONT)");
+    let ratios = ["saving_aws_f1", "saving_gcp_f1", "saving_aws_f2", "saving_gcp_f2"];
+    let figure = quick_sift("sift-table2", &ratios, &[]);
+    let rows = figure["rows"].as_array().expect("rows");
+    let cores = |machine: &str| rows.iter().find(|row| row["machine"] == machine).and_then(|row| row["cores"].as_f64());
+    assert_eq!((cores("raft node"), cores("sift memory node")), (Some(8.0), Some(1.0)), "{figure:#}");
+    assert!(cores("sift processor").is_some_and(|cores| cores >= 1.0), "{figure:#}");
+    quick_sift("sift-fig9", &["saving_aws_f1", "saving_gcp_f1"], &[]);
+    quick_sift("sift-fig10", &["saving_aws_f2", "saving_gcp_f2"], &[]);
+}
+
+#[test]
+fn sifts_figure_8_says_how_many_backups_are_enough() {
+    let ratios = [
+        "extra_recovery_s_1000_groups_6_backups",
+        "extra_recovery_s_3000_groups_20_backups",
+        "backups_for_1000_groups",
+        "backups_for_3000_groups",
+        "extra_recovery_s_1000_groups_6_backups_racks",
+        "extra_recovery_s_3000_groups_20_backups_racks",
+        "backups_for_1000_groups_racks",
+        "backups_for_3000_groups_racks",
+    ];
+    let figure = quick_sift("sift-fig8", &ratios, &[]);
+    let rows = figure["rows"].as_array().expect("rows");
+    // Without any backup everybody waits for a machine.
+    let none = rows.iter().filter(|row| row["backups"] == 0.0);
+    assert!(none.clone().count() == 4 && none.clone().all(|row| row["extra_recovery_s"] == 100.0), "{figure:#}");
+}
+
+#[test]
+fn sifts_figure_11_has_a_memory_node_back_that_was_killed() {
+    let ratios = [
+        "lowest_over_before",
+        "lowest_reads_over_before",
+        "mean_over_before",
+        "longest_without_reads_ms",
+        "readmitted_s",
+    ];
+    for more in [&[][..], &["--coded"]] {
+        let figure = quick_sift("sift-fig11", &ratios, more);
+        assert!(figure["ratios"]["readmitted_s"].as_f64().is_some_and(|seconds| seconds > 0.5), "{figure:#}");
+        assert!(figure["ratios"]["mean_over_before"].as_f64().is_some_and(|ratio| ratio > 0.0), "{figure:#}");
+    }
+}
+
+#[test]
+fn sifts_figure_12_has_another_processor_serve_after_each_kill() {
+    let ratios = [
+        "detected_ms",
+        "serves_ms",
+        "half_recovered_ms",
+        "recovered_ms",
+        "half_recovered_ms_max",
+        "recovered_ms_max",
+        "log_full_min",
+    ];
+    let figure = quick_sift("sift-fig12", &ratios, &[]);
+    let kills: Vec<&Value> =
+        figure["rows"].as_array().expect("rows").iter().filter(|row| !row["serves_ms"].is_null()).collect();
+    assert_eq!(kills.len(), 2, "{figure:#}");
+    for kill in kills {
+        let ms = |name: &str| kill[name].as_f64().expect("a number");
+        assert!(ms("detected_ms") <= ms("elected_ms") && ms("elected_ms") <= ms("taken_over_ms"), "{kill:#}");
+        assert!(ms("taken_over_ms") <= ms("serves_ms") && ms("ops_per_second_after") > 0.0, "{kill:#}");
+        assert!(ms("entries_recovered") > 0.0, "{kill:#}");
+    }
 }
 
 #[test]

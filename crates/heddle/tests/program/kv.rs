@@ -256,3 +256,59 @@ fn stores_share_memory_nodes_and_backups() {
     let (code, said) = store.ask(&["get", "name", "--store", "4"]);
     assert!(code == Some(1) && said.contains("3 run"), "{said}");
 }
+
+#[test]
+fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_node() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::start_with(&folder.path().join("kv"), &["--isolate"]);
+    let names: Vec<&str> = store.endpoint.parts.iter().map(|part| part.name.as_str()).collect();
+    assert_eq!(names, ["memory-0", "memory-1", "memory-2", "processor-0", "processor-1"]);
+    assert_eq!(store.ask(&["put", "name", "Ada"]).0, Some(0));
+    let status = || -> serde_json::Value {
+        let (code, said) = store.ask(&["status", "--json"]);
+        if code == Some(0) { serde_json::from_str(&said).expect("JSON") } else { serde_json::Value::Null }
+    };
+    let term = status()["term"].as_u64().expect("a term");
+
+    let kill = |name: &str| {
+        let endpoint = KvEndpoint::load(&store.dir).expect("a file").expect("it runs");
+        let part = endpoint.parts.into_iter().find(|part| part.name == name).expect("it runs");
+        let process = rustix::process::Pid::from_raw(part.process as i32).expect("a process");
+        rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("it runs");
+        part.process
+    };
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < READY_PATIENCE, "{what}: not within {READY_PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let runs_again = |name: &str, killed: u32| {
+        until(&format!("{name} runs again"), &|| {
+            let endpoint = KvEndpoint::load(&store.dir).ok().flatten();
+            endpoint.is_some_and(|it| it.parts.iter().any(|part| part.name == name && part.process != killed))
+        });
+    };
+    let killed = kill("processor-0");
+    until("another processor serves", &|| status()["term"].as_u64().is_some_and(|now| now > term));
+    assert_eq!(store.ask(&["get", "name"]), (Some(0), "Ada\n".to_owned()));
+    assert_eq!(store.ask(&["put", "name", "Grace"]).0, Some(0));
+    runs_again("processor-0", killed);
+
+    let killed = kill("memory-1");
+    assert_eq!(store.ask(&["put", "other", "Mary"]).0, Some(0));
+    runs_again("memory-1", killed);
+    until("all memory nodes are back", &|| status()["memoryNodesLive"] == 3);
+    for (key, value) in [("name", "Grace\n"), ("other", "Mary\n")] {
+        assert_eq!(store.ask(&["get", key]), (Some(0), value.to_owned()));
+    }
+}
+
+#[test]
+fn a_store_in_tables_is_one_process() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("kv").display().to_string();
+    let output = run(&["kv", "up", "--isolate", "--persistence", "coordinator", "--dir", &dir]);
+    assert!(output.status.code() == Some(1) && text(&output).contains("tables"), "{}", text(&output));
+}

@@ -9,9 +9,12 @@
 //!    each in a folder of its own, with which the next start goes on; or by whoever coordinates in the folder `tables`, from which
 //!    the next start fills new memory nodes.
 //!
+//! Memory nodes and processors may also be processes of their own ([`KvPlan`], [`KvPart`]).
+//!
 //! No client proves who it is: whoever reaches a port reads and writes.
 
 mod client;
+mod part;
 mod service;
 mod stores;
 
@@ -23,27 +26,31 @@ use std::time::Duration;
 use base::rt::disk::{Directory, File};
 use base::rt::{self, Stop};
 use consensus::kv::{Options, Persistent, Store};
-use consensus::{Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Timing};
+use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Timing};
 use gateway::client::{Target, Tls};
 use gateway::rpc::Settings;
 use gateway::server;
-use identity::issue::{Organization, Terms};
+use identity::issue::{Organization, Terms, TlsIdentity};
 use identity::{KeyKind, Role};
 use rma::shm::Shm;
-use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+use rma::{Fabric, HostOptions, NodeId, Token};
 use serde::{Deserialize, Serialize};
 use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
+use tokio::net::TcpListener;
 
 use crate::network::{NodeError, write};
 use service::Port;
-use stores::Stores;
+use stores::{Processors, Stores};
 
 pub use client::{KvClient, KvExchange, KvWatch};
 pub use consensus::kv::Sizes;
+pub use part::{KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
 
 const FILE: &str = "kv.json";
 const AUTHORITY: &str = "ca.pem";
 const HOST: &str = "localhost";
+/// What processors are called at memory nodes.
+const NAME: &str = "kv";
 /// The folder of the coordinators' tables.
 const TABLES: &str = "tables";
 /// Held while a process uses a directory.
@@ -54,6 +61,8 @@ pub const STORES_MAX: u32 = 64;
 const GROUP_LOG_BYTES: u64 = 4 << 20;
 /// How long the first coordinator may take.
 const START_MAX: Duration = Duration::from_secs(30);
+/// How often it is asked whether all can go on.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// What outlives the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -101,6 +110,9 @@ pub struct KvEndpoint {
     /// Where each store's port is.
     #[serde(default)]
     pub stores: Vec<SocketAddr>,
+    /// Of stores whose parts are processes: what runs, processors with a port for each store, any of which may serve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<KvProcessEndpoint>,
     /// The name in its certificate.
     pub host: String,
     /// The authority that clients trust, relative to the directory.
@@ -123,6 +135,21 @@ impl KvEndpoint {
         };
         let damaged = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
         serde_json::from_slice(&bytes).map(Some).map_err(|error| NodeError::file("understand", &path)(damaged(error)))
+    }
+
+    /// Writes it, last of all that a client needs.
+    fn write(&self, directory: &Path) -> Result<(), NodeError> {
+        let text = serde_json::to_string_pretty(self).expect("an endpoint has a JSON form");
+        write(&directory.join(FILE), (text + "\n").as_bytes())
+    }
+
+    /// Everywhere that a store, counted from 0, may be served.
+    pub fn addresses_of(&self, store: usize) -> Vec<SocketAddr> {
+        let parts: Vec<SocketAddr> = self.parts.iter().filter_map(|part| part.stores.get(store).copied()).collect();
+        match parts.is_empty() {
+            false => parts,
+            true => self.stores.get(store).or((store == 0).then_some(&self.address)).copied().into_iter().collect(),
+        }
     }
 
     /// How a client reaches the first store.
@@ -185,98 +212,151 @@ async fn lock(directory: &Path) -> Result<(Directory, File), NodeError> {
     }
 }
 
+/// Sizes of each store's group.
+fn layout(options: &KvOptions) -> Result<Layout, NodeError> {
+    let KvOptions { stores, sizes, .. } = options;
+    sizes.check_sizes()?;
+    if !(1..=STORES_MAX).contains(stores) {
+        return Err(Error::Invalid(format!("{stores} stores: choose 1 to {STORES_MAX}")).into());
+    }
+    // Twice what it needs at least, so that transactions follow one another.
+    let group_log = GROUP_LOG_BYTES.max((sizes.block_bytes * 128).next_multiple_of(4096));
+    Ok(sizes.group_layout(group_log)?)
+}
+
+/// The group of each store.
+fn groups(options: &KvOptions, layout: Layout, places: &[Place], fabric: &Arc<dyn Fabric>) -> Vec<Group> {
+    let timing = timing(options.persistence);
+    let group = |id| Group { id, layout, nodes: places.to_vec(), fabric: Arc::clone(fabric), timing };
+    (1..=u64::from(options.stores)).map(|id| group(GroupId(id))).collect()
+}
+
+/// Makes groups that were never used.
+async fn format(options: &KvOptions, groups: &[Group]) -> Result<(), NodeError> {
+    for group in groups {
+        match consensus::format(group).await {
+            // It goes on with what the nodes have kept.
+            Err(Error::AlreadyFormatted(_)) if options.persistence == Persistence::Nodes => {}
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
+
+/// A memory node of all groups.
+async fn memory_node(
+    options: &KvOptions,
+    layout: Layout,
+    slot: usize,
+    place: &Place,
+    fabric: &Arc<dyn Fabric>,
+    stop: &Stop,
+) -> Result<Arc<MemoryNode>, NodeError> {
+    let token = place.token.clone();
+    let host_options = HostOptions { node: NodeId(slot as u32), tokens: Arc::new(move |_| Some(token.clone())) };
+    let failed = |source| NodeError::Fabric { who: "a memory node".to_owned(), source };
+    let host = fabric.host(&place.address, host_options).await.map_err(failed)?;
+    let groups = (1..=u64::from(options.stores)).map(|id| GroupMemory { id: GroupId(id), layout }).collect();
+    let node_options = MemoryNodeOptions { host, groups, stop: stop.clone() };
+    Ok(match options.persistence {
+        Persistence::None | Persistence::Coordinator { .. } => MemoryNode::start(node_options).await?,
+        Persistence::Nodes => {
+            let folder = format!("memory-{slot}");
+            let path = options.directory.join(&folder);
+            let opened = Directory::open(&options.directory).await;
+            let opened = opened.map_err(NodeError::file("open", &options.directory))?;
+            let kept = opened.subdirectory(&folder).await.map_err(NodeError::file("make", &path))?;
+            MemoryNode::start_persistent(node_options, &kept).await?
+        }
+    })
+}
+
+/// What proves to clients whom they reach.
+fn certificate(listen: SocketAddr) -> Result<TlsIdentity, NodeError> {
+    let organization = Organization::found("HeddleKv", "kv.heddle", &Terms::starting_now(KeyKind::P256))?;
+    let ip = listen.ip().to_string();
+    Ok(organization.issue_tls(Role::Peer, "kv", &[HOST, "127.0.0.1", "::1", &ip])?)
+}
+
+/// A port for each store, from one on; any that are free where that is 0.
+async fn bind(listen: SocketAddr, stores: u32) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), NodeError> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    for store in 0..stores as u16 {
+        let port = if listen.port() == 0 { 0 } else { listen.port().wrapping_add(store) };
+        let address = SocketAddr::new(listen.ip(), port);
+        let cannot_listen = |source| NodeError::Listen { address, source };
+        let listener = server::bind(address).await.map_err(cannot_listen)?;
+        addresses.push(listener.local_addr().map_err(cannot_listen)?);
+        listeners.push(listener);
+    }
+    Ok((listeners, addresses))
+}
+
+/// Answers clients at the ports.
+fn serve(
+    options: &KvOptions,
+    listeners: Vec<TcpListener>,
+    stores: &Arc<Stores>,
+    (certificate_pem, key_pem): (&[u8], &[u8]),
+    stop: &Stop,
+) -> Result<Vec<tokio::task::JoinHandle<()>>, NodeError> {
+    let KvOptions { sizes, memory_nodes, persistence, .. } = *options;
+    let message_bytes_max = 2 * sizes.value_bytes_max() + (64 << 10);
+    let mut serving = Vec::new();
+    for (store, listener) in listeners.into_iter().enumerate() {
+        let tls = server::tls(certificate_pem, key_pem)?;
+        let port = Port { stores: Arc::clone(stores), store, sizes, memory_nodes, persistence, stop: stop.clone() };
+        let (settings, limits) = (Settings { message_bytes_max, ..Settings::default() }, server::Limits::default());
+        serving.push(tokio::spawn(server::serve(listener, Some(tls), port, settings, limits, stop.clone())));
+    }
+    Ok(serving)
+}
+
 impl KeyValues {
     /// Starts stores, empty ones or those that are in the directory; on return they serve.
     ///
     /// # Errors
     /// Sizes that make no sense or differ from what is there, no memory, no port, no file.
     pub async fn start(options: KvOptions) -> Result<KeyValues, NodeError> {
-        let KvOptions { directory, listen, stores, backups, persistence, memory_nodes, sizes, cache_bytes } = options;
-        sizes.check_sizes()?;
-        if !(1..=STORES_MAX).contains(&stores) {
-            return Err(Error::Invalid(format!("{stores} stores: choose 1 to {STORES_MAX}")).into());
-        }
-        // Twice what it needs at least, so that transactions follow one another.
-        let group_log = GROUP_LOG_BYTES.max((sizes.block_bytes * 128).next_multiple_of(4096));
-        let layout = sizes.group_layout(group_log)?;
-        let (opened, lock) = lock(&directory).await?;
-        let organization = Organization::found("HeddleKv", "kv.heddle", &Terms::starting_now(KeyKind::P256))?;
-        let ip = listen.ip().to_string();
-        let identity = organization.issue_tls(Role::Peer, "kv", &[HOST, "127.0.0.1", "::1", &ip])?;
-        let mut listeners = Vec::new();
-        let mut addresses = Vec::new();
-        for store in 0..stores as u16 {
-            let port = if listen.port() == 0 { 0 } else { listen.port().wrapping_add(store) };
-            let address = SocketAddr::new(listen.ip(), port);
-            let cannot_listen = |source| NodeError::Listen { address, source };
-            let listener = server::bind(address).await.map_err(cannot_listen)?;
-            addresses.push(listener.local_addr().map_err(cannot_listen)?);
-            listeners.push(listener);
-        }
+        let layout = layout(&options)?;
+        let directory = options.directory.clone();
+        let (_, lock) = lock(&directory).await?;
+        let identity = certificate(options.listen)?;
+        let (listeners, addresses) = bind(options.listen, options.stores).await?;
 
         let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
-        let mut secret = [0; TOKEN_BYTES];
-        rt::fill_random(&mut secret);
-        let token = Token::new(secret);
-        let name = rt::random_u64();
+        let (token, name) = (Token::random(), rt::random_u64());
         let place =
-            |slot| Place { address: format!("local:kv-{name:x}-{slot}"), name: "kv".to_owned(), token: token.clone() };
-        let places: Vec<Place> = (0..memory_nodes).map(place).collect();
+            |slot| Place { address: format!("local:kv-{name:x}-{slot}"), name: NAME.to_owned(), token: token.clone() };
+        let places: Vec<Place> = (0..options.memory_nodes).map(place).collect();
         let stop = Stop::new();
         let mut nodes = Vec::new();
         for (slot, place) in places.iter().enumerate() {
-            let token = token.clone();
-            let options = HostOptions { node: NodeId(slot as u32), tokens: Arc::new(move |_| Some(token.clone())) };
-            let failed = |source| NodeError::Fabric { who: "a memory node".to_owned(), source };
-            let host = fabric.host(&place.address, options).await.map_err(failed)?;
-            let groups = (1..=u64::from(stores)).map(|id| GroupMemory { id: GroupId(id), layout }).collect();
-            let options = MemoryNodeOptions { host, groups, stop: stop.clone() };
-            nodes.push(match persistence {
-                Persistence::None | Persistence::Coordinator { .. } => MemoryNode::start(options).await?,
-                Persistence::Nodes => {
-                    let folder = format!("memory-{slot}");
-                    let path = directory.join(&folder);
-                    let kept = opened.subdirectory(&folder).await.map_err(NodeError::file("make", &path))?;
-                    MemoryNode::start_persistent(options, &kept).await?
-                }
-            });
+            nodes.push(memory_node(&options, layout, slot, place, &fabric, &stop).await?);
         }
-        let timing = timing(persistence);
-        let mut groups = Vec::new();
-        for id in (1..=u64::from(stores)).map(GroupId) {
-            let group = Group { id, layout, nodes: places.clone(), fabric: Arc::clone(&fabric), timing };
-            match consensus::format(&group).await {
-                // It goes on with what the nodes have kept.
-                Err(Error::AlreadyFormatted(_)) if persistence == Persistence::Nodes => {}
-                outcome => outcome?,
-            }
-            groups.push(group);
-        }
+        let groups = groups(&options, layout, &places, &fabric);
+        format(&options, &groups).await?;
 
         let mut kept = Vec::new();
-        if let Persistence::Coordinator { is_synchronous } = persistence {
+        if let Persistence::Coordinator { is_synchronous } = options.persistence {
             let engine = FjallEngine::open(&directory.join(TABLES), FjallOptions::default()).await?;
             for group in &groups {
                 let tables = engine.tables(&format!("store-{}", group.id.0)).await?;
                 kept.push(Persistent { tables, is_synchronous });
             }
         }
-        let stores = Stores::start(groups, kept, sizes, Options { cache_bytes }, backups, &stop).await?;
-        let message_bytes_max = 2 * sizes.value_bytes_max() + (64 << 10);
-        let mut serving = Vec::new();
-        for (store, listener) in listeners.into_iter().enumerate() {
-            let tls = server::tls(&identity.certificate_pem, &identity.key_pem)?;
-            let port =
-                Port { stores: Arc::clone(&stores), store, sizes, memory_nodes, persistence, stop: stop.clone() };
-            let (settings, limits) = (Settings { message_bytes_max, ..Settings::default() }, server::Limits::default());
-            serving.push(tokio::spawn(server::serve(listener, Some(tls), port, settings, limits, stop.clone())));
-        }
+        let processors = Processors { own: true, backups: options.backups, number: 0 };
+        let cache = Options { cache_bytes: options.cache_bytes };
+        let stores = Stores::start(groups, kept, options.sizes, cache, processors, &stop)?;
+        stores.served(START_MAX).await.inspect_err(|_| stop.stop())?;
+        let proof = (&identity.certificate_pem[..], &identity.key_pem[..]);
+        let serving = serve(&options, listeners, &stores, proof, &stop)?;
         let authority = PathBuf::from(AUTHORITY);
         let (address, process) = (addresses[0], std::process::id());
-        let endpoint = KvEndpoint { address, stores: addresses, host: HOST.to_owned(), authority, process };
+        let (host, parts) = (HOST.to_owned(), Vec::new());
+        let endpoint = KvEndpoint { address, stores: addresses, parts, host, authority, process };
         write(&directory.join(AUTHORITY), &identity.authority_pem)?;
-        let text = serde_json::to_string_pretty(&endpoint).expect("an endpoint has a JSON form");
-        write(&directory.join(FILE), (text + "\n").as_bytes())?;
+        endpoint.write(&directory)?;
         Ok(KeyValues { directory, endpoint, stores, stop, serving, nodes, _lock: lock })
     }
 
@@ -293,7 +373,7 @@ impl KeyValues {
     /// Completes when one of them cannot go on, with the reason.
     pub async fn failed(&self) -> Error {
         loop {
-            rt::sleep(Duration::from_millis(200)).await;
+            rt::sleep(LOOK).await;
             if let Some(error) = self.stores.failed() {
                 return error;
             }

@@ -3,6 +3,7 @@
 //! A store that nobody coordinates waits for a backup, and says so ([`Stores::why_not`]); its own processor may come back first.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use base::ErrorKind;
 use base::rt::{self, Stop, Task};
@@ -11,16 +12,17 @@ use consensus::kv::{Options, Persistent, Sizes, Store};
 use consensus::{BackupPool, Coordinator, Error, Group, PoolOptions, PoolStatus, Standby, Watched};
 use futures_util::FutureExt as _;
 
-use super::START_MAX;
+use super::STORES_MAX;
 use super::service::Current;
 
 /// What the pool's coordinators bear in heartbeats; the stores' own bear smaller numbers.
-const POOL: u64 = 1000;
+const POOL: u64 = 1 << 20;
 
 /// The stores of a process.
 pub(super) struct Stores {
     served: Vec<Served>,
     pool: OnceLock<BackupPool>,
+    wanted: Processors,
     processors: Mutex<Vec<Task<()>>>,
 }
 
@@ -86,17 +88,29 @@ impl Served {
     }
 }
 
+/// Which processors a process has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Processors {
+    /// Each store's own.
+    pub own: bool,
+    /// Backups that all stores share.
+    pub backups: u32,
+    /// Tells them from those of other processes.
+    pub number: u32,
+}
+
 impl Stores {
-    /// Starts all, where they are kept in tables those of each; on return they are served, each by its own processor.
+    /// Begins to see to all, where they are kept in tables those of each. Where a process has each store's own processors its
+    /// backups do not watch before these serve.
     ///
     /// # Errors
-    /// Why one cannot be served.
-    pub(super) async fn start(
+    /// More backups than there can be.
+    pub(super) fn start(
         groups: Vec<Group>,
         kept: Vec<Persistent>,
         sizes: Sizes,
         options: Options,
-        backups: u32,
+        processors: Processors,
         stop: &Stop,
     ) -> Result<Arc<Stores>, Error> {
         let mut kept = kept.into_iter();
@@ -105,22 +119,37 @@ impl Stores {
             Served { group, kept: kept.next(), sizes, options, current, failed }
         });
         let served: Vec<Served> = served.collect();
-        let mut processors = Vec::new();
-        for (number, served) in served.iter().cloned().enumerate() {
+        let mut tasks = Vec::new();
+        let first = u64::from(processors.number) * u64::from(STORES_MAX);
+        for (number, served) in (first..).zip(served.iter().filter(|_| processors.own).cloned()) {
             let stop = stop.clone();
-            processors.push(rt::spawn(async move {
-                stop.or_stopped(served.process(number as u64)).await;
+            tasks.push(rt::spawn(async move {
+                stop.or_stopped(served.process(number)).await;
             }));
         }
-        let (pool, processors) = (OnceLock::new(), Mutex::new(processors));
-        let stores = Arc::new(Stores { served, pool, processors });
-        for served in &stores.served {
-            if served.current.serving(START_MAX).await.is_none() {
-                stop.stop();
-                return Err(stores.failed().unwrap_or(Error::NotElected));
+        let (pool, tasks) = (OnceLock::new(), Mutex::new(tasks));
+        let stores = Arc::new(Stores { served, pool, wanted: processors, processors: tasks });
+        if !processors.own {
+            stores.start_pool()?;
+        }
+        Ok(stores)
+    }
+
+    /// Waits until this process serves all, and has its backups watch.
+    ///
+    /// # Errors
+    /// Why one cannot be served.
+    pub(super) async fn served(&self, patience: Duration) -> Result<(), Error> {
+        for served in &self.served {
+            if served.current.serving(patience).await.is_none() {
+                return Err(self.failed().unwrap_or(Error::NotElected));
             }
         }
-        let watched = stores.served.iter().cloned().map(|served| {
+        self.start_pool()
+    }
+
+    fn start_pool(&self) -> Result<(), Error> {
+        let watched = self.served.iter().cloned().map(|served| {
             let group = served.group.clone();
             let serve: Serve = Arc::new(move |coordinator| {
                 let served = served.clone();
@@ -128,9 +157,11 @@ impl Stores {
             });
             Watched { group, serve }
         });
-        let pool = BackupPool::start(watched.collect(), PoolOptions { number: POOL, processors: backups as usize })?;
-        stores.pool.set(pool).expect("it is set once");
-        Ok(stores)
+        let Processors { backups, number, .. } = self.wanted;
+        let options = PoolOptions { number: POOL + u64::from(number), processors: backups as usize };
+        let pool = BackupPool::start(watched.collect(), options)?;
+        self.pool.set(pool).expect("it is set once");
+        Ok(())
     }
 
     pub(super) fn current(&self, store: usize) -> &Current {

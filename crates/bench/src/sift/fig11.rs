@@ -1,0 +1,123 @@
+//! Figure 11: a memory node is killed under load, and comes back with nothing in it.
+//!
+//! 1. Memory nodes and the processor that coordinates are processes of their own; the processor has the clients, read-heavy.
+//! 2. One memory node's process is killed (SIGKILL), and another one started at its address after [`PAUSE`].
+//! 3. The coordinator copies everything to it, region by region, at a bounded rate, and counts it again. What clients did meanwhile
+//!    is looked at in intervals of 100 ms, as in the paper.
+
+use std::time::Duration;
+
+use base::rt::{self, Stop};
+
+use super::processes::{Family, Program, Role, Task, Times, now_ns};
+use super::systems::{Kind, Shape};
+use super::timeline::Timeline;
+use super::{READ_HEAVY, THETA};
+use crate::error::Error;
+use crate::figure::{Bound, Curves, Figure};
+
+/// How long the machine of the memory node is gone.
+const PAUSE: Duration = Duration::from_millis(500);
+const INTERVAL_MS: u64 = 100;
+const LOWEST_OVER_BEFORE_MIN: f64 = 0.7;
+const READMITTED_S_MAX: f64 = 60.0;
+/// Which of them is killed.
+const KILLED: u32 = 1;
+
+/// How it is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Keys.
+    pub keys: u64,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Of a hundred pairs, how many the coordinator's cache has room for.
+    pub cache_percent: u64,
+    /// Bytes a second that are copied to whoever comes back.
+    pub copy_bytes_per_second: u64,
+    /// Seconds before the kill that count, as many before those, and after the return.
+    pub seconds: f64,
+    /// Whether blocks are coded.
+    pub is_coded: bool,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// A process cannot be started or fails, or somebody stopped the run.
+pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+    let kind = if options.is_coded { Kind::SiftCoded } else { Kind::Sift };
+    let cache_bytes = super::cache_bytes(options.keys, options.value_bytes, options.cache_percent);
+    let shape = Shape { cache_bytes, ..Shape::new(kind, 1, options.keys, options.value_bytes) };
+    let times = Times { copy_bytes_per_second: options.copy_bytes_per_second, ..Times::patient() };
+    let family = Family::new(program, shape, times)?;
+    tell("starting three memory nodes and a processor");
+    let mut memory = family.start_memory(stop).await?;
+    let mut processor = family.start(Role::Processor(1), stop).await?;
+    processor.until(stop, |heard| heard.serves).await?;
+    tell("putting all keys");
+    processor.ask(Task::Fill, stop).await?;
+    tell("loading it");
+    processor.tell(Task::Load { puts_of_100: READ_HEAVY.puts_of_100 })?;
+    let span = Duration::from_secs_f64(options.seconds);
+    rt::sleep(span).await;
+    let from = now_ns();
+    rt::sleep(span).await;
+
+    tell("a memory node is gone");
+    let killed = memory[KILLED as usize].kill();
+    processor.until(stop, |heard| heard.counts.last().filter(|count| count.live < 3).map(drop)).await?;
+    rt::sleep(PAUSE).await;
+    memory[KILLED as usize] = family.start(Role::Memory(KILLED), stop).await?;
+    tell("a memory node comes back");
+    let readmitted =
+        processor.until(stop, |heard| heard.counts.last().filter(|count| count.live == 3).copied()).await?;
+    rt::sleep(span).await;
+    let until = now_ns();
+
+    let mut timeline = Timeline::default();
+    timeline.add(&processor.heard().counts);
+    let before = timeline.rate(from, killed);
+    let during = timeline.intervals(killed, readmitted.at_ns, INTERVAL_MS);
+    let lowest = during.iter().map(|one| one.ops_per_second).fold(f64::INFINITY, f64::min);
+    let lowest_reads = during.iter().map(|one| one.reads_per_second).fold(f64::INFINITY, f64::min);
+    let mean = timeline.rate(killed, readmitted.at_ns).ops_per_second;
+    let readmitted_s = (readmitted.at_ns - killed) as f64 / 1e9;
+
+    let mut figure =
+        Figure::new("sift-fig11", "Sift, figure 11: a memory node is killed and comes back, read-heavy load");
+    figure.setting("system", kind.name());
+    figure.setting("keys", options.keys);
+    figure.setting("value_bytes", options.value_bytes as u64);
+    figure.setting("cache_percent", options.cache_percent);
+    figure.setting("copy_bytes_per_second", options.copy_bytes_per_second);
+    figure.setting("clients", program.clients);
+    figure.setting("theta", THETA);
+    for one in timeline.intervals(from, until, INTERVAL_MS) {
+        let numbers = [
+            ("seconds", one.from_ms / 1e3),
+            ("ops_per_second", one.ops_per_second),
+            ("reads_per_second", one.reads_per_second),
+            ("over_before", one.ops_per_second / before.ops_per_second),
+        ];
+        figure.row(&[("system", kind.name())], &numbers);
+    }
+    figure.curves(Curves { x: "seconds", x_log: false, y: "ops_per_second" });
+    let bound = Some(Bound::AtLeast(LOWEST_OVER_BEFORE_MIN));
+    figure.ratio("lowest_over_before", lowest / before.ops_per_second, bound);
+    figure.ratio("lowest_reads_over_before", lowest_reads / before.reads_per_second, bound);
+    figure.ratio("mean_over_before", mean / before.ops_per_second, None);
+    figure.ratio("longest_without_reads_ms", timeline.longest_without_reads_ms(killed, readmitted.at_ns), None);
+    figure.ratio("readmitted_s", readmitted_s, Some(Bound::AtMost(READMITTED_S_MAX)));
+    figure.note(format!(
+        "killed {:.1} s after the first interval, started again {:.1} s later, counted again {readmitted_s:.1} s after the kill",
+        (killed - from) as f64 / 1e9,
+        PAUSE.as_secs_f64()
+    ));
+    figure.note("ratios are of the intervals between the kill and the return, over the mean before the kill");
+    let ended = processor.heard().ended;
+    if ended > 0 {
+        figure.note(format!("the coordinator lost its lease {ended} times, and took over again"));
+    }
+    Ok(figure)
+}
