@@ -135,7 +135,7 @@ fn steps() -> Vec<Step> {
             hosts::tools()?;
             // Examples are built for those who run them; clippy has seen that they compile.
             let workspace = ["test", "--release", "--workspace"];
-            step::run(Command::new("cargo").args(workspace).args(["--lib", "--bins", "--tests"]))?;
+            step::run(Command::new("cargo").args(workspace).args(["--lib", "--bins", "--tests", "--no-fail-fast"]))?;
             step::run(Command::new("cargo").args(workspace).arg("--doc"))
         }),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"])),

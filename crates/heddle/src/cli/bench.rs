@@ -7,7 +7,7 @@ use bench::workload::ycsb::Mix;
 use bench::workload::{Choice, ZIPF_EXPONENTS};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::flexchain::{Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
+use super::flexchain::{Common, Fig5b, Fig7, Fig8a, Fig8b, MemoryProcess};
 use super::network::Policy;
 use super::sift::{Backups, CoordinatorLoss, MemoryLoss, Processors, Sift};
 
