@@ -38,6 +38,8 @@ const TURN: u64 = 16;
 const LOOK: Duration = Duration::from_millis(2);
 /// How long a step of a measurement may take.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How often putting all keys is begun again.
+const FILL_FAILURES_MAX: u32 = 10;
 /// The share of its log that a store has in use when it counts as full, in percent, and how long that may take.
 const FULL_PERCENT: u64 = 90;
 const FULL_MAX: Duration = Duration::from_secs(10);
@@ -472,11 +474,23 @@ impl Shared {
         say(&Said::Count { at_ns: now_ns(), reads, writes, live });
     }
 
+    /// Puts all keys; again when a coordinator has lost its lease meanwhile and another one serves.
+    async fn fill(&self, stop: &Stop) -> Result<(), Error> {
+        let mut failures = 0;
+        loop {
+            let system = self.serving().await;
+            match load::fill(&system, &self.load, stop).await {
+                Err(Error::Part { .. }) if failures < FILL_FAILURES_MAX => failures += 1,
+                outcome => return outcome,
+            }
+        }
+    }
+
     async fn obey(&self, task: Task) -> Result<(), Error> {
         let (system, never) = (self.serving().await, Stop::new());
         match task {
             Task::Fill => {
-                load::fill(&system, &self.load, &never).await?;
+                self.fill(&never).await?;
                 say(&Said::Done);
             }
             Task::Run { puts_of_100, seconds } => {
