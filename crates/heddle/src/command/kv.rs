@@ -8,7 +8,7 @@ use base::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use gateway::client::{Code, Connection, Status as Answer};
-use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, Persistence, Sizes};
+use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, KvProcessEndpoint, Persistence, Sizes};
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request::Expected;
 use serde_json::{Value, json};
@@ -144,9 +144,14 @@ impl Said<'_> {
 /// # Errors
 /// None runs there, or not so many.
 pub async fn connect(store: &StoreDirectory) -> Result<KvClient, Failure> {
+    find(store).await.map(|(client, _)| client)
+}
+
+/// As [`connect`], with the process that serves where several may.
+async fn find(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), Failure> {
     let start = Instant::now();
     loop {
-        match connect_once(store).await {
+        match find_once(store).await {
             Err((failure, true)) if start.elapsed() > CONNECT_MAX => return Err(failure),
             Err((_, true)) => tokio::time::sleep(CONNECT_PAUSE).await,
             outcome => return outcome.map_err(|(failure, _)| failure),
@@ -154,8 +159,8 @@ pub async fn connect(store: &StoreDirectory) -> Result<KvClient, Failure> {
     }
 }
 
-/// As [`connect`], once; with an error, whether it is worth to be tried again.
-async fn connect_once(store: &StoreDirectory) -> Result<KvClient, (Failure, bool)> {
+/// As [`find`], once; with an error, whether it is worth to be tried again.
+async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcessEndpoint>), (Failure, bool)> {
     let directory: &Path = &store.dir;
     let absent = || {
         let dir = directory.display();
@@ -181,14 +186,17 @@ async fn connect_once(store: &StoreDirectory) -> Result<KvClient, (Failure, bool
                 let status = tokio::time::timeout(STATUS_MAX, client.status()).await;
                 status.map_err(|_| Failure::new("no coordinator serves for now; try again"))?.map_err(failed)?;
             }
-            Ok::<KvClient, Failure>(client)
+            Ok::<_, Failure>((client, *address))
         }
     });
     let mut asked: FuturesUnordered<_> = asked.collect();
     let mut last = None;
     while let Some(outcome) = asked.next().await {
         match outcome {
-            Ok(client) => return Ok(client),
+            Ok((client, address)) => {
+                let serving = endpoint.parts.into_iter().find(|part| part.stores.contains(&address));
+                return Ok((client, serving));
+            }
             Err(failure) => last = Some(failure),
         }
     }
@@ -335,12 +343,13 @@ fn print_change(change: &wire::Change, as_json: bool) -> Result<(), Failure> {
 }
 
 async fn status(arguments: &Status) -> Result<(), Failure> {
-    let client = connect(&arguments.directory).await?;
+    let (client, serving) = find(&arguments.directory).await?;
     let status = client.status().await.map_err(failed)?;
     let taken = status.blocks - status.blocks_free;
     if arguments.json {
         return output::print_json(&json!({
             "term": status.term,
+            "processor": serving.map(|part| part.name),
             "version": status.version,
             "applied": status.applied,
             "logUsedBytes": status.log_used_bytes,
@@ -371,7 +380,11 @@ async fn status(arguments: &Status) -> Result<(), Failure> {
         status.stores_waiting,
         "term",
         status.term,
-        if status.by_backup { ", of a backup" } else { "" },
+        match (status.by_backup, serving) {
+            (true, _) => ", of a backup".to_owned(),
+            (false, Some(part)) => format!(", of {}", part.name),
+            (false, None) => String::new(),
+        },
         "version",
         status.version,
         status.version - status.applied,
