@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use crate::programs::PROFILE;
 use crate::step::run;
 
 /// Everything that is made on the way; may be deleted at any time.
@@ -34,7 +35,7 @@ pub fn check(program: Option<&Path>, arguments: &[String]) -> Result<(), String>
 
 /// Cargo's arguments for the provider's tests. The whole workspace is named so that every dependency has the features that
 /// it has in the other steps, and is not compiled once more; of the members only what the tests need is.
-const SELECTION: &[&str] = &["--release", "--workspace", "--features", "heddle-rma/verbs"];
+const SELECTION: &[&str] = &["--profile", PROFILE, "--workspace", "--features", "heddle-rma/verbs"];
 
 /// What of the provider needs no adapter is checked here, the suite of `crates/rma/tests/verbs.rs` in the guest.
 fn conformance(arguments: &[String]) -> Result<(), String> {

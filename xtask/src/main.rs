@@ -12,10 +12,11 @@ mod programs;
 mod step;
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use programs::{PROFILE, tests};
 use step::Step;
 
 /// Heddle's development commands.
@@ -121,7 +122,7 @@ const STATE_SEEDS_FIXED: u64 = 5000;
 /// Fixed seeds of consensus alone, besides those that its tests run.
 const CONSENSUS_SEEDS_FIXED: &str = "300..5000";
 
-/// Every step, cheapest verdict first. All cargo steps share the release profile, so dependencies build once.
+/// Every step, cheapest verdict first. All cargo steps share a profile, so dependencies build once.
 fn steps() -> Vec<Step> {
     vec![
         Step::command("format", "cargo", &["fmt", "--all", "--check"]),
@@ -129,26 +130,22 @@ fn steps() -> Vec<Step> {
         Step::command(
             "clippy",
             "cargo",
-            &["clippy", "--release", "--workspace", "--all-targets", "--", "--deny", "warnings"],
+            &["clippy", "--profile", PROFILE, "--workspace", "--all-targets", "--", "--deny", "warnings"],
         ),
         Step::new("tests", || {
             hosts::tools()?;
             // Examples are built for those who run them; clippy has seen that they compile.
-            let workspace = ["test", "--release", "--workspace"];
-            step::run(Command::new("cargo").args(workspace).args(["--lib", "--bins", "--tests", "--no-fail-fast"]))?;
-            step::run(Command::new("cargo").args(workspace).arg("--doc"))
+            step::run(&mut tests(&["--lib", "--bins", "--tests", "--no-fail-fast"]))?;
+            step::run(&mut tests(&["--doc"]))
         }),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"])),
         Step::new("state", || {
             let seeds = format!("0..{STATE_SEEDS_FIXED}");
-            // The whole workspace, as in the step before: with other features everything would be built again.
-            let arguments = ["test", "--release", "--workspace", "--test", "state", "--", "every_height"];
-            step::run(Command::new("cargo").args(arguments).env("STATE_SEEDS", seeds))
+            step::run(tests(&["--test", "state", "--", "every_height"]).env("STATE_SEEDS", seeds))
         }),
         Step::new("consensus", || {
-            let arguments =
-                ["test", "--release", "--workspace", "--test", "consensus", "--", "simulation::chosen_seeds"];
-            step::run(Command::new("cargo").args(arguments).env("CONSENSUS_SEEDS", CONSENSUS_SEEDS_FIXED))
+            let mut chosen = tests(&["--test", "consensus", "--", "simulation::chosen_seeds"]);
+            step::run(chosen.env("CONSENSUS_SEEDS", CONSENSUS_SEEDS_FIXED))
         }),
         Step::new("rdma-guest", || guest::check(None, &[])),
         Step::new("clients", clients::check),
@@ -188,9 +185,7 @@ fn simulate(seeds: u64, first: Option<u64>, seed: Option<u64>) -> bool {
 }
 
 fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(), String> {
-    let mut command = Command::new("cargo");
-    // Built as the tests have it; see `programs`.
-    command.args(["test", "--release", "--workspace", "--test", "program", "--", "--ignored", "--nocapture", "soak::"]);
+    let mut command = tests(&["--test", "program", "--", "--ignored", "--nocapture", "soak::"]);
     command.env("HEDDLE_SOAK_MINUTES", minutes.to_string());
     if let Some(seed) = seed {
         command.env("HEDDLE_SOAK_SEED", seed.to_string());
@@ -202,9 +197,7 @@ fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(
 }
 
 fn soak_store(minutes: f64) -> Result<(), String> {
-    let mut command = Command::new("cargo");
-    command.args(["test", "--release", "--workspace", "--test", "consensus", "--", "processes::"]);
-    command.args(["--nocapture", "--test-threads=1"]);
+    let mut command = tests(&["--test", "consensus", "--", "processes::", "--nocapture", "--test-threads=1"]);
     step::run(command.env("PROCESSES_SECONDS", ((minutes * 60.0) as u64).to_string()))
 }
 
