@@ -7,13 +7,14 @@
 //!
 //! 1. The coordinator writes into the node's memory by verbs, and sends the same writes in messages, in the same order. The node
 //!    appends those of a message to the *journal* as one record, syncs it, and answers. Nothing counts as acknowledged by this
-//!    node before ([`crate::coordinator`]). Then the writes go to the *image*, which is not synced.
+//!    node before ([`crate::coordinator`]). The writes go to the *image*, which is not synced, while the next record is.
 //! 2. When the journal is long, or the node begins, the image is synced and a new journal begun. Its first record says whose the
-//!    region is; the file gets its name only when that record is on disk, and the journal before is removed afterwards.
+//!    region is; the file gets its name only when that record is on disk. The journal before becomes the *spare* afterwards, over which
+//!    the next one is written: a sync of bytes that only replace others has no file to lengthen, and waits for nobody else's writes.
 //! 3. A node that begins replays the journal over the image, record by record, until one is torn. What it then has is what its
 //!    last record left; its memory begins as that. Behind a tear may lie any bytes of writes, which clients chose. So checksums are made
 //!    with a *key* that is drawn for each journal, stands in its first record, and is told to nobody: bytes that somebody chose
-//!    without it are no record.
+//!    without it are no record, and neither are those of the journal that the file was before.
 //! 4. A fence is a record too, without writes: who holds the region survives the node, so that no two coordinators of one term
 //!    can have the same node, before and after its end.
 //! 5. Behind a fence, memory that is beyond the image is set back to it ([`Disk::set_back`]): verbs that arrived and whose
@@ -27,7 +28,7 @@
 //! * A record is on disk before any of its writes goes to the image, so that whatever part of an image a crash keeps, the journal
 //!   has the rest.
 //! * Image and journal together are what the node has acknowledged, and nothing that it has not been told.
-//! * Bounded: the journal ([`JOURNAL_BYTES`] and one record), a record ([`RECORD_BYTES_MAX`]).
+//! * Bounded: the journal ([`JOURNAL_BYTES`] and one record), of which there are two, and a record ([`RECORD_BYTES_MAX`]).
 //!
 //! Left to others: disks that lose what they have synced. A journal that is damaged before its end is found out
 //! ([`Error::Corrupt`]); an image that is damaged is not.
@@ -37,6 +38,7 @@ use std::io;
 use base::rt;
 use base::rt::disk::{Directory, File};
 use base::{Bytes, BytesMut};
+use futures_util::future::join;
 use rma::{Host, RegionId};
 use twox_hash::XxHash3_64;
 
@@ -54,6 +56,10 @@ const RECORD_BYTES_MAX: u64 = rma::MESSAGE_BYTES_MAX as u64;
 const UNIT_BYTES: u64 = 64;
 /// Bytes before a record's places.
 const HEAD_BYTES: usize = 64;
+const _: () = assert!(
+    HEAD_BYTES as u64 == UNIT_BYTES && PIECE_BYTES.is_multiple_of(UNIT_BYTES),
+    "pieces of a file are made of places where records may begin"
+);
 /// Bytes of a place: where, how many.
 const PLACE_BYTES: usize = 16;
 /// The version of the files.
@@ -62,6 +68,7 @@ const VERSION: u32 = 2;
 const PIECE_BYTES: u64 = 256 << 10;
 const IMAGE: &str = "image";
 const NEW: &str = "journal-new";
+const SPARE: &str = "journal-spare";
 
 /// Who has a region, as far as the disk knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -87,6 +94,8 @@ pub(crate) struct Disk {
     /// Of the next record.
     sequence: u64,
     pub(crate) holder: Holder,
+    /// Of the last record, and not in the image yet.
+    unwritten: Vec<(u64, Bytes)>,
     region_bytes: u64,
     /// Something failed: nobody knows what the disk has, until the node begins anew.
     failed: bool,
@@ -124,7 +133,7 @@ impl Disk {
         let (holder, sequence) = replay(&journal, &image, region_bytes)?;
         let disk = Disk::begin(directory, image, number + 1, sequence, holder, region_bytes).await?;
         for before in numbers {
-            disk.directory.remove(&name_of(before)).map_err(failed("removing a journal"))?;
+            disk.retire(before)?;
         }
         Ok(disk)
     }
@@ -142,8 +151,11 @@ impl Disk {
         if !mutant(Mutant::FollowUnsynced) {
             image.sync().await.map_err(&doing)?;
         }
+        if directory.list().map_err(&doing)?.iter().any(|name| name == SPARE) {
+            directory.rename(SPARE, NEW).map_err(&doing)?;
+        }
+        // Whatever it is full of, it is of another key.
         let journal = directory.open_file(NEW, true).map_err(&doing)?;
-        journal.truncate(0).map_err(&doing)?;
         let key = rt::random_u64();
         let record = encode(Seal::First(key), sequence, holder, &[]);
         journal.write_at(0, &record).map_err(&doing)?;
@@ -152,7 +164,24 @@ impl Disk {
         directory.sync().await.map_err(&doing)?;
         let (journal_bytes, sequence) = (record.len() as u64, sequence + 1);
         let failed = false;
-        Ok(Disk { directory, image, journal, number, key, journal_bytes, sequence, holder, region_bytes, failed })
+        Ok(Disk {
+            directory,
+            image,
+            journal,
+            number,
+            key,
+            journal_bytes,
+            sequence,
+            holder,
+            unwritten: Vec::new(),
+            region_bytes,
+            failed,
+        })
+    }
+
+    /// A journal that another has followed is the spare. Its name may come back in a crash; the greater number counts.
+    fn retire(&self, number: u64) -> Result<(), Error> {
+        self.directory.rename(&name_of(number), SPARE).map_err(failed("giving up a journal"))
     }
 
     /// Whether the group was ever used here.
@@ -160,12 +189,11 @@ impl Disk {
         self.holder == Holder::default()
     }
 
-    /// Makes a record durable: on return it is on disk, and its writes are those of the image. When the future is dropped, or
-    /// fails, the disk takes no more.
+    /// Makes a record durable: on return it is on disk. When the future is dropped, or fails, the disk takes no more.
     ///
     /// # Errors
     /// [`Error::Disk`]; [`Error::Corrupt`] for writes beyond the region.
-    pub(crate) async fn append(&mut self, holder: Holder, writes: &Writes) -> Result<(), Error> {
+    pub(crate) async fn append(&mut self, holder: Holder, writes: Vec<(u64, Bytes)>) -> Result<(), Error> {
         let region_bytes = self.region_bytes;
         let is_there =
             |(at, bytes): &(u64, Bytes)| at.checked_add(bytes.len() as u64).is_some_and(|until| until <= region_bytes);
@@ -176,18 +204,23 @@ impl Disk {
             return Err(Error::Disk { doing: "writing a journal", reason: "an earlier write has failed".to_owned() });
         }
         let doing = failed("writing a journal");
-        let record = encode(Seal::Keyed(self.key), self.sequence, holder, writes);
+        let record = encode(Seal::Keyed(self.key), self.sequence, holder, &writes);
         self.journal.write_at(self.journal_bytes, &record).map_err(&doing)?;
-        if !mutant(Mutant::AnswerUnsynced) {
-            self.journal.sync().await.map_err(&doing)?;
-        }
+        let syncing = async {
+            match mutant(Mutant::AnswerUnsynced) {
+                true => Ok(()),
+                false => self.journal.sync().await,
+            }
+        };
+        // What the image gets meanwhile is of the record before.
+        let writing = async { write_all(&self.image, &self.unwritten) };
+        let (synced, written) = join(syncing, writing).await;
+        synced.and(written).map_err(&doing)?;
+        self.unwritten = writes;
         crash_point("consensus.disk.synced").await;
         self.journal_bytes += record.len() as u64;
         self.sequence += 1;
         self.holder = holder;
-        for (at, bytes) in writes {
-            self.image.write_at(*at, bytes).map_err(&doing)?;
-        }
         if self.journal_bytes >= JOURNAL_BYTES.min(JOURNAL_REGIONS * self.region_bytes) {
             self.follow().await?;
         }
@@ -197,20 +230,33 @@ impl Disk {
 
     /// Another journal takes over.
     async fn follow(&mut self) -> Result<(), Error> {
-        let before = name_of(self.number);
+        self.write_image()?;
+        let before = self.number;
         let (directory, image) = (self.directory.clone(), self.image.clone());
         let (number, sequence) = (self.number + 1, self.sequence);
+        if mutant(Mutant::ReuseEarly) {
+            self.retire(before)?;
+        }
         *self = Disk::begin(directory, image, number, sequence, self.holder, self.region_bytes).await?;
         crash_point("consensus.disk.followed").await;
-        // Its name may come back in a crash; the greater number counts.
-        self.directory.remove(&before).map_err(failed("removing a journal"))
+        match mutant(Mutant::ReuseEarly) {
+            true => Ok(()),
+            false => self.retire(before),
+        }
+    }
+
+    /// Has the image be what the last record left.
+    fn write_image(&mut self) -> Result<(), Error> {
+        write_all(&self.image, &self.unwritten).map_err(failed("writing an image"))?;
+        self.unwritten = Vec::new();
+        Ok(())
     }
 
     /// Writes the image into the memory of a region that was just registered.
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::Rma`].
-    pub(crate) async fn load(&self, host: &dyn Host, region: RegionId) -> Result<(), Error> {
+    pub(crate) async fn load(&mut self, host: &dyn Host, region: RegionId) -> Result<(), Error> {
         self.set_back(host, region).await.map(drop)
     }
 
@@ -218,11 +264,12 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::Rma`].
-    pub(crate) async fn set_back(&self, host: &dyn Host, region: RegionId) -> Result<u64, Error> {
+    pub(crate) async fn set_back(&mut self, host: &dyn Host, region: RegionId) -> Result<u64, Error> {
         let mut different = 0;
         if self.failed {
             return Err(Error::Disk { doing: "reading an image", reason: "an earlier write has failed".to_owned() });
         }
+        self.write_image()?;
         for at in (0..self.region_bytes).step_by(PIECE_BYTES as usize) {
             let length = PIECE_BYTES.min(self.region_bytes - at) as usize;
             let ours = self.image.read_exact_at(at, length).map_err(failed("reading an image"))?;
@@ -235,6 +282,15 @@ impl Disk {
         }
         Ok(different)
     }
+}
+
+/// Writes to an image, what is adjacent at once.
+fn write_all(image: &File, writes: &Writes) -> io::Result<()> {
+    for run in writes.chunk_by(|(at, bytes), (next, _)| at + bytes.len() as u64 == *next) {
+        let parts: Vec<Bytes> = run.iter().map(|(_, bytes)| bytes.clone()).collect();
+        image.write_vectored_at(run[0].0, &parts)?;
+    }
+    Ok(())
 }
 
 fn name_of(number: u64) -> String {
@@ -386,13 +442,12 @@ fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u6
         (holder, sequence, offset) = (record.head.holder, record.head.sequence + 1, offset + record.bytes);
     }
     // Behind a record that a crash has torn there is none that was begun later: each is synced before the next.
-    let mut at = offset + UNIT_BYTES;
-    while at + (HEAD_BYTES as u64) <= journal_bytes {
-        let found = head(&journal.read_exact_at(at, HEAD_BYTES).map_err(&doing)?, seal);
-        if found.is_some_and(|head| head.sequence > sequence) && !mutant(Mutant::ReplayTorn) {
+    for at in (offset + UNIT_BYTES..journal_bytes).step_by(PIECE_BYTES as usize) {
+        let piece = journal.read_at(at, PIECE_BYTES as usize).map_err(&doing)?;
+        let mut heads = piece.chunks_exact(HEAD_BYTES).filter_map(|bytes| head(bytes, seal));
+        if heads.any(|head| head.sequence > sequence) && !mutant(Mutant::ReplayTorn) {
             return Err(Error::Corrupt("a journal that is damaged before its end: its disk has lost what was synced"));
         }
-        at += UNIT_BYTES;
     }
     Ok((holder, sequence))
 }
@@ -479,9 +534,10 @@ mod tests {
         for round in 0..5 {
             let opening = node.spawn(async move { opened().await.map(|disk| (image(&disk), disk.holder)) });
             let (found, held) = opening.await.expect("it does not crash").expect("no crash damages it");
-            let which = expected.iter().rposition(|image| image[..] == found[..]).expect("torn");
+            // Two records may leave the same image; whose it is tells them apart.
+            let which = held.term.0 as usize;
             assert!(which >= appended, "lost: record {appended} was appended, {which} is there");
-            assert_eq!(held.term.0, which as u64, "whose it is belongs to the same record");
+            assert!(expected.get(which).is_some_and(|image| image[..] == found[..]), "torn: it is not that of {which}");
             expected.truncate(which + 1);
             let mut chance = sim.chance();
             let mut todo = Vec::new();
@@ -502,7 +558,7 @@ mod tests {
             drop(node.spawn(async move {
                 let mut disk = opened().await.expect("no crash damages it");
                 for (term, writes) in todo {
-                    disk.append(holder(term), &writes).await.expect("the disk works");
+                    disk.append(holder(term), writes).await.expect("the disk works");
                     count.store(term as usize, Ordering::Relaxed);
                     if round % 2 == 1 && term % 3 == 0 {
                         disk.follow().await.expect("the disk works");
@@ -525,7 +581,7 @@ mod tests {
 
     #[test]
     fn planted_mistakes_are_caught() {
-        for planted in [Mutant::AnswerUnsynced, Mutant::ReplayTorn, Mutant::FollowUnsynced] {
+        for planted in [Mutant::AnswerUnsynced, Mutant::ReplayTorn, Mutant::FollowUnsynced, Mutant::ReuseEarly] {
             plant(planted);
             let caught = (0..300).find_map(|seed| Simulation::new(seed).run(append_until_crashes).err());
             plant(Mutant::None);
@@ -540,7 +596,7 @@ mod tests {
             let damaging = sim.node("memory").spawn(async move {
                 let mut disk = opened().await.expect("nothing is there");
                 for term in 1..6 {
-                    disk.append(holder(term), &[(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
+                    disk.append(holder(term), vec![(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
                 }
                 let (journal, before) = (disk.journal.clone(), disk.journal_bytes);
                 drop(disk);
@@ -548,7 +604,7 @@ mod tests {
                 assert!(opened().await.is_ok(), "the last one may be torn");
                 let mut disk = opened().await.expect("it was whole");
                 for term in 1..6 {
-                    disk.append(holder(term), &[(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
+                    disk.append(holder(term), vec![(0, Bytes::from(vec![1; 700]))]).await.expect("the disk works");
                 }
                 disk.journal.write_at(1000, &[9]).expect("the disk works");
                 drop(disk);
@@ -564,7 +620,7 @@ mod tests {
     async fn forge(sim: Sim) -> u64 {
         let forging = sim.node("memory").spawn(async move {
             let mut disk = opened().await.expect("nothing is there");
-            disk.append(holder(1), &[(0, Bytes::from_static(b"before"))]).await.expect("the disk works");
+            disk.append(holder(1), vec![(0, Bytes::from_static(b"before"))]).await.expect("the disk works");
             let mut value = Vec::new();
             for sequence in 10..20 {
                 value.extend_from_slice(&encode(Seal::Keyed(0), sequence, holder(9), &[]));
@@ -573,7 +629,7 @@ mod tests {
             let fill = HEAD_BYTES - PLACE_BYTES;
             value.splice(..0, vec![0; fill]);
             let before = disk.journal_bytes;
-            disk.append(holder(1), &[(0, Bytes::from(value))]).await.expect("the disk works");
+            disk.append(holder(1), vec![(0, Bytes::from(value))]).await.expect("the disk works");
             disk.journal.write_at(before, &[0; HEAD_BYTES]).expect("the disk works");
             drop(disk);
             let disk = opened().await.unwrap_or_else(|error| panic!("report: {error}"));

@@ -33,6 +33,8 @@ pub enum Mutant {
     Unkeyed,
     /// A journal is followed by another though the image lacks what it had.
     FollowUnsynced,
+    /// A journal becomes the spare before the one that follows it has its name.
+    ReuseEarly,
     /// A persistent node's memory stays beyond its disk behind a fence.
     KeepUnsynced,
     /// Who takes over counts copies from before the group was made anew.

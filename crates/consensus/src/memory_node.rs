@@ -144,7 +144,7 @@ impl MemoryNode {
                 };
                 let folder = format!("group-{}", id.0);
                 let directory = owned.directory().subdirectory(&folder).await.map_err(doing)?;
-                let disk = Disk::open(directory, layout.region_bytes()).await?;
+                let mut disk = Disk::open(directory, layout.region_bytes()).await?;
                 disk.load(&*host, region).await?;
                 let Holder { term, holder, admitted } = disk.holder;
                 if !disk.is_blank() {
@@ -308,7 +308,7 @@ async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder
         && (disk.holder.term, disk.holder.holder) != (term, holder)
     {
         let admitted = disk.holder.admitted;
-        if let Err(error) = disk.append(Holder { term, holder, admitted }, &[]).await {
+        if let Err(error) = disk.append(Holder { term, holder, admitted }, Vec::new()).await {
             tracing::error!(%error, "a memory node's disk has failed");
             return refused(Refusal::NotKept, 0, error.to_string());
         }
@@ -326,7 +326,7 @@ async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder
             Err(error) => return refused(Refusal::Unconfirmed, 0, error.to_string()),
         }
         // From here on nobody writes, until a capability is given.
-        if let Some(disk) = &reign.disk
+        if let Some(disk) = &mut reign.disk
             && !mutant(Mutant::KeepUnsynced)
         {
             match disk.set_back(&*shared.host, kept.region).await {
@@ -355,7 +355,7 @@ async fn keep(kept: &Kept, connection: u64, asked: Holder, writes: Vec<(u64, Byt
         return refused(Refusal::NotKept, 0, "it keeps nothing on disk");
     };
     let admitted = asked.admitted || disk.holder.admitted;
-    match disk.append(Holder { admitted, ..asked }, &writes).await {
+    match disk.append(Holder { admitted, ..asked }, writes).await {
         Ok(()) => Reply::Kept,
         Err(error) => {
             tracing::error!(%error, "a memory node's disk has failed");
