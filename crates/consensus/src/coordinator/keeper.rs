@@ -89,7 +89,13 @@ pub(super) async fn keep(shared: Arc<Shared>, slot: usize) {
 pub(super) async fn see_to_disk(shared: Arc<Shared>, slot: usize) {
     loop {
         let unkept = std::future::poll_fn(|cx| lock(&shared.state).poll_unkept(slot, cx));
-        let Some(Unkept { held, writes, until }) = shared.stop.or_stopped(unkept).await else { return };
+        if shared.stop.or_stopped(unkept).await.is_none() {
+            return;
+        }
+        // Whoever is about to post does so first: a sync costs the same for one and for many.
+        rt::yield_now().await;
+        let unkept = lock(&shared.state).take_unkept(slot);
+        let Some(Unkept { held, writes, until }) = unkept else { continue };
         crash_point("consensus.keep.sending").await;
         match shared.stop.or_stopped(held.keep(&shared.group, false, writes)).await {
             Some(Ok(())) => {

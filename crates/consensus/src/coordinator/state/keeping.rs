@@ -68,9 +68,14 @@ impl Journal {
         Some((ticket, header))
     }
 
+    /// Whether something can be sent.
+    fn has_unsent(&self) -> bool {
+        !self.sending && !self.unsent.is_empty()
+    }
+
     /// What is to be sent next: whole verbs.
     fn take(&mut self) -> Option<(Vec<(u64, Bytes)>, u64)> {
-        if self.sending || self.unsent.is_empty() {
+        if !self.has_unsent() {
             return None;
         }
         let (mut writes, mut until) = (Vec::new(), 0);
@@ -104,23 +109,27 @@ impl State {
     /// Wakes those who have something to send.
     pub(super) fn tell_unkept(&mut self) {
         for (member, waker) in self.members.iter().zip(&mut self.unkept) {
-            let has_some = |journal: &Journal| !journal.sending && !journal.unsent.is_empty();
-            if member.journal.as_ref().is_some_and(has_some) {
+            if member.journal.as_ref().is_some_and(Journal::has_unsent) {
                 waker.take().into_iter().for_each(Waker::wake);
             }
         }
     }
 
-    /// What a node is to keep, as soon as there is something.
-    pub(in crate::coordinator) fn poll_unkept(&mut self, slot: usize, cx: &Context<'_>) -> Poll<Unkept> {
-        let member = &mut self.members[slot];
-        if let (Some(held), Some(journal)) = (&member.held, &mut member.journal)
-            && let Some((writes, until)) = journal.take()
-        {
-            return Poll::Ready(Unkept { held: held.clone(), writes, until });
+    /// Completes when there is something for a node to keep.
+    pub(in crate::coordinator) fn poll_unkept(&mut self, slot: usize, cx: &Context<'_>) -> Poll<()> {
+        if self.members[slot].journal.as_ref().is_some_and(Journal::has_unsent) {
+            return Poll::Ready(());
         }
         self.unkept[slot] = Some(cx.waker().clone());
         Poll::Pending
+    }
+
+    /// What a node is to keep.
+    pub(in crate::coordinator) fn take_unkept(&mut self, slot: usize) -> Option<Unkept> {
+        let member = &mut self.members[slot];
+        let (held, journal) = (member.held.as_ref()?, member.journal.as_mut()?);
+        let (writes, until) = journal.take()?;
+        Some(Unkept { held: held.clone(), writes, until })
     }
 
     /// A node's disk has everything up to a verb.
