@@ -1,8 +1,9 @@
 //! The background: entries of the log become records in chains (step 4 at the head of [`super`]), and the index is loaded.
 //!
-//! 1. Take a *window*: the oldest entries that are not applied and, where there are tables, in these; [`WINDOW`] at most. Wait until a majority has them; tell
-//!    watchers. Of each key the newest entry of the window is applied.
-//! 2. Read the chains that those belong to, all at once.
+//! 1. Take a *window*: the oldest entries that are not applied and, where there are tables, in these; [`WINDOW`] at most. Fewer wait
+//!    for others, up to [`PAUSE`], unless somebody waits for room or watches: a window costs as much as several entries. Wait until a
+//!    majority has them; tell watchers. Of each key the newest entry of the window is applied.
+//! 2. Read the chains that those belong to, all at once; those of late are known ([`Chains`]).
 //! 3. Put the changes of one entry after the other into a transaction, until the next would not fit: records, pointers, and
 //!    the lines of the bitmap that tell of blocks taken or given back. Count the stripes up, commit, count them up again.
 //!    A record that keeps its blocks is one write. A new one goes to the front of its chain.
@@ -14,8 +15,10 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use base::{Bytes, Map, Set, rt};
+use base::{Bytes, Map, rt};
+use futures_util::FutureExt as _;
 use futures_util::future::{select, try_join_all};
 
 use super::fault::{Mutant, crash_point, mutant};
@@ -28,13 +31,19 @@ use crate::layout::word;
 use crate::{Error, WRITES_MAX, Write};
 
 /// Entries that are applied together.
-const WINDOW: usize = 64;
+pub(super) const WINDOW: usize = 64;
+/// How long fewer wait for others.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Chains that are remembered, and records of one.
+const CHAINS_MAX: usize = 1 << 16;
+const CHAIN_RECORDS_MAX: usize = 8;
 /// Buckets that are loaded at once.
 const LOAD_BUCKETS: u64 = 1024;
 
 /// Applies until the coordinator ends.
 pub(super) async fn apply(shared: Arc<Shared>, bitmap: Vec<u64>) {
-    let mut applier = Applier { shared: &shared, blocks: Blocks::new(bitmap, shared.sizes.blocks) };
+    let blocks = Blocks::new(bitmap, shared.sizes.blocks);
+    let mut applier = Applier { shared: &shared, blocks, chains: Chains::default() };
     let outcome = {
         let (work, ends) = (pin!(applier.run()), pin!(shared.coordinator.ended()));
         let first = async { select(work, ends).await.factor_first().0 };
@@ -139,9 +148,33 @@ impl Transaction {
     }
 }
 
+/// Chains as this task has left them, without values; nobody else changes any. Those that were used least lately are forgotten.
+#[derive(Default)]
+struct Chains {
+    recent: Map<u64, Vec<Record>>,
+    older: Map<u64, Vec<Record>>,
+}
+
+impl Chains {
+    fn take(&mut self, bucket: u64) -> Option<Vec<Record>> {
+        self.recent.remove(&bucket).or_else(|| self.older.remove(&bucket))
+    }
+
+    fn put(&mut self, bucket: u64, chain: Vec<Record>) {
+        if chain.len() > CHAIN_RECORDS_MAX {
+            return;
+        }
+        if self.recent.len() >= CHAINS_MAX / 2 {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(bucket, chain);
+    }
+}
+
 struct Applier<'a> {
     shared: &'a Shared,
     blocks: Blocks,
+    chains: Chains,
 }
 
 impl Applier<'_> {
@@ -157,15 +190,8 @@ impl Applier<'_> {
     /// Steps 1 to 4.
     async fn window(&mut self) -> Result<(), Error> {
         let shared = self.shared;
-        let window: Vec<Pending> = {
-            let state = lock(&shared.state);
-            let is_kept = |entry: &&Pending| entry.after.index <= state.persisted || mutant(Mutant::ApplyUnpersisted);
-            state.pending.iter().take(WINDOW).take_while(is_kept).cloned().collect()
-        };
-        let Some(last) = window.last() else {
-            shared.work.notified().await;
-            return Ok(());
-        };
+        let window = self.gather().await;
+        let last = window.last().expect("a window has an entry");
         shared.confirm(last.posted).await?;
         self.tell(&window);
         crash_point("consensus.kv.applying").await;
@@ -173,14 +199,22 @@ impl Applier<'_> {
         let newest: Map<&Bytes, u64> = window.iter().map(|entry| (&entry.key, entry.after.index)).collect();
         let applied: Vec<&Pending> = window.iter().filter(|entry| newest[&entry.key] == entry.after.index).collect();
         let mut buckets: Vec<u64> = applied.iter().map(|entry| shared.bucket(&entry.key)).collect();
-        let mut seen = Set::default();
-        buckets.retain(|bucket| seen.insert(*bucket));
-        let mut reads = Vec::with_capacity(buckets.len());
-        for bucket in &buckets {
-            reads.push(self.chain(*bucket));
+        buckets.sort_unstable();
+        buckets.dedup();
+        // What is not put back, because something fails, is read again.
+        let mut chains: Map<u64, Vec<Record>> = Map::default();
+        let known = |bucket: &u64| match self.chains.take(*bucket) {
+            Some(chain) => chains.insert(*bucket, chain).is_some(),
+            None => true,
+        };
+        buckets.retain(known);
+        if !buckets.is_empty() {
+            let read = try_join_all(buckets.iter().map(|bucket| self.chain(*bucket))).boxed().await?;
+            if mutant(Mutant::StaleChain) {
+                buckets.iter().zip(&read).for_each(|(bucket, chain)| self.chains.put(*bucket, chain.clone()));
+            }
+            chains.extend(buckets.into_iter().zip(read));
         }
-        let chains = try_join_all(reads).await?;
-        let mut chains: Map<u64, Vec<Record>> = buckets.into_iter().zip(chains).collect();
 
         let mut transaction = Transaction::default();
         let cursor = Write { address: shared.sizes.cursor_at(), bytes: encode_cursor(last.after) };
@@ -197,12 +231,43 @@ impl Applier<'_> {
         self.make_room(&mut transaction, 1, 80).await?;
         transaction.write(cursor);
         self.commit(&mut transaction).await?;
+        if !mutant(Mutant::StaleChain) {
+            chains.into_iter().for_each(|(bucket, chain)| self.chains.put(bucket, chain));
+        }
         crash_point("consensus.kv.applied").await;
         self.finish(&window);
         shared.room.notify_one();
         // With verbs that complete at once nothing here waits.
         rt::yield_now().await;
         Ok(())
+    }
+
+    /// The next entries, once there are some and they wait no longer.
+    async fn gather(&self) -> Vec<Pending> {
+        let shared = self.shared;
+        let mut since = None;
+        loop {
+            {
+                let state = lock(&shared.state);
+                let is_kept =
+                    |entry: &&Pending| entry.after.index <= state.persisted || mutant(Mutant::ApplyUnpersisted);
+                let window = state.pending.iter().take(WINDOW).take_while(is_kept);
+                let count = window.clone().count();
+                let waits = count < WINDOW && !state.is_short && !state.feed.has_watchers();
+                if count > 0 && !(waits && since.is_none_or(|since: rt::Instant| since.elapsed() < PAUSE)) {
+                    return window.cloned().collect();
+                }
+                if count == 0 {
+                    since = None;
+                } else {
+                    since.get_or_insert_with(rt::now);
+                }
+            }
+            match since {
+                None => shared.work.notified().await,
+                Some(since) => drop(rt::timeout(PAUSE.saturating_sub(since.elapsed()), shared.work.notified()).await),
+            }
+        }
     }
 
     /// Tells watchers, except what the takeover has told them.
@@ -225,6 +290,7 @@ impl Applier<'_> {
             state.applied = entry.after.index;
         }
         state.free = self.blocks.free;
+        state.is_short = false;
         let applied = state.applied;
         state.cache.evict(applied);
     }
@@ -257,7 +323,8 @@ impl Applier<'_> {
         while let Some(block) = pointed(at, &self.shared.sizes)? {
             let record = table::record_head(self.shared, block).await?;
             at = record.next;
-            chain.push(record);
+            // What was read is not to be kept for a key.
+            chain.push(Record { key: Bytes::copy_from_slice(&record.key), ..record });
             if chain.len() as u64 > self.shared.sizes.blocks {
                 return Err(Error::Corrupt("a chain of a key-value store that has no end"));
             }
@@ -300,7 +367,7 @@ impl Applier<'_> {
                 while record.blocks.len() < needed {
                     record.blocks.push(self.take(transaction)?);
                 }
-                record.version = entry.after.index;
+                (record.version, record.value_bytes) = (entry.after.index, value.len());
                 record_writes(record.next, record.version, &entry.key, value, &record.blocks, sizes)
                     .into_iter()
                     .for_each(|write| transaction.write(write));

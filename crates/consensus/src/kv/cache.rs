@@ -1,25 +1,82 @@
 //! The cache: values of keys, and that a key has none, within a budget of bytes.
 //!
-//! 1. What is looked up is marked. When the budget is exceeded a hand goes around: what is marked loses its mark, what is not
-//!    marked goes.
+//! 1. Keys stand in a queue. What is looked up is marked. When the budget is exceeded the front of the queue is looked at: what is
+//!    marked loses its mark and goes to the end, what is not marked is forgotten.
 //! 2. What is not applied (its version is greater than the last applied entry) stays, whatever the budget: it is the overlay
 //!    of the log, and the only answer for its key.
+//! 3. A short key lies beside its value, so that a lookup touches one place of memory.
 //!
-//! Bounded: the budget and what is not applied, which the log bounds. One call moves the hand by [`STEPS_MAX`] at most.
+//! Bounded: the budget and what is not applied, which the log bounds. One call looks at [`STEPS_MAX`] keys at most.
+
+use std::borrow::Borrow;
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 
 use base::{Bytes, Map};
 
 use super::fault::{Mutant, mutant};
 use crate::Posted;
 
-/// How far the hand goes in one call.
+/// Keys that are looked at in one call.
 const STEPS_MAX: usize = 64;
 /// What a slot takes besides key and value.
 const SLOT_BYTES: usize = 160;
+/// The longest key that lies in its slot.
+const SHORT_BYTES_MAX: usize = 23;
+
+/// A key.
+#[derive(Clone)]
+enum Key {
+    Short(u8, [u8; SHORT_BYTES_MAX]),
+    Long(Bytes),
+}
+
+// Where it has no more than that, a slot has no more than what it is about.
+const _: () = assert!(size_of::<Key>() == 32, "a short key takes no more than the handle of a long one");
+
+impl Key {
+    fn new(key: &[u8]) -> Key {
+        let mut short = [0; SHORT_BYTES_MAX];
+        match short.get_mut(..key.len()) {
+            Some(place) => {
+                place.copy_from_slice(key);
+                Key::Short(key.len() as u8, short)
+            }
+            None => Key::Long(Bytes::copy_from_slice(key)),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Key::Short(length, bytes) => &bytes[..usize::from(*length)],
+            Key::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl Borrow<[u8]> for Key {
+    fn borrow(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes().hash(state);
+    }
+}
 
 /// What is known of a key.
 pub(super) struct Slot {
-    key: Bytes,
     /// None: it has none.
     pub value: Option<Bytes>,
     pub version: u64,
@@ -29,55 +86,49 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(key: Bytes, value: Option<Bytes>, version: u64, posted: Posted) -> Slot {
-        Slot { key, value, version, posted, marked: false }
+    pub(super) fn new(value: Option<Bytes>, version: u64, posted: Posted) -> Slot {
+        Slot { value, version, posted, marked: false }
     }
 
-    fn bytes(&self) -> usize {
-        SLOT_BYTES + self.key.len() + self.value.as_ref().map_or(0, Bytes::len)
+    fn bytes(&self, key: &[u8]) -> usize {
+        SLOT_BYTES + key.len() + self.value.as_ref().map_or(0, Bytes::len)
     }
 }
 
 /// See the module's description.
 pub(super) struct Cache {
-    places: Map<Bytes, u32>,
-    slots: Vec<Option<Slot>>,
-    vacant: Vec<u32>,
-    hand: usize,
+    slots: Map<Key, Slot>,
+    /// Every key once.
+    queue: VecDeque<Key>,
     bytes: usize,
     budget: usize,
 }
 
 impl Cache {
     pub(super) fn new(budget: usize) -> Cache {
-        Cache { places: Map::default(), slots: Vec::new(), vacant: Vec::new(), hand: 0, bytes: 0, budget }
+        Cache { slots: Map::default(), queue: VecDeque::new(), bytes: 0, budget }
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
+    #[inline]
     pub(super) fn get(&mut self, key: &[u8]) -> Option<&Slot> {
-        let slot = self.slots[*self.places.get(key)? as usize].as_mut()?;
+        let slot = self.slots.get_mut(key)?;
         slot.marked = true;
         Some(slot)
     }
 
     /// Puts what is known now; entries up to `applied` are applied.
-    pub(super) fn put(&mut self, slot: Slot, applied: u64) {
-        self.bytes += slot.bytes();
-        match self.places.get(&slot.key) {
-            Some(place) => {
-                let before = self.slots[*place as usize].replace(slot).expect("a place that is named is taken");
-                self.bytes -= before.bytes();
-            }
+    pub(super) fn put(&mut self, key: &[u8], slot: Slot, applied: u64) {
+        self.bytes += slot.bytes(key);
+        match self.slots.get_mut(key) {
+            Some(place) => self.bytes -= std::mem::replace(place, slot).bytes(key),
             None => {
-                let place = self.vacant.pop().unwrap_or_else(|| {
-                    self.slots.push(None);
-                    u32::try_from(self.slots.len() - 1).expect("fewer slots than bytes of a budget")
-                });
-                self.places.insert(slot.key.clone(), place);
-                self.slots[place as usize] = Some(slot);
+                let key = Key::new(key);
+                self.queue.push_back(key.clone());
+                self.slots.insert(key, slot);
             }
         }
         self.evict(applied);
@@ -86,21 +137,18 @@ impl Cache {
     /// Lets go of what the budget has no room for.
     pub(super) fn evict(&mut self, applied: u64) {
         for _ in 0..STEPS_MAX {
-            if self.bytes <= self.budget || self.slots.is_empty() {
+            if self.bytes <= self.budget {
                 return;
             }
-            self.hand = (self.hand + 1) % self.slots.len();
-            let Some(slot) = &mut self.slots[self.hand] else { continue };
-            if slot.version > applied && !mutant(Mutant::EvictPending) {
+            let Some(key) = self.queue.pop_front() else { return };
+            let Entry::Occupied(mut slot) = self.slots.entry(key) else { unreachable!("keys in the queue have slots") };
+            let is_pending = slot.get().version > applied && !mutant(Mutant::EvictPending);
+            if is_pending || std::mem::take(&mut slot.get_mut().marked) {
+                self.queue.push_back(slot.key().clone());
                 continue;
             }
-            if std::mem::take(&mut slot.marked) {
-                continue;
-            }
-            let gone = self.slots[self.hand].take().expect("it was just seen");
-            self.bytes -= gone.bytes();
-            self.places.remove(&gone.key);
-            self.vacant.push(self.hand as u32);
+            let (key, gone) = slot.remove_entry();
+            self.bytes -= gone.bytes(key.bytes());
         }
     }
 }
@@ -109,16 +157,16 @@ impl Cache {
 mod tests {
     use super::*;
 
-    fn slot(key: u8, version: u64) -> Slot {
+    fn put(cache: &mut Cache, key: u8, version: u64, applied: u64) {
         let value = Some(Bytes::from(vec![key; 100]));
-        Slot::new(Bytes::copy_from_slice(&[key]), value, version, Posted::default())
+        cache.put(&[key], Slot::new(value, version, Posted::default()), applied);
     }
 
     #[test]
     fn what_is_not_applied_is_never_evicted() {
         let mut cache = Cache::new(1000);
         for key in 0..100 {
-            cache.put(slot(key, 1 + u64::from(key)), 50);
+            put(&mut cache, key, 1 + u64::from(key), 50);
         }
         assert!((50..100).all(|key| cache.get(&[key]).is_some()), "versions 51 to 100 are not applied");
         for _ in 0..20 {
@@ -131,12 +179,26 @@ mod tests {
     #[test]
     fn what_is_looked_up_stays_longer() {
         let mut cache = Cache::new(10 * (SLOT_BYTES + 101));
-        (0..10).for_each(|key| cache.put(slot(key, 0), 0));
+        (0..10).for_each(|key| put(&mut cache, key, 0, 0));
         for key in 10..30 {
             cache.get(&[3]);
-            cache.put(slot(key, 0), 0);
+            put(&mut cache, key, 0, 0);
         }
         assert!(cache.get(&[3]).is_some());
         assert!(cache.bytes() <= 10 * (SLOT_BYTES + 101));
+    }
+
+    #[test]
+    fn keys_of_any_length_are_told_apart() {
+        let mut cache = Cache::new(1 << 20);
+        let key = |length: usize| vec![b'k'; length];
+        for length in 1..60 {
+            cache.put(&key(length), Slot::new(None, length as u64, Posted::default()), 0);
+            cache.put(&[&key(length)[..], &[0]].concat(), Slot::new(None, 1000, Posted::default()), 0);
+        }
+        for length in 1..60 {
+            assert_eq!(cache.get(&key(length)).map(|slot| slot.version), Some(length as u64));
+        }
+        assert!(cache.get(&key(60)).is_none());
     }
 }

@@ -21,6 +21,8 @@ pub enum Mutant {
     WalkUnguarded,
     /// The cursor passes entries before they are applied.
     CursorFirst,
+    /// A chain is remembered as it was before it was changed.
+    StaleChain,
     /// A coordinator posts entries without a seal of its own.
     NoSeal,
     /// A change counts as in the tables before these are synced.

@@ -12,7 +12,8 @@
 //!  40 key, value
 //! ```
 //!
-//! An entry lies in one piece, at a multiple of 64 bytes; where the rest of the log is too short for it, it lies at the
+//! An entry lies in one piece, at a multiple of 64 bytes, and is filled up with zeros to the next: so that what is written are whole
+//! lines, and entries that follow one another are adjacent writes. Where the rest of the log is too short for it, it lies at the
 //! log's beginning. A torn entry does not have its checksum; one that is left of an earlier round, or of a history that was
 //! given up, does not continue the chain.
 
@@ -26,6 +27,10 @@ use crate::layout::{half, word};
 
 /// Bytes before the key.
 pub(super) const HEAD_BYTES: usize = 40;
+/// An entry begins at a multiple of this, and is filled up to one.
+const UNIT_BYTES: u64 = 64;
+/// Memory for entries that is taken at once.
+const MEMORY_BYTES: usize = 64 << 10;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
@@ -45,7 +50,7 @@ pub(super) struct Entry {
 
 /// Bytes of the log that an entry takes.
 pub(super) const fn padded(bytes: u64) -> u64 {
-    bytes.next_multiple_of(64)
+    bytes.next_multiple_of(UNIT_BYTES)
 }
 
 pub(super) fn entry_bytes(key: &[u8], value: Option<&Bytes>) -> u64 {
@@ -57,9 +62,20 @@ pub(super) fn place(position: u64, length: u64, log_bytes: u64) -> (u64, u64) {
     if position + length <= log_bytes { (position, 0) } else { (0, log_bytes - position) }
 }
 
-/// An entry's bytes and its checksum.
-pub(super) fn encode(index: u64, term: Term, previous: u64, key: &[u8], value: Option<&Bytes>) -> (Bytes, u64) {
-    let mut bytes = BytesMut::with_capacity(entry_bytes(key, value) as usize);
+/// An entry's bytes with what fills them up, out of memory that is used again once they have gone, and its checksum.
+pub(super) fn encode(
+    index: u64,
+    term: Term,
+    previous: u64,
+    key: &[u8],
+    value: Option<&Bytes>,
+    memory: &mut BytesMut,
+) -> (Bytes, u64) {
+    let length = entry_bytes(key, value) as usize;
+    if memory.capacity() < length + UNIT_BYTES as usize {
+        memory.reserve((length + UNIT_BYTES as usize).max(MEMORY_BYTES));
+    }
+    let bytes = memory;
     bytes.put_u64_le(0);
     bytes.put_u64_le(index);
     bytes.put_u64_le(term.0);
@@ -72,7 +88,8 @@ pub(super) fn encode(index: u64, term: Term, previous: u64, key: &[u8], value: O
     bytes.put_slice(value.map_or(&[], |value| &value[..]));
     let checksum = XxHash3_64::oneshot(&bytes[8..]);
     bytes[..8].copy_from_slice(&checksum.to_le_bytes());
-    (bytes.freeze(), checksum)
+    bytes.resize(padded(length as u64) as usize, 0);
+    (bytes.split().freeze(), checksum)
 }
 
 /// The entry that begins with these bytes, if they are one.
@@ -110,26 +127,28 @@ mod tests {
 
     #[test]
     fn entries_have_the_documented_layout() {
-        let (bytes, checksum) = encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")));
-        let hex: String = bytes[8..].iter().map(|byte| format!("{byte:02x}")).collect();
+        let (bytes, checksum) =
+            encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")), &mut BytesMut::new());
+        let hex: String = bytes[8..48].iter().map(|byte| format!("{byte:02x}")).collect();
         let golden = "07000000000000000300000000000000110000000000000005000000030001026b657976616c7565";
         assert_eq!(hex, golden);
         assert_eq!(word(&bytes, 0), checksum);
         assert_eq!(checksum, 14_802_172_403_764_317_673, "the checksum's algorithm is part of the format");
-        let (bytes, _) = encode(8, Term(3), checksum, b"key", None);
-        let hex: String = bytes[32..].iter().map(|byte| format!("{byte:02x}")).collect();
+        let (bytes, _) = encode(8, Term(3), checksum, b"key", None, &mut BytesMut::new());
+        let hex: String = bytes[32..43].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "00000000030002026b6579");
+        assert_eq!(bytes[43..], [0; 21], "zeros fill it up");
     }
 
     #[test]
     fn any_changed_byte_is_noticed() {
-        let (bytes, _) = encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")));
-        for at in 0..bytes.len() {
+        let (bytes, _) = encode(7, Term(3), 0x11, b"key", Some(&Bytes::from_static(b"value")), &mut BytesMut::new());
+        for at in 0..48 {
             let mut bad = bytes.to_vec();
             bad[at] ^= 1;
             assert_eq!(decode(&Bytes::from(bad)), None, "byte {at}");
         }
-        assert_eq!(decode(&bytes.slice(..bytes.len() - 1)), None);
+        assert_eq!(decode(&bytes.slice(..47)), None);
     }
 
     #[test]
@@ -148,11 +167,13 @@ mod tests {
             tail in prop::collection::vec(any::<u8>(), 0..100),
         ) {
             let value = value.map(Bytes::from);
-            let (bytes, checksum) = encode(index, Term(5), previous, &key, value.as_ref());
-            prop_assert_eq!(bytes.len() as u64, entry_bytes(&key, value.as_ref()));
+            let (bytes, checksum) = encode(index, Term(5), previous, &key, value.as_ref(), &mut BytesMut::new());
+            let length = entry_bytes(&key, value.as_ref());
+            prop_assert_eq!(bytes.len() as u64, padded(length));
+            let raw = bytes.slice(..length as usize);
             let entry = decode(&[&bytes[..], &tail].concat().into()).expect("it was just encoded");
             let expected = Entry {
-                index, term: Term(5), previous, checksum, key: key.into(), value, raw: bytes,
+                index, term: Term(5), previous, checksum, key: key.into(), value, raw,
             };
             prop_assert_eq!(entry, expected);
         }

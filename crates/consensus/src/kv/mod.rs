@@ -62,9 +62,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::Bytes;
 use base::rt::sync::{Notify, Semaphore};
 use base::rt::{self, Stop};
+use base::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 
 use crate::layout::Cursor;
@@ -181,8 +181,8 @@ struct Shared {
     sizes: Sizes,
     /// Of the index.
     seed: u64,
-    /// Held by whoever makes an entry.
-    log: rt::sync::Mutex<()>,
+    /// Held by whoever makes an entry, for which it has the memory.
+    log: rt::sync::Mutex<BytesMut>,
     state: Mutex<State>,
     /// There may be something to apply.
     work: Notify,
@@ -194,6 +194,8 @@ struct Shared {
     unpersisted: Notify,
     /// The tables have more.
     persisted: Notify,
+    /// There are tables.
+    is_persistent: bool,
     /// Nothing is told that the tables have not.
     is_synchronous: bool,
     in_flight: Semaphore,
@@ -231,6 +233,8 @@ struct State {
     stripes: Vec<u32>,
     feed: watch::Feed,
     recovered: usize,
+    /// Somebody waits for room.
+    is_short: bool,
     ended: Option<Error>,
 }
 
@@ -296,6 +300,7 @@ impl Store {
             applied: Notify::new(),
             unpersisted: Notify::new(),
             persisted: Notify::new(),
+            is_persistent: persistent.is_some(),
             is_synchronous: persistent.as_ref().is_some_and(|persistent| persistent.is_synchronous),
             in_flight: Semaphore::new(IN_FLIGHT_MAX),
             waiting: AtomicUsize::new(0),
@@ -315,8 +320,14 @@ impl Store {
     /// # Errors
     /// [`Error::Invalid`] for a key that none has; else as [`Coordinator::read`].
     pub async fn get(&self, key: &[u8]) -> Result<Option<Versioned>, Error> {
-        self.shared.sizes.check_key(key)?;
-        self.shared.get(key).await
+        match self.shared.at_once(key) {
+            Some(answer) => answer,
+            None => {
+                self.shared.sizes.check_key(key)?;
+                // In a box, lest every get make room for it.
+                self.shared.get(key).boxed().await
+            }
+        }
     }
 
     /// Gives a key a value. A majority has it on return; gives its version. When the future is dropped it may still be done.
@@ -484,6 +495,20 @@ impl Shared {
         Ok(cached.found)
     }
 
+    /// What the cache says, where a majority has that already: nothing is waited for.
+    #[inline]
+    fn at_once(&self, key: &[u8]) -> Option<Result<Option<Versioned>, Error>> {
+        let found = {
+            let mut state = lock(&self.state);
+            let slot = state.cache.get(key)?;
+            if self.is_synchronous || !self.coordinator.is_confirmed(slot.posted) {
+                return None;
+            }
+            slot.value.clone().map(|value| Versioned { value, version: slot.version })
+        };
+        Some(self.coordinator.check_serving().map(|()| found))
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Versioned>, Error> {
         if let Some(cached) = self.cached(key) {
             return self.answer(cached).await;
@@ -517,8 +542,7 @@ impl Shared {
                 None => (None, 0),
             };
             let applied = state.applied;
-            let slot = Slot::new(Bytes::copy_from_slice(key), value, version, Posted::default());
-            state.cache.put(slot, applied);
+            state.cache.put(key, Slot::new(value, version, Posted::default()), applied);
             return Ok(Cached { found, version, posted: Posted::default() });
         }
     }
@@ -537,58 +561,76 @@ impl Shared {
             && self.cached(&key).is_none()
         {
             // So that others do not wait for it behind this one.
-            self.load(&key).await?;
+            self.load(&key).boxed().await?;
         }
-        let log = self.log.lock().await;
+        let mut log = self.log.lock().await;
         if let Some(expected) = &expected {
             // Nobody else makes an entry now, so that what is loaded stays true.
             let cached = match self.cached(&key) {
                 Some(cached) => cached,
-                None => self.load(&key).await?,
+                None => self.load(&key).boxed().await?,
             };
             if !expected.holds(cached.found.as_ref()) {
                 drop(log);
                 return self.answer(cached).await.map(Swap::Found);
             }
         }
-        let ((offset, bytes), last) = self.wait_for_room(length, blocks).await?;
+        let ((offset, bytes), last) = match self.room(length, blocks)? {
+            Some(found) => found,
+            None => self.wait_for_room(length, blocks).boxed().await?,
+        };
         let index = last.index + 1;
-        let (raw, chain) = log::encode(index, self.coordinator.term(), last.chain, &key, value.as_ref());
+        let (raw, chain) = log::encode(index, self.coordinator.term(), last.chain, &key, value.as_ref(), &mut log);
         let posted = self.coordinator.post_direct(offset, raw).await?;
         // From here to the end of the lock nothing waits: what is posted is known.
-        {
+        let is_applying_due = {
             let mut state = lock(&self.state);
             let after = Cursor { index, position: offset + length, chain };
             state.last = after;
             state.used_bytes += bytes;
             state.reserved += blocks;
             let applied = state.applied;
-            state.cache.put(Slot::new(key.clone(), value.clone(), index, posted), applied);
+            state.cache.put(&key, Slot::new(value.clone(), index, posted), applied);
             state.pending.push_back(Pending { after, bytes, posted, key, value });
-        }
+            // The first has somebody wait for more, and enough are not waited for.
+            state.pending.len() == 1 || state.pending.len() == apply::WINDOW
+        };
         drop(log);
-        self.work.notify_one();
-        self.unpersisted.notify_one();
+        if is_applying_due {
+            self.work.notify_one();
+        }
+        if self.is_persistent {
+            self.unpersisted.notify_one();
+        }
         self.confirm(posted).await?;
         self.wait_persisted(index).await.map_err(|_| Error::Ambiguous)?;
         Ok(Swap::Done(index))
     }
 
-    /// Waits until an entry fits; gives its place, and the entry before it.
+    /// If an entry fits, its place, and the entry before it; else others are applied at once.
+    fn room(&self, length: u64, blocks: u64) -> Result<Option<((u64, u64), Cursor)>, Error> {
+        let mut state = lock(&self.state);
+        state.ended.clone().map_or(Ok(()), Err)?;
+        if let Some(place) = state.place(length, blocks, &self.sizes) {
+            return Ok(Some((place, state.last)));
+        }
+        if state.pending.is_empty() && blocks > state.free {
+            return Err(Error::NoRoom);
+        }
+        state.is_short = true;
+        drop(state);
+        self.work.notify_one();
+        Ok(None)
+    }
+
+    /// Waits until an entry fits; gives what [`Shared::room`] does.
     async fn wait_for_room(&self, length: u64, blocks: u64) -> Result<((u64, u64), Cursor), Error> {
         loop {
-            {
-                let state = lock(&self.state);
-                state.ended.clone().map_or(Ok(()), Err)?;
-                if let Some(place) = state.place(length, blocks, &self.sizes) {
-                    return Ok((place, state.last));
-                }
-                if state.pending.is_empty() && blocks > state.free {
-                    return Err(Error::NoRoom);
-                }
-            }
             if self.stop.or_stopped(self.room.notified()).await.is_none() {
                 self.check_open()?;
+            }
+            if let Some(found) = self.room(length, blocks)? {
+                return Ok(found);
             }
         }
     }

@@ -267,8 +267,7 @@ impl Recovered {
                 continue;
             }
             reserved += value.as_ref().map_or(0, |value| sizes.record_blocks(key.len(), value.len()) as u64);
-            let slot = Slot::new(key.clone(), value.clone(), entry.index, Posted::default());
-            cache.put(slot, cursor.index);
+            cache.put(&key, Slot::new(value.clone(), entry.index, Posted::default()), cursor.index);
             let bytes = bytes + std::mem::take(&mut overtaken_bytes);
             pending.push_back(Pending { after, bytes, posted: Posted::default(), key, value });
         }
@@ -287,6 +286,7 @@ impl Recovered {
             stripes: vec![0; STRIPES],
             feed,
             recovered,
+            is_short: false,
             ended: None,
         };
         (state, bitmap)

@@ -121,6 +121,11 @@ impl Feed {
         Ok(Watch { remembered, receiver, next: from })
     }
 
+    /// Whether somebody watches.
+    pub(super) fn has_watchers(&self) -> bool {
+        !self.watchers.is_empty()
+    }
+
     /// Ends every watcher.
     pub(super) fn close(&mut self) {
         self.watchers.clear();

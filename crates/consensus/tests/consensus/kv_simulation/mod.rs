@@ -358,6 +358,7 @@ fn campaign() -> Campaign<Mutant> {
             (Mutant::EvictPending, &["linearizable:"]),
             (Mutant::WalkUnguarded, &["linearizable:", "torn:"]),
             (Mutant::CursorFirst, &["linearizable:", "changed:", "blocks:"]),
+            (Mutant::StaleChain, &["linearizable:", "changed:", "blocks:", "torn:"]),
             (Mutant::NoSeal, &["linearizable:", "changed:", "report:"]),
         ],
     }
