@@ -177,6 +177,8 @@ fn other_answer() -> Status {
 async fn send(mut asked: Receiver<Asked>, mut requests: Requests, waiting: Waiting) {
     let (mut number, mut buffer) = (0, BytesMut::new());
     while let Some(first) = asked.recv().await {
+        // Whoever is about to ask does so first: those who were answered together, as a rule.
+        tokio::task::yield_now().await;
         let (mut next, mut count) = (Some(first), 0);
         while let Some(Asked { operation, answered }) = next {
             number += 1;

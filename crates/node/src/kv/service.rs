@@ -15,7 +15,7 @@ use consensus::backups::GroupState;
 use consensus::kv::{Expected, Sizes, Store, Swap, Versioned};
 use futures_util::FutureExt as _;
 use futures_util::StreamExt as _;
-use futures_util::future::{BoxFuture, Either, pending, select};
+use futures_util::future::{Either, pending, select};
 use futures_util::stream::FuturesUnordered;
 use gateway::rpc::connection::Service;
 use gateway::rpc::message::{decode, frame, put_prefix};
@@ -59,13 +59,18 @@ impl Current {
         self.changed.notify_waiters();
     }
 
+    /// The one that serves at this moment.
+    fn now(&self) -> Option<Store> {
+        let store = self.lock().clone();
+        store.filter(|store| store.coordinator().is_serving())
+    }
+
     /// Waits for one that serves.
     pub(super) async fn serving(&self, patience: Duration) -> Option<Store> {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
-                let store = self.lock().clone();
-                match store.filter(|store| store.coordinator().is_serving()) {
+                match self.now() {
                     Some(store) => return store,
                     // One that has ended is taken away soon, or comes too late for its notice.
                     None => drop(rt::timeout(Duration::from_millis(5), changed).await),
@@ -130,17 +135,32 @@ impl Service for Port {
     }
 }
 
+/// Until when a call waits for a store that serves: for [`PATIENCE`] once the first that it asked has not served it.
+#[derive(Default)]
+struct Patience {
+    has_asked: bool,
+    until: Option<rt::Instant>,
+}
+
 impl Port {
-    async fn store(&self, until: rt::Instant) -> Result<Store, Status> {
+    async fn store(&self, patience: &mut Patience) -> Result<Store, Status> {
+        let current = self.stores.current(self.store);
+        // As a rule that is all, and there is no timer.
+        if !std::mem::replace(&mut patience.has_asked, true)
+            && let Some(store) = current.now()
+        {
+            return Ok(store);
+        }
+        let until = *patience.until.get_or_insert_with(|| rt::now() + PATIENCE);
         let left = Duration::from_nanos(until.nanos().saturating_sub(rt::now().nanos()));
         let nobody = || Status::new(Code::Unavailable, self.stores.why_not(self.store));
-        self.stores.current(self.store).serving(left).await.ok_or_else(nobody)
+        current.serving(left).boxed().await.ok_or_else(nobody)
     }
 
     async fn get(&self, request: wire::GetRequest) -> Result<wire::GetResponse, Status> {
-        let until = rt::now() + PATIENCE;
+        let mut patience = Patience::default();
         let found = loop {
-            if let Some(found) = settled(self.store(until).await?.get(&request.key).await)? {
+            if let Some(found) = settled(self.store(&mut patience).await?.get(&request.key).await)? {
                 break found;
             }
         };
@@ -150,9 +170,9 @@ impl Port {
     async fn put(&self, request: wire::PutRequest) -> Result<wire::PutResponse, Status> {
         // Keys and values are kept for long; the buffer of a connection is not.
         let (key, value) = (copied(&request.key), copied(&request.value));
-        let until = rt::now() + PATIENCE;
+        let mut patience = Patience::default();
         let version = loop {
-            if let Some(version) = settled(self.store(until).await?.put(key.clone(), value.clone()).await)? {
+            if let Some(version) = settled(self.store(&mut patience).await?.put(key.clone(), value.clone()).await)? {
                 break version;
             }
         };
@@ -161,9 +181,9 @@ impl Port {
 
     async fn delete(&self, request: wire::DeleteRequest) -> Result<wire::DeleteResponse, Status> {
         let key = copied(&request.key);
-        let until = rt::now() + PATIENCE;
+        let mut patience = Patience::default();
         let version = loop {
-            if let Some(version) = settled(self.store(until).await?.delete(key.clone()).await)? {
+            if let Some(version) = settled(self.store(&mut patience).await?.delete(key.clone()).await)? {
                 break version;
             }
         };
@@ -187,9 +207,9 @@ impl Port {
             Some(swap::New::Delete(true)) => None,
             _ => return Err(Status::invalid_argument("say what is to be: a value, or a delete")),
         };
-        let until = rt::now() + PATIENCE;
+        let mut patience = Patience::default();
         let swapped = loop {
-            let store = self.store(until).await?;
+            let store = self.store(&mut patience).await?;
             if let Some(swapped) = settled(store.compare_and_set(key.clone(), expected.clone(), new.clone()).await)? {
                 break swapped;
             }
@@ -202,7 +222,7 @@ impl Port {
 
     async fn status(&self, message: Bytes) -> Result<Bytes, Status> {
         let wire::StatusRequest {} = decode(message)?;
-        let store = self.store(rt::now() + PATIENCE).await?;
+        let store = self.store(&mut Patience::default()).await?;
         let (status, coordinator) = (store.status(), store.coordinator().status());
         let backups = self.stores.backups();
         let state = backups.as_ref().and_then(|backups| Some(&backups.groups.get(self.store)?.1));
@@ -245,7 +265,7 @@ impl Port {
     /// Takes operations as they come, and sends all answers at once that are there at a time.
     async fn exchange(&self, call: Call) {
         call.streaming(async |messages, responder| {
-            let mut under_way: FuturesUnordered<BoxFuture<'_, wire::Response>> = FuturesUnordered::new();
+            let mut under_way = FuturesUnordered::new();
             let (mut ended, mut answers) = (false, BytesMut::new());
             while !ended || !under_way.is_empty() {
                 let takes = !ended && under_way.len() < EXCHANGE_MAX;
@@ -265,7 +285,7 @@ impl Port {
                 let first = match step {
                     Either::Left(Ok(Some(message))) => {
                         match decode::<wire::Request>(message) {
-                            Ok(request) => under_way.push(self.one(request).boxed()),
+                            Ok(request) => under_way.push(self.one(request)),
                             Err(status) => return status,
                         }
                         continue;
@@ -298,9 +318,9 @@ impl Port {
             };
             let from = Some(request.from).filter(|from| *from > 0);
             let prefix = copied(&request.prefix);
-            let until = rt::now() + PATIENCE;
+            let mut patience = Patience::default();
             let mut watch = loop {
-                let begun = match self.store(until).await {
+                let begun = match self.store(&mut patience).await {
                     Ok(store) => settled(store.watch(prefix.clone(), from)),
                     Err(status) => return status,
                 };
