@@ -40,14 +40,14 @@ async fn scenario(sim: Sim) -> u64 {
         rt::sleep(Duration::from_millis(30)).await;
         cutting.cut("p0", "m1");
         let status = || coordinator.status();
-        // It is dropped after about 40 ms.
-        rt::sleep(Duration::from_millis(30)).await;
+        // It is dropped once it has not answered for `answer_max`, a heartbeat or two later: 120 ms after it was cut off.
+        rt::sleep(Duration::from_millis(118)).await;
         let mut dropped = 0;
         if status().live == 3 {
             cutting.cut("p0", "m0");
             cutting.node("m0").crash();
         } else {
-            // In some runs it is dropped before its time.
+            // In some runs its link breaks, and it is dropped before its time.
             coordinator.step_down();
         }
         while coordinator.is_serving() {
@@ -84,9 +84,9 @@ async fn scenario(sim: Sim) -> u64 {
 #[test]
 fn the_log_is_kept_for_a_dropped_node_until_the_others_have_answered() {
     let mut dropped = 0;
-    for seed in 0..100 {
+    for seed in 0..40 {
         let report = Simulation::new(seed).run(scenario);
         dropped += report.unwrap_or_else(|failure| panic!("seed {seed}: {failure}")).value;
     }
-    assert!(dropped >= 10, "the node was dropped in time in {dropped} of 100 runs");
+    assert!(dropped >= 10, "the node was dropped in time in {dropped} of 40 runs");
 }
