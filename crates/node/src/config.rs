@@ -122,6 +122,8 @@ pub struct Storage {
     pub memtable_bytes: usize,
     /// Bytes of writes that are not in the tables yet.
     pub delta_bytes: usize,
+    /// Blocks after which the savepoint moves: what they wrote becomes rows of the tables.
+    pub savepoint_blocks: u64,
     /// Bytes of the disk that are kept free: with less, new transactions are refused.
     pub free_bytes_min: u64,
 }
@@ -189,9 +191,23 @@ impl Default for Contracts {
     }
 }
 
+/// The most that [`Storage::savepoint_blocks`] may be: a restart repeats up to twice as many.
+pub const SAVEPOINT_BLOCKS_MAX: u64 = 512;
+
+/// The default of [`Storage::savepoint_blocks`].
+pub(crate) fn savepoint_blocks() -> u64 {
+    32
+}
+
 impl Default for Storage {
     fn default() -> Storage {
-        Storage { cache_bytes: 128 << 20, memtable_bytes: 64 << 20, delta_bytes: 64 << 20, free_bytes_min: 64 << 20 }
+        Storage {
+            cache_bytes: 128 << 20,
+            memtable_bytes: 64 << 20,
+            delta_bytes: 64 << 20,
+            savepoint_blocks: savepoint_blocks(),
+            free_bytes_min: 64 << 20,
+        }
     }
 }
 
@@ -352,7 +368,7 @@ impl Config {
                 format!("leaves no room for {count} ports, each {GATEWAY_PORT_STEP} higher; choose a lower one, or 0"),
             ));
         }
-        let ranges: [(&'static str, u64, u64, u64); 13] = [
+        let ranges: [(&'static str, u64, u64, u64); 14] = [
             ("batch.messages", self.batch.messages.into(), 1, 100_000),
             ("batch.preferred_bytes", self.batch.preferred_bytes.into(), 1, 90 << 20),
             ("batch.absolute_bytes", self.batch.absolute_bytes.into(), 1, 90 << 20),
@@ -360,6 +376,7 @@ impl Config {
             ("storage.cache_bytes", self.storage.cache_bytes as u64, 0, 1 << 40),
             ("storage.memtable_bytes", self.storage.memtable_bytes as u64, 1 << 20, 1 << 36),
             ("storage.delta_bytes", self.storage.delta_bytes as u64, 1 << 20, 1 << 36),
+            ("storage.savepoint_blocks", self.storage.savepoint_blocks, 1, SAVEPOINT_BLOCKS_MAX),
             ("storage.free_bytes_min", self.storage.free_bytes_min, 0, 1 << 60),
             ("limits.calls", self.limits.calls as u64, 1, 1 << 20),
             ("limits.streams", self.limits.streams as u64, 1, 1 << 20),

@@ -575,6 +575,7 @@ impl Planner<'_> {
             gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),
             contracts: config.contracts.clone(),
             limits: config.limits.clone(),
+            savepoint_blocks: config.storage.savepoint_blocks,
             among,
             pooled,
             local,

@@ -75,9 +75,9 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of machines with much else to do.
+    /// Of machines with much else to do, where nobody is to take over.
     pub fn patient() -> Times {
-        Times { heartbeat_ms: 5, lease_ms: 500, election_ms: 500, copy_bytes_per_second: Timing::UNLIMITED }
+        Times { heartbeat_ms: 5, lease_ms: 5000, election_ms: 5000, copy_bytes_per_second: Timing::UNLIMITED }
     }
 
     fn timing(self) -> Timing {

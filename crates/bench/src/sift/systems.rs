@@ -195,9 +195,9 @@ impl System {
     }
 }
 
-/// A machine with much else to do is not always there when a heartbeat is due; Raft has as much time.
+/// A machine with much else to do is not always there when a heartbeat is due, and nobody is to take over.
 pub fn patient() -> Timing {
-    Timing { lease: Duration::from_millis(500), ..Timing::default() }
+    Timing { lease: Duration::from_secs(5), ..Timing::default() }
 }
 
 async fn start_sift(shape: &Shape, number: u64) -> Result<System, Error> {
@@ -233,7 +233,8 @@ pub fn register_links(scheme: &str, token: &Token) {
 /// # Errors
 /// It cannot be started.
 pub async fn raft_node(group: u64, id: u64, members: &[Member]) -> Result<RaftStore, Error> {
-    let timing = raft::Timing { tick: Duration::from_millis(25), ..raft::Timing::default() };
+    // A second until somebody else is elected; also the first of all waits for that long.
+    let timing = raft::Timing { tick: Duration::from_millis(50), ..raft::Timing::default() };
     let options = raft::Options { timing, is_commit_lazy: true, ..raft::Options::new(group, id, members.to_vec()) };
     RaftStore::start(options).await.map_err(part("starting Raft"))
 }

@@ -42,6 +42,8 @@ pub struct Compared {
     pub tps: [f64; 2],
     /// Medians of this process's time for a transaction, all threads and savepoints included, in microseconds.
     pub cpu_us: [f64; 2],
+    /// Savepoints that began during the runs.
+    pub savepoints: [usize; 2],
     /// Median over the pairs of disaggregated over monolithic throughput.
     pub ratio: f64,
     /// The least of them.
@@ -122,6 +124,7 @@ pub async fn compare(comparison: &Comparison, stop: &Stop) -> Result<Compared, E
         Peer::disaggregated(&folder.path().join("disaggregated"), *latency, &sizes[0], None).await?;
     let mut monolithic = Peer::monolithic(&folder.path().join("monolithic"), &sizes[1]).await?;
     runner.fill([&mut disaggregated, &mut monolithic]).await?;
+    let filled = [disaggregated.savepoints, monolithic.savepoints];
     let (mut ratios, mut rates) = (Vec::new(), [Vec::new(), Vec::new()]);
     let mut times = [Vec::new(), Vec::new()];
     // The first pair warms up and is not counted.
@@ -144,5 +147,11 @@ pub async fn compare(comparison: &Comparison, stop: &Stop) -> Result<Compared, E
         }
     }
     let ratio_least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    Ok(Compared { tps: rates.map(median), cpu_us: times.map(median), ratio: median(ratios), ratio_least })
+    Ok(Compared {
+        tps: rates.map(median),
+        cpu_us: times.map(median),
+        savepoints: [disaggregated.savepoints - filled[0], monolithic.savepoints - filled[1]],
+        ratio: median(ratios),
+        ratio_least,
+    })
 }

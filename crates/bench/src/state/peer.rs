@@ -66,6 +66,8 @@ pub struct Peer {
     tip: [u8; 32],
     persist_blocks: Option<u64>,
     persisting: Option<rt::Task<Result<(), state::Error>>>,
+    /// How often a block made the savepoint move.
+    pub savepoints: usize,
     _pool: Option<Pool>,
 }
 
@@ -97,7 +99,16 @@ impl Peer {
         let (blocks, tables) = stores(folder).await?;
         let state = Arc::new(Monolithic::open(tables, sizes.monolithic()));
         let persist_blocks = sizes.persist_blocks;
-        Ok(Peer { state, store: None, blocks, tip: NO_PREVIOUS, persist_blocks, persisting: None, _pool: None })
+        Ok(Peer {
+            state,
+            store: None,
+            blocks,
+            tip: NO_PREVIOUS,
+            persist_blocks,
+            persisting: None,
+            savepoints: 0,
+            _pool: None,
+        })
     }
 
     /// `wrap` stands between the state and its storage.
@@ -118,7 +129,8 @@ impl Peer {
         let state = Disaggregated::open(Arc::new(pool.space.clone()), seen, sizes.disaggregated()).await;
         let state = Arc::new(state.map_err(|error| failed("the state", error))?);
         let (persist_blocks, pool) = (sizes.persist_blocks, Some(pool));
-        Ok(Peer { state, store: Some(store), blocks, tip: NO_PREVIOUS, persist_blocks, persisting: None, _pool: pool })
+        let (store, tip) = (Some(store), NO_PREVIOUS);
+        Ok(Peer { state, store, blocks, tip, persist_blocks, persisting: None, savepoints: 0, _pool: pool })
     }
 
     /// Makes a block of these writes durable and applies it.
@@ -152,6 +164,7 @@ impl Peer {
             store.prepare(BlockNumber(number), header_hash, &block_bytes);
         }
         if self.state.wants_persist() {
+            self.savepoints += 1;
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }
         // Values are parts of the block that brought them, as a peer's are.
@@ -165,6 +178,7 @@ impl Peer {
         self.state.apply(number, batch).await.map_err(|error| failed("a block", error))?;
         if self.persist_blocks.is_some_and(|blocks| (number + 1).is_multiple_of(blocks)) {
             self.persisted().await?;
+            self.savepoints += 1;
             let state = self.state.clone();
             self.persisting = Some(rt::spawn(async move { state.persist().await.map(drop) }));
         }

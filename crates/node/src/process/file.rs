@@ -17,7 +17,7 @@ use chain::succession::NODES_MAX;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::{Config, ConfigError, Contracts, Limits, pool};
+use crate::config::{Config, ConfigError, Contracts, Limits, SAVEPOINT_BLOCKS_MAX, pool};
 
 /// The file's name.
 pub const FILE: &str = "node.toml";
@@ -252,6 +252,9 @@ pub struct ComputeFile {
     pub contracts: Contracts,
     /// Bounds on what clients can start.
     pub limits: Limits,
+    /// Blocks after which the savepoint moves.
+    #[serde(default = "crate::config::savepoint_blocks")]
+    pub savepoint_blocks: u64,
     /// How it finds the peer's other compute nodes, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub among: Option<AmongFile>,
@@ -460,6 +463,10 @@ impl NodeFile {
             between("compute.others_address", &compute.others_address)?;
             for orderer in &compute.orderers {
                 between("compute.orderers", orderer)?;
+            }
+            if !(1..=SAVEPOINT_BLOCKS_MAX).contains(&compute.savepoint_blocks) {
+                let problem = format!("is {}; it must be from 1 to {SAVEPOINT_BLOCKS_MAX}", compute.savepoint_blocks);
+                return Err(("compute.savepoint_blocks", problem));
             }
             if let Some(among) = &compute.among {
                 let most = NODES_MAX - 1;

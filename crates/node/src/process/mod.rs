@@ -272,6 +272,7 @@ impl Here<'_> {
         links::register(&self.file.name, Some(&section.token), &accepted);
         links::register_tls(self.folder, &self.tls()?)?;
         let mut config = file::config(&section.organizations, &section.contracts, &section.limits);
+        config.storage.savepoint_blocks = section.savepoint_blocks;
         config.pool.borrow = section.among.as_ref().map_or_else(Default::default, |among| among.borrow);
         let registry = contracts::registry(&config)?;
         let options = compute::Options {

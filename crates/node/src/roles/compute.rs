@@ -196,6 +196,8 @@ impl Pooled {
 pub(crate) fn settings(config: &Config) -> Settings {
     let mut settings = Settings::default();
     settings.endorse.concurrency_max = config.limits.proposals;
+    settings.commit.persist_interval_blocks = config.storage.savepoint_blocks;
+    settings.commit.replay_blocks_max = 2 * config.storage.savepoint_blocks;
     settings.commit.borrowing =
         Borrowing { when: config.pool.borrow.when(), meter: load::meter(), ..Borrowing::default() };
     settings
