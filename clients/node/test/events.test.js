@@ -9,7 +9,7 @@ let network;
 before(async () => {
   network = await Network.start({ policy: 'majority' });
 });
-after(() => network.stop());
+after(() => network?.stop());
 
 const create = (contract, id) => contract.submitTransaction('CreateAsset', id, 'blue', '5', 'Tomoko', '300');
 

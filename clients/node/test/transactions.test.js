@@ -14,7 +14,7 @@ let network;
 before(async () => {
   network = await Network.start();
 });
-after(() => network.stop());
+after(() => network?.stop());
 
 const create = (contract, id) => contract.submitTransaction('CreateAsset', id, 'blue', '5', 'Tomoko', '300');
 
