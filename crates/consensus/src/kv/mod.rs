@@ -215,6 +215,15 @@ struct Pending {
     value: Option<Bytes>,
 }
 
+/// Where an entry goes.
+struct Room {
+    offset: u64,
+    /// Of the log that it takes, with what is skipped.
+    bytes: u64,
+    /// The entry before.
+    last: Cursor,
+}
+
 struct State {
     /// Behind the last entry.
     last: Cursor,
@@ -575,7 +584,7 @@ impl Shared {
                 return self.answer(cached).await.map(Swap::Found);
             }
         }
-        let ((offset, bytes), last) = match self.room(length, blocks)? {
+        let Room { offset, bytes, last } = match self.room(length, blocks)? {
             Some(found) => found,
             None => self.wait_for_room(length, blocks).boxed().await?,
         };
@@ -607,12 +616,12 @@ impl Shared {
         Ok(Swap::Done(index))
     }
 
-    /// If an entry fits, its place, and the entry before it; else others are applied at once.
-    fn room(&self, length: u64, blocks: u64) -> Result<Option<((u64, u64), Cursor)>, Error> {
+    /// Where an entry goes, if it fits; else others are applied at once.
+    fn room(&self, length: u64, blocks: u64) -> Result<Option<Room>, Error> {
         let mut state = lock(&self.state);
         state.ended.clone().map_or(Ok(()), Err)?;
-        if let Some(place) = state.place(length, blocks, &self.sizes) {
-            return Ok(Some((place, state.last)));
+        if let Some((offset, bytes)) = state.place(length, blocks, &self.sizes) {
+            return Ok(Some(Room { offset, bytes, last: state.last }));
         }
         if state.pending.is_empty() && blocks > state.free {
             return Err(Error::NoRoom);
@@ -624,7 +633,7 @@ impl Shared {
     }
 
     /// Waits until an entry fits; gives what [`Shared::room`] does.
-    async fn wait_for_room(&self, length: u64, blocks: u64) -> Result<((u64, u64), Cursor), Error> {
+    async fn wait_for_room(&self, length: u64, blocks: u64) -> Result<Room, Error> {
         loop {
             if self.stop.or_stopped(self.room.notified()).await.is_none() {
                 self.check_open()?;
