@@ -67,7 +67,7 @@ pub use layout::{FORMAT_VERSION, LOG_UNIT_BYTES, Layout};
 pub use memory_node::{GroupMemory, MemoryNode, MemoryNodeOptions};
 pub use message::PROTOCOL_VERSION;
 pub use standby::Standby;
-pub use takeover::Elected;
+pub use takeover::{Elected, Unopened};
 
 /// The time of one coordinator. Terms only grow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

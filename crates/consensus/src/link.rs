@@ -202,13 +202,18 @@ impl Held {
     pub(crate) async fn read_all(&self, at: u64, length: u64) -> Result<Bytes, rma::Error> {
         const CHUNK: u64 = 1 << 20;
         let mut reads = Vec::new();
+        // Pieces of one buffer: memory that is touched for the first time costs more than what is read into it.
+        let mut rest = BytesMut::with_capacity(length as usize);
         for from in (0..length).step_by(CHUNK as usize) {
-            reads.push(self.read(at + from, CHUNK.min(length - from) as usize));
+            let bytes = CHUNK.min(length - from) as usize;
+            let next = rest.split_off(bytes);
+            let into = std::mem::replace(&mut rest, next);
+            reads.push(self.link.endpoint.read(&self.region, at + from, bytes, into));
         }
         self.link.endpoint.flush();
-        let mut all = BytesMut::with_capacity(length as usize);
+        let mut all = BytesMut::new();
         for read in reads {
-            all.extend_from_slice(&read.await?);
+            all.unsplit(read.await?);
         }
         Ok(all.freeze())
     }

@@ -55,8 +55,27 @@ pub(crate) fn next(after: &Cursor, logs: &[&Log], layout: &Layout) -> Option<Pla
     let places = [after.position, 0];
     let places = if after.position == 0 { &places[..1] } else { &places[..] };
     let places = places.iter().filter(|offset| layout.log_bytes - **offset >= HEAD_BYTES as u64);
-    let found = places.flat_map(|offset| logs.iter().filter_map(|log| Some((*offset, log.at(*offset, after)?))));
-    let (offset, entry) = found.reduce(|best, other| if other.1.term > best.1.term { other } else { best })?;
+    let mut best: Option<(u64, Entry)> = None;
+    for offset in places {
+        let mut here: Option<Entry> = None;
+        for log in logs {
+            // Most logs have the same: that one counts is known, and a comparison is cheaper than a checksum.
+            if here.as_ref().is_some_and(|entry| log.has(*offset, entry)) {
+                continue;
+            }
+            if let Some(entry) = log.at(*offset, after)
+                && here.as_ref().is_none_or(|here| entry.term > here.term)
+            {
+                here = Some(entry);
+            }
+        }
+        if let Some(entry) = here
+            && best.as_ref().is_none_or(|(_, best)| entry.term > best.term)
+        {
+            best = Some((*offset, entry));
+        }
+    }
+    let (offset, entry) = best?;
     let position = offset + padded(entry.raw.len() as u64);
     let after = Cursor { index: entry.index, position, chain: entry.checksum };
     Some(Placed { entry, offset, after })

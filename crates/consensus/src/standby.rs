@@ -28,7 +28,7 @@ use crate::fault::crash_point;
 use crate::layout::Admin;
 use crate::link::Link;
 use crate::quorum::gather;
-use crate::{Coordinator, Elected, Error, Group, Term, Timing};
+use crate::{Coordinator, Elected, Error, Group, Term, Timing, Unopened};
 
 /// A processor that may become the coordinator of a group. It keeps connections and nothing else, so that one processor
 /// can watch many groups.
@@ -70,13 +70,29 @@ impl Standby {
     /// release of this version writes. All else is tried again.
     pub async fn take_over(&mut self) -> Result<Coordinator, Error> {
         loop {
+            match self.take_over_unopened().await?.open().await {
+                Ok(coordinator) => return Ok(coordinator),
+                Err(error) => {
+                    tracing::debug!(node = self.node, %error, "it ended before it served");
+                    self.back_off().await;
+                }
+            }
+        }
+    }
+
+    /// As [`Standby::take_over`], but for the wait at the end ([`Unopened`]).
+    ///
+    /// # Errors
+    /// As [`Standby::take_over`].
+    pub async fn take_over_unopened(&mut self) -> Result<Unopened, Error> {
+        loop {
             self.watch().await;
             let outcome = match self.elect().await {
-                Ok(elected) => elected.recover().await,
+                Ok(elected) => elected.recover_unopened().await,
                 Err(error) => Err(error),
             };
             match outcome {
-                Ok(coordinator) => return Ok(coordinator),
+                Ok(unopened) => return Ok(unopened),
                 Err(error @ (Error::MemoryLost { .. } | Error::Corrupt(_))) => return Err(error),
                 Err(error) => {
                     tracing::debug!(node = self.node, %error, "not this time");

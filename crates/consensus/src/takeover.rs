@@ -12,8 +12,8 @@
 //!    then a header with our term. With a majority done, all of the log is committed, under our term. (Any other node is
 //!    copied now if there is no majority without it, else later in the background.)
 //! 5. Replay: each adopted node's memory gets every write of the log, in order, then a header that says so.
-//! 6. Wait until the lease of every earlier coordinator has run out ([`Timing::lease_over`], counted from *t*), get a lease
-//!    of our own, and serve.
+//! 6. Get a lease of our own, and wait until that of every earlier coordinator has run out ([`Timing::lease_over`], counted from
+//!    *t*). Then serve. Meanwhile a layer above may bring what it keeps in the memory into order ([`Unopened`]).
 //!
 //! Why nothing committed is lost. A committed entry is in the log of F+1 nodes whose header bore its coordinator's term (or
 //! a later one) when it was acknowledged; its place is used again only when F+1 headers say that it is applied. Ours are
@@ -38,6 +38,11 @@
 //! nobody has what they lack, and F+1 others are needed. To find out, what lies before the leading logs' beginning is also looked
 //! for in the other logs; it counts if it leads there. In step 5, each node gets its own share of each block.
 //!
+//! Why the memory may be used before the wait is over. Behind *t* an earlier coordinator commits nothing, and what it still answers is
+//! what was committed before, or what stands at a node that nobody has fenced. The lease keeps *answers* of two coordinators apart: one
+//! that acknowledged a write while another still read what was there before. So what nobody is told of needs no wait: to read, and
+//! to write what says the same as before.
+//!
 //! Crashes between any two steps leave old copies with old headers and new ones with new headers, which is where the next
 //! takeover begins.
 
@@ -45,9 +50,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use base::Bytes;
-use base::rt;
+use base::rt::{self, Instant};
 use futures_util::FutureExt as _;
 use futures_util::future::Either;
 
@@ -99,6 +105,14 @@ impl Elected {
     /// [`Error::Fenced`], [`Error::NotElected`], [`Error::NoMajority`], [`Error::LeaseLost`]: stand for election again.
     /// [`Error::MemoryLost`]: too many copies are gone. [`Error::Corrupt`].
     pub async fn recover(self) -> Result<Coordinator, Error> {
+        self.recover_unopened().await?.open().await
+    }
+
+    /// Takes over but for the wait: for whoever has something to bring into order before it answers anybody.
+    ///
+    /// # Errors
+    /// As [`Elected::recover`].
+    pub async fn recover_unopened(self) -> Result<Unopened, Error> {
         let (node, heartbeat, links) = (self.node, self.group.timing.heartbeat, self.links.clone());
         // Others are to see that somebody is at work, however long it takes; all of it has a bound.
         let beating = async move {
@@ -115,7 +129,7 @@ impl Elected {
         }
     }
 
-    async fn take_over(self) -> Result<Coordinator, Error> {
+    async fn take_over(self) -> Result<Unopened, Error> {
         let Elected { group, node, term, links } = self;
         let timing: &Timing = &group.timing;
         let (majority, nodes) = (group.majority(), group.nodes.len());
@@ -192,11 +206,52 @@ impl Elected {
         let inherited = replay(&group, term, replicas, &reconciled).await?;
         crash_point("consensus.takeover.replayed").await;
 
-        let waited = fenced_at.elapsed();
-        rt::sleep(timing.lease_over().saturating_sub(waited)).await;
+        let wait = timing.lease_over();
         let inheritance =
             Inheritance { made, end: reconciled.end, kept: reconciled.kept, entries: reconciled.tail, inherited };
-        Coordinator::begin(group, node, term, holder, inheritance).await
+        let coordinator = Coordinator::begin(group, node, term, holder, inheritance).await?;
+        Ok(Unopened { coordinator, fenced_at, wait })
+    }
+}
+
+/// A coordinator that has the memory while the lease of an earlier one may stand. Nobody is to be answered yet.
+pub struct Unopened {
+    coordinator: Coordinator,
+    fenced_at: Instant,
+    wait: Duration,
+}
+
+impl Unopened {
+    /// Waits until no earlier lease stands; gives a coordinator that serves.
+    ///
+    /// # Errors
+    /// It has ended meanwhile: stand for election again.
+    pub async fn open(self) -> Result<Coordinator, Error> {
+        rt::sleep(self.wait.saturating_sub(self.fenced_at.elapsed())).await;
+        self.coordinator.check_serving()?;
+        Ok(self.coordinator)
+    }
+
+    /// For what nobody is told of.
+    pub(crate) fn coordinator(&self) -> &Coordinator {
+        &self.coordinator
+    }
+
+    pub(crate) fn into_coordinator_at_once(self) -> Coordinator {
+        self.coordinator
+    }
+}
+
+impl From<Coordinator> for Unopened {
+    /// Of one that serves already.
+    fn from(coordinator: Coordinator) -> Unopened {
+        Unopened { coordinator, fenced_at: rt::now(), wait: Duration::ZERO }
+    }
+}
+
+impl fmt::Debug for Unopened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Unopened({:?})", self.coordinator)
     }
 }
 
@@ -266,7 +321,16 @@ pub(crate) fn reconcile(logs: &[Log], layout: &Layout) -> Result<Reconciled, Err
     }
     let every: Vec<&Log> = logs.iter().collect();
     let missing = logs.iter().map(|log| {
-        let mut missing = scan::all(log.header.applied, &leading, layout);
+        // Mostly it lacks the end of what was found already, or all of it.
+        let applied = log.header.applied;
+        let known = match applied == from {
+            true => Some(0),
+            false => entries.iter().position(|placed| placed.after == applied).map(|at| at + 1),
+        };
+        let mut missing = match known {
+            Some(known) => entries[known..].to_vec(),
+            None => scan::all(applied, &leading, layout),
+        };
         if layout.is_coded() && log.header.applied.index < from.index {
             // What the leading logs were behind already counts wherever it stands, if it leads to where they begin: each
             // entry names the one before.

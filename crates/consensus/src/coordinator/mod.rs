@@ -357,6 +357,13 @@ impl Coordinator {
         self.shared.tell_changed();
     }
 
+    /// From now on no room is made in the group's log, as if memory nodes were slow to be told how far they are: it fills up, whoever
+    /// appends waits, and what a store has not applied fills up the store's own log. For measurements of what the next takeover
+    /// finds; nothing undoes it.
+    pub fn make_no_room(&self) {
+        lock(&self.shared.state).makes_room = false;
+    }
+
     /// Says that the direct area is as it is to be. What an earlier coordinator left there may be on some nodes and not on
     /// others: whoever uses the area reads it with [`Coordinator::read_each`], writes back what counts, and then calls this.
     /// Until then no memory node is taken back, since it would be copied from a node that may lack a part. Groups without a

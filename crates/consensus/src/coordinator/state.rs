@@ -167,6 +167,8 @@ pub(super) struct State {
     /// Before the first of those.
     kept_from: Cursor,
     used_bytes: u64,
+    /// Nodes are told how far they are, so that there is room again.
+    pub makes_room: bool,
     apply_batch: usize,
     /// Records that were not trimmed.
     records: VecDeque<u64>,
@@ -230,6 +232,7 @@ impl State {
             kept: VecDeque::new(),
             kept_from: kept,
             used_bytes: 0,
+            makes_room: true,
             apply_batch: if synchronous { APPLY_BATCH } else { APPLY_BATCH_ASYNCHRONOUS },
             records: VecDeque::new(),
             locked: vec![0; layout.blocks().div_ceil(64)],

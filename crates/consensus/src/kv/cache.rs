@@ -6,6 +6,8 @@
 //!    of the log, and the only answer for its key.
 //! 3. A short key lies beside its value, so that a lookup touches one place of memory.
 //!
+//! Slots are in [`SHARDS`] maps, since a map that grows takes long: one of half a million keys some 50 ms, which is more than a lease.
+//!
 //! Bounded: the budget and what is not applied, which the log bounds. One call looks at [`STEPS_MAX`] keys at most.
 
 use std::borrow::Borrow;
@@ -20,6 +22,8 @@ use crate::Posted;
 
 /// Keys that are looked at in one call.
 const STEPS_MAX: usize = 64;
+/// Maps of slots.
+const SHARDS: usize = 256;
 /// What a slot takes besides key and value.
 const SLOT_BYTES: usize = 160;
 /// The longest key that lies in its slot.
@@ -95,9 +99,16 @@ impl Slot {
     }
 }
 
+/// Which map has a key: cheap, and right for whatever keys; those that differ in their last bytes are spread evenly.
+fn shard(key: &[u8]) -> usize {
+    let last = key.iter().rev().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+    // A product's highest bits depend on all of its factor's.
+    (last.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2())) as usize
+}
+
 /// See the module's description.
 pub(super) struct Cache {
-    slots: Map<Key, Slot>,
+    slots: Vec<Map<Key, Slot>>,
     /// Every key once.
     queue: VecDeque<Key>,
     bytes: usize,
@@ -106,7 +117,8 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn new(budget: usize) -> Cache {
-        Cache { slots: Map::default(), queue: VecDeque::new(), bytes: 0, budget }
+        let slots = std::iter::repeat_with(Map::default).take(SHARDS).collect();
+        Cache { slots, queue: VecDeque::new(), bytes: 0, budget }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -115,7 +127,7 @@ impl Cache {
 
     #[inline]
     pub(super) fn get(&mut self, key: &[u8]) -> Option<&Slot> {
-        let slot = self.slots.get_mut(key)?;
+        let slot = self.slots[shard(key)].get_mut(key)?;
         slot.marked = true;
         Some(slot)
     }
@@ -123,12 +135,13 @@ impl Cache {
     /// Puts what is known now; entries up to `applied` are applied.
     pub(super) fn put(&mut self, key: &[u8], slot: Slot, applied: u64) {
         self.bytes += slot.bytes(key);
-        match self.slots.get_mut(key) {
+        let slots = &mut self.slots[shard(key)];
+        match slots.get_mut(key) {
             Some(place) => self.bytes -= std::mem::replace(place, slot).bytes(key),
             None => {
                 let key = Key::new(key);
                 self.queue.push_back(key.clone());
-                self.slots.insert(key, slot);
+                slots.insert(key, slot);
             }
         }
         self.evict(applied);
@@ -141,7 +154,9 @@ impl Cache {
                 return;
             }
             let Some(key) = self.queue.pop_front() else { return };
-            let Entry::Occupied(mut slot) = self.slots.entry(key) else { unreachable!("keys in the queue have slots") };
+            let Entry::Occupied(mut slot) = self.slots[shard(key.bytes())].entry(key) else {
+                unreachable!("keys in the queue have slots")
+            };
             let is_pending = slot.get().version > applied && !mutant(Mutant::EvictPending);
             if is_pending || std::mem::take(&mut slot.get_mut().marked) {
                 self.queue.push_back(slot.key().clone());
@@ -174,6 +189,18 @@ mod tests {
         }
         assert!(cache.bytes() <= 1000);
         assert!((0..100).filter(|key| cache.get(&[*key]).is_some()).count() >= 3);
+    }
+
+    #[test]
+    fn keys_are_spread_over_the_maps() {
+        let mut cache = Cache::new(usize::MAX);
+        for number in 0..100_000 {
+            let key = format!("key-{number:012}").into_bytes();
+            cache.put(&key, Slot::new(None, 0, Posted::default()), 0);
+        }
+        let largest = cache.slots.iter().map(Map::len).max().expect("there are maps");
+        assert!(largest < 3 * 100_000 / SHARDS, "{largest}");
+        assert!(cache.get(b"key-000000000000").is_some() && cache.get(b"").is_none() && cache.get(b"k").is_none());
     }
 
     #[test]

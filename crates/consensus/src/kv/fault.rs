@@ -31,6 +31,8 @@ pub enum Mutant {
     ApplyUnpersisted,
     /// A coordinator whose tables were changed while it wrote its epoch into them gives up.
     FenceOnce,
+    /// A new coordinator serves while the lease of an earlier one may stand.
+    OpenAtOnce,
     /// The tables' epoch is the coordinator's term, whatever they have seen.
     EpochOfTerm,
 }

@@ -18,8 +18,9 @@
 //!    A put waits for room; that is the back-pressure.
 //! 5. Whoever watches gets every entry that a majority has, in order, also those that others have overtaken since ([`watch`]).
 //! 6. A new coordinator ([`recover`]) reads cursor and seal, and the log behind the cursor from a majority. It writes back
-//!    what some node may lack, writes its own seal, and serves: what the log holds from the cache, all else from index and
-//!    chains in remote memory. The index is loaded meanwhile, and the log applied.
+//!    what some node may lack and writes its own seal, which needs not wait until an earlier lease has run out. Then it serves: what
+//!    the log holds from the cache, all else from index and chains in remote memory. The index is loaded meanwhile, and the log
+//!    applied.
 //!
 //! Why nothing acknowledged is lost. The *seal* says where the log ended that the coordinator of its term took over. No
 //! coordinator posts an entry before its seal is committed. So entries behind the seal that count are of the seal's term, and
@@ -68,7 +69,7 @@ use base::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 
 use crate::layout::Cursor;
-use crate::{Coordinator, Error, Posted};
+use crate::{Coordinator, Error, Posted, Unopened};
 use cache::{Cache, Slot};
 use fault::{Mutant, mutant};
 pub use layout::{KEY_BYTES_MAX, RECORD_BLOCKS_MAX, Sizes};
@@ -271,7 +272,15 @@ impl Store {
     /// # Errors
     /// [`Error::Invalid`] for other sizes; [`Error::Corrupt`]; as [`Coordinator::read`].
     pub async fn take_over(coordinator: Coordinator, sizes: Sizes, options: Options) -> Result<Store, Error> {
-        Store::begin(coordinator, sizes, options, None).await
+        Store::take_over_unopened(coordinator.into(), sizes, options).await
+    }
+
+    /// As [`Store::take_over`], of a coordinator that may not answer anybody yet: the log is read and written back while it waits.
+    ///
+    /// # Errors
+    /// As [`Store::take_over`].
+    pub async fn take_over_unopened(unopened: Unopened, sizes: Sizes, options: Options) -> Result<Store, Error> {
+        Store::begin(unopened, sizes, options, None).await
     }
 
     /// As [`Store::take_over`], of a store that is kept in tables ([`persist`]). In a group that was never used it becomes what
@@ -285,19 +294,23 @@ impl Store {
         options: Options,
         persistent: Persistent,
     ) -> Result<Store, Error> {
-        Store::begin(coordinator, sizes, options, Some(persistent)).await
+        Store::begin(coordinator.into(), sizes, options, Some(persistent)).await
     }
 
     async fn begin(
-        coordinator: Coordinator,
+        unopened: Unopened,
         sizes: Sizes,
         options: Options,
         persistent: Option<Persistent>,
     ) -> Result<Store, Error> {
         // In a box, so that the compiler sees at once that it may be sent.
-        let recovered = recover::recover(&coordinator, &sizes, persistent.as_ref()).boxed().await?;
+        let recovered = recover::recover(unopened.coordinator(), &sizes, persistent.as_ref()).boxed().await?;
         let (seed, kept) = (recovered.seed, recovered.kept);
         let (state, bitmap) = recovered.into_state(&sizes, options);
+        let coordinator = match mutant(Mutant::OpenAtOnce) {
+            true => unopened.into_coordinator_at_once(),
+            false => unopened.open().await?,
+        };
         let shared = Arc::new(Shared {
             coordinator,
             sizes,

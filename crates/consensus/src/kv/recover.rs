@@ -50,6 +50,17 @@ struct Found {
     everywhere: bool,
 }
 
+impl Found {
+    /// Has key and value in memory of their own, so that none of them keeps the piece that was read; and, so that the next piece is read
+    /// into the same memory, no more bytes than somebody lacks.
+    fn keep_apart(&mut self) {
+        let entry = &mut self.entry;
+        entry.key = Bytes::copy_from_slice(&entry.key);
+        entry.value = entry.value.as_ref().map(|value| Bytes::copy_from_slice(value));
+        entry.raw = if self.everywhere { Bytes::new() } else { Bytes::copy_from_slice(&entry.raw) };
+    }
+}
+
 /// What a takeover found.
 pub(super) struct Recovered {
     cursor: Cursor,
@@ -162,6 +173,25 @@ impl Piece {
         }
     }
 
+    /// The entries at an offset that continue a chain and count, mostly one, with the number of those who have each.
+    fn at(&self, offset: u64, after: &Cursor, seal: &Seal) -> Vec<(Entry, usize)> {
+        let start = (offset - self.from) as usize;
+        let mut found: Vec<(Entry, usize)> = Vec::new();
+        for copy in &self.copies {
+            // A comparison is cheaper than a checksum.
+            let same = |(entry, _): &&mut (Entry, usize)| copy[start..].starts_with(&entry.raw);
+            if let Some((_, holders)) = found.iter_mut().find(same) {
+                *holders += 1;
+                continue;
+            }
+            let entry = log::decode(&copy.slice(start..));
+            let in_turn = |entry: &Entry| entry.index == after.index + 1 && entry.previous == after.chain;
+            let counts = |entry: &Entry| entry.index <= seal.index || entry.term == seal.term;
+            found.extend(entry.filter(in_turn).filter(counts).map(|entry| (entry, 1)));
+        }
+        found
+    }
+
     /// Whether any entry that begins at an offset is in it whole.
     fn has(&self, offset: u64, sizes: &Sizes) -> bool {
         offset >= self.from && (offset + sizes.entry_bytes_max()).min(sizes.log_bytes) <= self.until
@@ -183,27 +213,19 @@ async fn scan(coordinator: &Coordinator, sizes: &Sizes, from: Cursor, seal: &Sea
                 Some(piece) if piece.has(offset, sizes) => piece,
                 other => other.insert(Piece::read(coordinator, sizes, offset).await?),
             };
-            let start = (offset - here.from) as usize;
-            let decoded: Vec<Entry> = here
-                .copies
-                .iter()
-                .filter_map(|copy| log::decode(&copy.slice(start..)))
-                .filter(|entry| entry.index == at.index + 1 && entry.previous == at.chain)
-                .filter(|entry| entry.index <= seal.index || entry.term == seal.term)
-                .collect();
-            for entry in &decoded {
+            for (entry, holders) in here.at(offset, &at, seal) {
                 if best.as_ref().is_some_and(|best| best.entry.term >= entry.term) {
                     continue;
                 }
-                let holders = decoded.iter().filter(|other| other.checksum == entry.checksum).count();
                 let length = log::padded(entry.raw.len() as u64);
                 let skipped = if offset == at.position { 0 } else { rest };
                 let after = Cursor { index: entry.index, position: offset + length, chain: entry.checksum };
                 let (bytes, everywhere) = (skipped + length, holders >= here.live);
-                best = Some(Found { entry: entry.clone(), after, offset, bytes, everywhere });
+                best = Some(Found { entry, after, offset, bytes, everywhere });
             }
         }
-        let Some(found) = best else { break };
+        let Some(mut found) = best else { break };
+        found.keep_apart();
         at = found.after;
         used += found.bytes;
         if used > sizes.log_bytes {
@@ -250,24 +272,25 @@ impl Recovered {
     pub(super) fn into_state(self, sizes: &Sizes, options: Options) -> (State, Vec<u64>) {
         let Recovered { cursor, entries, end, bitmap, persisted, .. } = self;
         let recovered = entries.len();
-        let (mut newest, mut cache, mut feed) =
-            (Map::default(), Cache::new(options.cache_bytes), Feed::new(cursor.index));
+        let (mut newest, mut cache, mut feed) = (
+            Map::with_capacity_and_hasher(recovered, Default::default()),
+            Cache::new(options.cache_bytes),
+            Feed::new(cursor.index),
+        );
         for found in &entries {
             newest.insert(found.entry.key.clone(), found.entry.index);
         }
         let (mut pending, mut overtaken_bytes, mut used_bytes, mut reserved) = (VecDeque::new(), 0, 0, 0);
         for Found { entry, after, bytes, .. } in entries {
             used_bytes += bytes;
-            // What was read is in pieces, none of which is to be kept for one of its keys.
-            let key = Bytes::copy_from_slice(&entry.key);
-            let value = entry.value.as_ref().map(|value| Bytes::copy_from_slice(value));
-            feed.tell(Event { key: key.clone(), value: value.clone(), version: entry.index });
-            if newest[&entry.key] != entry.index {
+            let Entry { key, value, .. } = entry;
+            feed.tell(Event { key: key.clone(), value: value.clone(), version: after.index });
+            if newest[&key] != after.index {
                 overtaken_bytes += bytes;
                 continue;
             }
             reserved += value.as_ref().map_or(0, |value| sizes.record_blocks(key.len(), value.len()) as u64);
-            cache.put(&key, Slot::new(value.clone(), entry.index, Posted::default()), cursor.index);
+            cache.put(&key, Slot::new(value.clone(), after.index, Posted::default()), cursor.index);
             let bytes = bytes + std::mem::take(&mut overtaken_bytes);
             pending.push_back(Pending { after, bytes, posted: Posted::default(), key, value });
         }

@@ -232,6 +232,61 @@ fn watchers_are_told_every_change_also_across_a_takeover() {
     });
 }
 
+/// Neither log is ever full by itself: what is put is applied as fast.
+#[test]
+fn a_takeover_that_finds_both_logs_full_loses_nothing() {
+    run(async {
+        let world = World::start("full-logs", SIZES).await;
+        let store = world.store(SIZES, SMALL).await;
+        store.coordinator().make_no_room();
+        let putting = (0..4).map(|client| {
+            let store = store.clone();
+            rt::spawn(async move {
+                let mut put = BTreeMap::new();
+                for step in 0_u64.. {
+                    let (key, value) = (format!("{client}-{}", step % 20), step.to_string());
+                    let outcome = store.put(bytes(&key), bytes(&value)).await;
+                    match outcome {
+                        Ok(version) => put.insert(key, (bytes(&value), version)),
+                        Err(_) => return (put, key, bytes(&value)),
+                    };
+                }
+                unreachable!("there is no end of steps");
+            })
+        });
+        let putting: Vec<_> = putting.collect();
+        // An entry takes 64 bytes, a transaction no more than a quarter of the group's log.
+        let group_bytes = store.coordinator().layout().log_bytes;
+        while store.status().log_used_bytes + 64 <= SIZES.log_bytes
+            || store.coordinator().status().log_used_bytes < group_bytes / 4 * 3
+        {
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+        store.coordinator().step_down();
+        drop(store);
+        let mut put = BTreeMap::new();
+        let mut in_doubt = BTreeMap::new();
+        for client in putting {
+            let (answered, key, value) = client.await.expect("no check fails");
+            put.extend(answered);
+            in_doubt.insert(key, value);
+        }
+
+        let store = world.store(SIZES, SMALL).await;
+        assert!(store.status().recovered as u64 >= SIZES.log_bytes / 64 / 2, "{:?}", store.status());
+        for (key, (value, version)) in put {
+            let found = store.get(key.as_bytes()).await.expect("it serves").expect("it was put");
+            match in_doubt.get(&key) {
+                Some(doubtful) if *doubtful == found.value => assert!(found.version > version),
+                _ => assert_eq!((found.value, found.version), (value, version), "{key}"),
+            }
+        }
+        // There is room again.
+        settle(&store).await;
+        store.put(bytes("another"), bytes("value")).await.expect("it serves");
+    });
+}
+
 #[test]
 fn many_at_a_time_count_every_step_once() {
     run(async {

@@ -9,7 +9,7 @@ use base::ErrorKind;
 use base::rt::{self, Stop, Task};
 use consensus::backups::{GroupState, Serve};
 use consensus::kv::{Options, Persistent, Sizes, Store};
-use consensus::{BackupPool, Coordinator, Error, Group, PoolOptions, PoolStatus, Standby, Watched};
+use consensus::{BackupPool, Error, Group, PoolOptions, PoolStatus, Standby, Unopened, Watched};
 use futures_util::FutureExt as _;
 
 use super::STORES_MAX;
@@ -44,10 +44,13 @@ fn cannot_go_on(error: &Error) -> bool {
 
 impl Served {
     /// Serves it until its coordinator ends; gives the reason.
-    async fn serve(&self, coordinator: Coordinator) -> Error {
+    async fn serve(&self, unopened: Unopened) -> Error {
         let taken = match self.kept.clone() {
-            Some(kept) => Store::take_over_persistent(coordinator, self.sizes, self.options, kept).await,
-            None => Store::take_over(coordinator, self.sizes, self.options).await,
+            Some(kept) => match unopened.open().await {
+                Ok(coordinator) => Store::take_over_persistent(coordinator, self.sizes, self.options, kept).await,
+                Err(error) => Err(error),
+            },
+            None => Store::take_over_unopened(unopened, self.sizes, self.options).await,
         };
         let ended = match taken {
             Ok(store) => {
@@ -75,9 +78,9 @@ impl Served {
             Err(error) => return self.fail(error),
         };
         loop {
-            match standby.take_over().await {
-                Ok(coordinator) => {
-                    let ended = self.serve(coordinator).boxed().await;
+            match standby.take_over_unopened().await {
+                Ok(unopened) => {
+                    let ended = self.serve(unopened).boxed().await;
                     if cannot_go_on(&ended) {
                         return;
                     }
@@ -153,7 +156,7 @@ impl Stores {
             let group = served.group.clone();
             let serve: Serve = Arc::new(move |coordinator| {
                 let served = served.clone();
-                async move { served.serve(coordinator).await }.boxed()
+                async move { served.serve(coordinator.into()).await }.boxed()
             });
             Watched { group, serve }
         });

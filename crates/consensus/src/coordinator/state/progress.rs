@@ -148,7 +148,7 @@ impl State {
 
     /// Tells the nodes how far they are.
     pub(super) fn post_headers(&mut self) {
-        if self.ended.is_some() {
+        if self.ended.is_some() || !self.makes_room {
             return;
         }
         let watermark = self.watermark();

@@ -8,12 +8,13 @@
 //! 3. All is healed. Every client's operation then succeeds soon, every memory node is taken back, everything is applied, and
 //!    as many blocks are taken as the keys need. The history of every key must be linearizable.
 //!
-//! [`durable`] has memory nodes that are persistent, and takes the power of everybody at once; [`tables`] has volatile ones, and
-//! tables in which the coordinator keeps the store.
+//! [`opening`] has two coordinators at a time. [`durable`] has memory nodes that are persistent, and takes the power of everybody at
+//! once; [`tables`] has volatile ones, and tables in which the coordinator keeps the store.
 //!
 //! Each of the planted mistakes ([`consensus::kv::fault`]) must be caught.
 
 mod durable;
+mod opening;
 mod tables;
 
 use std::future::Future;
@@ -26,7 +27,7 @@ use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind};
 use consensus::kv::fault::{Mutant, plant};
 use consensus::kv::{Options, Sizes, Store};
-use consensus::{Coordinator, Error, Group, Layout, Standby};
+use consensus::{Error, Group, Layout, Standby, Unopened};
 use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -127,8 +128,8 @@ impl World {
     async fn process(self, which: usize) {
         let mut standby = Standby::new(self.group(), which as u64).expect("the group is good");
         loop {
-            let outcome = match standby.take_over().await {
-                Ok(coordinator) => self.take_over(coordinator).await,
+            let outcome = match standby.take_over_unopened().await {
+                Ok(unopened) => self.take_over(unopened).await,
                 Err(error) => Err(error),
             };
             match outcome {
@@ -141,10 +142,11 @@ impl World {
         }
     }
 
-    async fn take_over(&self, coordinator: Coordinator) -> Result<Store, Error> {
+    async fn take_over(&self, unopened: Unopened) -> Result<Store, Error> {
         let persistent = self.tables.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match persistent {
             Some(persistent) => {
+                let coordinator = unopened.open().await?;
                 let alive = coordinator.clone();
                 let taken =
                     Store::take_over_persistent(coordinator, self.sizes, self.options, persistent).boxed().await;
@@ -153,7 +155,7 @@ impl World {
                 }
                 taken
             }
-            None => Store::take_over(coordinator, self.sizes, self.options).await,
+            None => Store::take_over_unopened(unopened, self.sizes, self.options).await,
         }
     }
 
