@@ -80,6 +80,9 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
     let before = timeline.rate(from, killed);
     let during = timeline.intervals(killed, readmitted.at_ns, INTERVAL_MS);
     let lowest = during.iter().map(|one| one.ops_per_second).fold(f64::INFINITY, f64::min);
+    // How much intervals differ where nothing happens.
+    let calm = timeline.intervals(from, killed, INTERVAL_MS);
+    let lowest_calm = calm.iter().map(|one| one.ops_per_second).fold(f64::INFINITY, f64::min);
     let lowest_reads = during.iter().map(|one| one.reads_per_second).fold(f64::INFINITY, f64::min);
     let mean = timeline.rate(killed, readmitted.at_ns).ops_per_second;
     let readmitted_s = (readmitted.at_ns - killed) as f64 / 1e9;
@@ -106,6 +109,7 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
     let bound = Some(Bound::AtLeast(LOWEST_OVER_BEFORE_MIN));
     figure.ratio("lowest_over_before", lowest / before.ops_per_second, bound);
     figure.ratio("lowest_reads_over_before", lowest_reads / before.reads_per_second, bound);
+    figure.ratio("lowest_calm_over_before", lowest_calm / before.ops_per_second, None);
     figure.ratio("mean_over_before", mean / before.ops_per_second, None);
     figure.ratio("longest_without_reads_ms", timeline.longest_without_reads_ms(killed, readmitted.at_ns), None);
     figure.ratio("readmitted_s", readmitted_s, Some(Bound::AtMost(READMITTED_S_MAX)));
@@ -114,7 +118,11 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
         (killed - from) as f64 / 1e9,
         PAUSE.as_secs_f64()
     ));
-    figure.note("ratios are of the intervals between the kill and the return, over the mean before the kill");
+    figure.note(
+        "ratios are of the intervals between the kill and the return, over the mean before the kill; lowest_calm_over_before of \
+         those before it",
+    );
+    figure.note("memory nodes, which stand for other machines, have a low priority: what they do is to take memory when they start");
     let ended = processor.heard().ended;
     if ended > 0 {
         figure.note(format!("the coordinator lost its lease {ended} times, and took over again"));

@@ -2,8 +2,10 @@
 //!
 //! 1. Memory nodes and processors are processes of their own; each processor has clients, which go on wherever it serves: those of
 //!    the killed one end with it.
-//! 2. Under a read-heavy load throughput is measured. Then everybody puts until the store's log is full, and in the midst of that the
-//!    process is killed (SIGKILL).
+//! 2. Under a read-heavy load throughput is measured. Then no room is made in the group's log any more
+//!    ([`Coordinator::make_no_room`](consensus::Coordinator::make_no_room)) and everybody puts: the group's log fills up, nothing of the
+//!    store's is applied any more, and that fills up behind. With both full the process is killed (SIGKILL). Otherwise they never are:
+//!    what is put is applied as fast.
 //! 3. The other processor notices by missing heartbeats, is elected, takes the memory over, then the store, and serves. Its clients are
 //!    read-heavy from then on.
 //! 4. A third one is started to stand by, and the second is killed; and so on.
@@ -17,7 +19,7 @@ use base::rt::{self, Stop};
 use consensus::Timing;
 
 use super::processes::{Child, Family, Program, Role, Said, Task, Times, now_ns};
-use super::systems::{Kind, Shape};
+use super::systems::{GROUP_LOG_BYTES, Kind, Shape};
 use super::timeline::Timeline;
 use super::{READ_HEAVY, THETA, median};
 use crate::error::Error;
@@ -71,8 +73,15 @@ struct Kill {
     whole: f64,
     before: f64,
     after: f64,
-    used_bytes: u64,
+    full: Full,
     recovered: u64,
+}
+
+/// Bytes in use of the store's log, and of the group's.
+#[derive(Clone, Copy)]
+struct Full {
+    used_bytes: u64,
+    group_used_bytes: u64,
 }
 
 /// Runs it.
@@ -105,6 +114,7 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
     figure.setting("keys", options.keys);
     figure.setting("value_bytes", options.value_bytes as u64);
     figure.setting("log_bytes", options.log_bytes);
+    figure.setting("group_log_bytes", GROUP_LOG_BYTES);
     figure.setting("cache_percent", options.cache_percent);
     figure.setting("heartbeat_ms", HEARTBEAT_MS);
     figure.setting("election_ms", ELECTION_MS);
@@ -133,7 +143,8 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
             ("recovered_ms", kill.whole),
             ("ops_per_second_before", kill.before),
             ("ops_per_second_after", kill.after),
-            ("log_used_bytes", kill.used_bytes as f64),
+            ("log_used_bytes", kill.full.used_bytes as f64),
+            ("group_log_used_bytes", kill.full.group_used_bytes as f64),
             ("entries_recovered", kill.recovered as f64),
         ];
         figure.row(&[("kill", &number.to_string())], &numbers);
@@ -146,8 +157,9 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
     figure.ratio("recovered_ms", of(|kill| kill.whole), Some(Bound::AtMost(RECOVERED_MS_MAX)));
     figure.ratio("half_recovered_ms_max", most(|kill| kill.half), None);
     figure.ratio("recovered_ms_max", most(|kill| kill.whole), None);
-    let least_full = kills.iter().map(|kill| kill.used_bytes).min().unwrap_or_default();
-    figure.ratio("log_full_min", least_full as f64 / options.log_bytes as f64, None);
+    let least = |bytes: fn(&Full) -> u64| kills.iter().map(|kill| bytes(&kill.full)).min().unwrap_or_default() as f64;
+    figure.ratio("log_full_min", least(|full| full.used_bytes) / options.log_bytes as f64, None);
+    figure.ratio("group_log_full_min", least(|full| full.group_used_bytes) / GROUP_LOG_BYTES as f64, None);
     figure.curves(Curves { x: "milliseconds", x_log: false, y: "ops_per_second" });
     figure.note(format!(
         "half: the end of the first {HALF_WINDOW_MS} ms with half of the throughput before; recovered: of the first \
@@ -156,6 +168,10 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
         WHOLE * 100.0,
         LEAD_NS / 1_000_000
     ));
+    figure.note(
+        "before a kill no room is made in the group's log, so that it fills up, and the store's log behind it: nothing else fills \
+         them, since what is put is applied as fast",
+    );
     figure.note("clients are tasks of the processor that serves; those of the killed one end with it");
     if ended > 0 {
         figure
@@ -164,11 +180,14 @@ pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl F
     Ok(figure)
 }
 
-/// Bytes of its log when that is full; none when it does not serve any more.
-async fn full(serving: &Child, next: &Child, stop: &Stop) -> Result<Option<u64>, Error> {
+/// What of the logs is in use when they are full; none when it does not serve any more.
+async fn full(serving: &Child, next: &Child, stop: &Stop) -> Result<Option<Full>, Error> {
     loop {
+        serving.heard().check()?;
         match serving.answer() {
-            Some(Said::Full { used_bytes }) => return Ok(Some(used_bytes)),
+            Some(Said::Full { used_bytes, group_used_bytes }) => {
+                return Ok(Some(Full { used_bytes, group_used_bytes }));
+            }
             Some(_) => return Err(Error::Part { what: "a coordinator", reason: "it says something else".to_owned() }),
             None if next.is_serving() => return Ok(None),
             None if stop.is_stopped() => return Err(Error::Interrupted),
@@ -191,14 +210,14 @@ async fn kill(
     let load = Task::Load { puts_of_100: READ_HEAVY.puts_of_100 };
     serving.tell(load)?;
     next.tell(load)?;
-    let (from, loaded_until, used_bytes) = loop {
+    let (from, loaded_until, full) = loop {
         rt::sleep(span).await;
         let from = now_ns();
         rt::sleep(span).await;
         let loaded_until = now_ns();
         serving.tell(Task::FillLog)?;
-        if let Some(used_bytes) = full(serving, next, stop).await? {
-            break (from, loaded_until, used_bytes);
+        if let Some(full) = full(serving, next, stop).await? {
+            break (from, loaded_until, full);
         }
         // The other one has taken over for want of heartbeats, and has load already: it is the one to be killed.
         std::mem::swap(serving, next);
@@ -239,7 +258,7 @@ async fn kill(
         whole: reached(WHOLE_WINDOW_MS, WHOLE),
         before,
         after: timeline.rate(until - (options.seconds * 5e8) as u64, until).ops_per_second,
-        used_bytes,
+        full,
         recovered,
     })
 }

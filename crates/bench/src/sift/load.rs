@@ -13,6 +13,8 @@ use crate::zipf::Zipf;
 
 /// Operations after which a client lets others run: with verbs that complete at once nothing here waits.
 const TURN: u64 = 64;
+/// The same while all keys are put, which takes more each, so that heartbeats are not late.
+const FILL_TURN: u64 = 8;
 /// Failures in a row that end a client.
 const FAILURES_MAX: u64 = 5_000;
 
@@ -76,11 +78,15 @@ pub(super) fn key(number: u64) -> Bytes {
     Bytes::from(format!("key-{number:012}"))
 }
 
-/// Puts all keys once.
+/// Puts all keys once, each into the store that is there then, if one is.
 ///
 /// # Errors
 /// The store refuses for good, or somebody stopped the run.
-pub async fn fill(system: &System, load: &Load, stop: &Stop) -> Result<(), Error> {
+pub async fn fill(
+    system: impl Fn() -> Option<System> + Clone + Send + Sync + 'static,
+    load: &Load,
+    stop: &Stop,
+) -> Result<(), Error> {
     let mut clients = Vec::new();
     for client in 0..load.clients {
         let (system, load, stop) = (system.clone(), load.clone(), stop.clone());
@@ -90,9 +96,22 @@ pub async fn fill(system: &System, load: &Load, stop: &Stop) -> Result<(), Error
                 if stop.is_stopped() {
                     return Err(Error::Interrupted);
                 }
-                let key = key(number);
-                again(&system, &key, Some(&value)).await?;
-                if (number / load.clients).is_multiple_of(TURN) {
+                let (key, mut failures) = (key(number), 0);
+                loop {
+                    let outcome = match system() {
+                        Some(system) => system.put(&key, &value).await,
+                        None => Err(consensus::Error::Closed),
+                    };
+                    match outcome {
+                        Ok(()) => break,
+                        Err(error) if failures == FAILURES_MAX => {
+                            return Err(Error::Part { what: "putting all keys", reason: error.to_string() });
+                        }
+                        Err(_) => rt::sleep(Duration::from_millis(1)).await,
+                    }
+                    failures += 1;
+                }
+                if (number / load.clients).is_multiple_of(FILL_TURN) {
                     rt::yield_now().await;
                 }
             }

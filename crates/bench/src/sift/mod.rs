@@ -133,7 +133,8 @@ pub async fn fig5(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
             let system = System::start(&Shape::new(kind, 1, options.keys, options.value_bytes)).await?;
-            load::fill(&system, &load, stop).await?;
+            let filled = system.clone();
+            load::fill(move || Some(filled.clone()), &load, stop).await?;
             for cell in cells.iter_mut().filter(|cell| cell.kind == kind) {
                 cell.outcomes.push(load::run(&system, &load, cell.mix, options.seconds, stop).await?);
             }
@@ -181,7 +182,8 @@ pub async fn fig6(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result
         for kind in kinds {
             tell(&format!("round {} of {}: {}", round + 1, options.rounds, kind.name()));
             let system = System::start(&Shape::new(kind, 1, options.keys, options.value_bytes)).await?;
-            load::fill(&system, &load, stop).await?;
+            let filled = system.clone();
+            load::fill(move || Some(filled.clone()), &load, stop).await?;
             for (one, many) in alone.iter_mut().zip(&mut loaded).filter(|(cell, _)| cell.kind == kind) {
                 let single = Load { clients: 1, ..load.clone() };
                 one.outcomes.push(load::run(&system, &single, one.mix, options.seconds, stop).await?);

@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 use base::Bytes;
 use base::rt::sync::Notify;
 use base::rt::{self, Stop};
+use consensus::kv::Store as SiftStore;
 use consensus::{Group, Standby, Timing};
 use rma::Token;
+use rustix::process::{Pid, setpriority_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -38,13 +40,15 @@ const TURN: u64 = 16;
 const LOOK: Duration = Duration::from_millis(2);
 /// How long a step of a measurement may take.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How often putting all keys is begun again.
-const FILL_FAILURES_MAX: u32 = 10;
-/// The share of its log that a store has in use when it counts as full, in percent, and how long that may take.
-const FULL_PERCENT: u64 = 90;
+/// The share of a log that is in use when it counts as full, in percent, and how long that may take.
+const FULL_PERCENT: u64 = 95;
 const FULL_MAX: Duration = Duration::from_secs(10);
-/// Puts in a row, while a log is filled.
-const BURST: u64 = 1_500;
+/// Who puts to fill a log, beside the clients.
+const FILLERS: u64 = 64;
+/// How often somebody looks whether logs are full.
+const FULL_LOOK: Duration = Duration::from_millis(1);
+/// Memory nodes let others go first: a tenth of a processor is theirs where all are busy.
+const MEMORY_NICENESS: i32 = 10;
 const TASKS_MAX: usize = 64;
 const SCHEME: &str = "bench-raft";
 /// More than all puts of a hundred operations: clients do nothing.
@@ -115,7 +119,7 @@ pub enum Task {
     Run { puts_of_100: u64, seconds: f64 },
     /// To load it so from now on, and say what is done.
     Load { puts_of_100: u64 },
-    /// To put until the log is full; answered by [`Said::Full`] in the midst of it.
+    /// To have no room made in the group's log, and to put until that and the store's log are full; answered by [`Said::Full`].
     FillLog,
 }
 
@@ -140,8 +144,8 @@ pub enum Said {
     Done,
     /// Operations a second, and the process's time for each in microseconds.
     Rate { ops_per_second: f64, cpu_us: f64 },
-    /// So many bytes of its log are in use.
-    Full { used_bytes: u64 },
+    /// So many bytes of its log are in use, and of the group's.
+    Full { used_bytes: u64, group_used_bytes: u64 },
     /// It cannot go on.
     Failed { reason: String },
 }
@@ -180,6 +184,18 @@ pub struct Heard {
 }
 
 impl Heard {
+    /// Whether it can go on.
+    ///
+    /// # Errors
+    /// It says that it cannot, or has ended.
+    pub fn check(&self) -> Result<(), Error> {
+        match &self.failed {
+            Some(reason) => Err(failed(reason)),
+            None if self.is_gone => Err(failed("it has ended")),
+            None => Ok(()),
+        }
+    }
+
     fn hear(&mut self, said: Said) {
         match said {
             Said::Ready => self.is_ready = true,
@@ -327,12 +343,7 @@ impl Child {
                 if let Some(found) = look(&mut heard) {
                     return Ok(found);
                 }
-                if let Some(reason) = &heard.failed {
-                    return Err(failed(reason));
-                }
-                if heard.is_gone {
-                    return Err(failed("it has ended"));
-                }
+                heard.check()?;
             }
             if stop.is_stopped() {
                 return Err(Error::Interrupted);
@@ -474,23 +485,13 @@ impl Shared {
         say(&Said::Count { at_ns: now_ns(), reads, writes, live });
     }
 
-    /// Puts all keys; again when a coordinator has lost its lease meanwhile and another one serves.
-    async fn fill(&self, stop: &Stop) -> Result<(), Error> {
-        let mut failures = 0;
-        loop {
-            let system = self.serving().await;
-            match load::fill(&system, &self.load, stop).await {
-                Err(Error::Part { .. }) if failures < FILL_FAILURES_MAX => failures += 1,
-                outcome => return outcome,
-            }
-        }
-    }
-
-    async fn obey(&self, task: Task) -> Result<(), Error> {
+    async fn obey(self: Arc<Self>, task: Task) -> Result<(), Error> {
         let (system, never) = (self.serving().await, Stop::new());
         match task {
             Task::Fill => {
-                self.fill(&never).await?;
+                // Each at whichever store serves then: a coordinator may lose its lease meanwhile.
+                let serving = Arc::clone(&self);
+                load::fill(move || serving.system(), &self.load, &never).await?;
                 say(&Said::Done);
             }
             Task::Run { puts_of_100, seconds } => {
@@ -505,27 +506,45 @@ impl Shared {
             Task::FillLog => {
                 self.set_puts(100);
                 let start = Instant::now();
-                let (mut random, value) = (Random::new(self.load.seed), Bytes::from(vec![b'w'; self.load.value_bytes]));
-                let used_bytes = loop {
-                    let System::Sift(store, _) = &system else { break 0 };
-                    // More at once than is applied meanwhile, and no longer than heartbeats can wait.
-                    for _ in 0..BURST {
-                        let key = key(random.below(self.load.keys));
-                        // One that fails is one less.
-                        let _ = store.put(key, value.clone()).await;
+                // One that ends meanwhile is followed by another, perhaps here.
+                while start.elapsed() < FULL_MAX {
+                    let System::Sift(store, _) = self.serving().await else { break };
+                    if let Some(full) = self.fill_logs(&store, start).await {
+                        say(&full);
+                        return Ok(());
                     }
-                    let used_bytes = store.status().log_used_bytes;
-                    // The log is the group's direct area.
-                    let log_bytes = store.coordinator().layout().direct_bytes;
-                    if used_bytes >= log_bytes * FULL_PERCENT / 100 || start.elapsed() > FULL_MAX {
-                        break used_bytes;
-                    }
-                    rt::yield_now().await;
-                };
-                say(&Said::Full { used_bytes });
+                }
+                return Err(failed("logs that do not become full"));
             }
         }
         Ok(())
+    }
+
+    /// Puts any keys until both logs are full; nothing when the store ended first, or after long.
+    async fn fill_logs(&self, store: &SiftStore, start: Instant) -> Option<Said> {
+        let coordinator = store.coordinator();
+        let layout = *coordinator.layout();
+        coordinator.make_no_room();
+        for filler in 0..FILLERS {
+            let (store, keys, mut random) = (store.clone(), self.load.keys, Random::new(self.load.seed ^ filler << 40));
+            let value = Bytes::from(vec![b'w'; self.load.value_bytes]);
+            rt::spawn(async move {
+                // The last one waits for room until the store ends.
+                while store.put(key(random.below(keys)), value.clone()).await.is_ok() {
+                    rt::yield_now().await;
+                }
+            });
+        }
+        while coordinator.is_serving() && start.elapsed() < FULL_MAX {
+            let (used_bytes, group_used_bytes) = (store.status().log_used_bytes, coordinator.status().log_used_bytes);
+            let is_full = |used: u64, all: u64| used >= all * FULL_PERCENT / 100;
+            // The store's log is the group's direct area.
+            if is_full(used_bytes, layout.direct_bytes) && is_full(group_used_bytes, layout.log_bytes) {
+                return Some(Said::Full { used_bytes, group_used_bytes });
+            }
+            rt::sleep(FULL_LOOK).await;
+        }
+        None
     }
 }
 
@@ -558,6 +577,8 @@ async fn be() -> Result<(), Error> {
     let group = || shape.group(&told.addresses, &token, told.times.timing());
 
     if let Role::Memory(number) = told.role {
+        // It stands for another machine: taking its memory from the system, all that it does, is not to slow the processor down.
+        let_others_go_first().map_err(failed)?;
         // That of a life before.
         let _ = std::fs::remove_file(&told.addresses[number as usize]);
         let _node = shape.memory(&group()?, number, &Stop::new()).await?;
@@ -596,7 +617,7 @@ async fn be() -> Result<(), Error> {
     rt::spawn(async move {
         while let Some(line) = tasks.recv().await {
             let outcome = match serde_json::from_str(&line) {
-                Ok(task) => obeying.obey(task).await,
+                Ok(task) => Arc::clone(&obeying).obey(task).await,
                 Err(error) => Err(failed(error)),
             };
             if let Err(error) = outcome {
@@ -623,6 +644,17 @@ async fn be() -> Result<(), Error> {
     }
 }
 
+/// Gives all threads of this process a low priority; those that they start have it too.
+fn let_others_go_first() -> std::io::Result<()> {
+    for thread in std::fs::read_dir("/proc/self/task")?.flatten() {
+        let number = thread.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(thread) = number.and_then(Pid::from_raw) {
+            setpriority_process(Some(thread), MEMORY_NICENESS)?;
+        }
+    }
+    Ok(())
+}
+
 /// Stands by, serves, and stands by again.
 async fn coordinate(shared: &Shared, shape: &Shape, group: Group, number: u64) -> Result<(), Error> {
     let mut standby = Standby::new(group, number).map_err(failed)?;
@@ -633,9 +665,9 @@ async fn coordinate(shared: &Shared, shape: &Shape, group: Group, number: u64) -
         let taken = async {
             let elected = standby.elect().await?;
             say(&Said::Elected { at_ns: now_ns() });
-            let coordinator = elected.recover().await?;
+            let unopened = elected.recover_unopened().await?;
             say(&Said::TakenOver { at_ns: now_ns() });
-            shape.serve(coordinator).await
+            shape.serve(unopened).await
         };
         match taken.await {
             Ok(store) => {

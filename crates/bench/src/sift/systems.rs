@@ -16,9 +16,7 @@ use base::rt::{self, Stop};
 use consensus::kv::{Options as StoreOptions, Sizes, Store as SiftStore};
 use consensus::raft::kv::Store as RaftStore;
 use consensus::raft::{self, Member};
-use consensus::{
-    Coordinator, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
-};
+use consensus::{Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing, Unopened};
 use rma::links::RmaLinks;
 use rma::shm::Shm;
 use rma::{Credential, Fabric, HostOptions, NodeId, Token};
@@ -27,9 +25,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 
 /// Bytes of the group's log.
-const GROUP_LOG_BYTES: u64 = 4 << 20;
+pub(super) const GROUP_LOG_BYTES: u64 = 4 << 20;
 /// How long a leader may take to be there.
 const ELECTION_MAX: Duration = Duration::from_secs(20);
+/// Head and key of an entry of the store's log.
+const ENTRY_BYTES_BESIDE_VALUE: u64 = 40 + 16;
 const GROUP: GroupId = GroupId(1);
 const NAME: &str = "bench";
 
@@ -89,7 +89,9 @@ impl Shape {
 
     fn sizes(&self) -> Sizes {
         let block_bytes = (self.value_bytes as u64 + 80).next_multiple_of(64).max(1152);
-        let blocks = (self.keys + self.keys / 8).next_multiple_of(512);
+        // A put waits while there are fewer free blocks than all that is not applied may need: as many as a full log has entries.
+        let entries = self.log_bytes / (self.value_bytes as u64 + ENTRY_BYTES_BESIDE_VALUE).next_multiple_of(64);
+        let blocks = (self.keys + self.keys / 8 + entries).next_multiple_of(512);
         Sizes { log_bytes: self.log_bytes, buckets: self.keys.next_power_of_two(), blocks, block_bytes }
     }
 
@@ -128,8 +130,8 @@ impl Shape {
     ///
     /// # Errors
     /// As the store says.
-    pub async fn serve(&self, coordinator: Coordinator) -> Result<SiftStore, consensus::Error> {
-        SiftStore::take_over(coordinator, self.sizes(), StoreOptions { cache_bytes: self.cache_bytes }).await
+    pub async fn serve(&self, unopened: Unopened) -> Result<SiftStore, consensus::Error> {
+        SiftStore::take_over_unopened(unopened, self.sizes(), StoreOptions { cache_bytes: self.cache_bytes }).await
     }
 }
 
@@ -209,8 +211,8 @@ async fn start_sift(shape: &Shape, number: u64) -> Result<System, Error> {
         nodes.push(shape.memory(&group, node, &stop).await?);
     }
     consensus::format(&group).await.map_err(&failed)?;
-    let coordinator = Standby::new(group, 1).map_err(&failed)?.take_over().await.map_err(&failed)?;
-    let store = shape.serve(coordinator).await.map_err(&failed)?;
+    let unopened = Standby::new(group, 1).map_err(&failed)?.take_over_unopened().await.map_err(&failed)?;
+    let store = shape.serve(unopened).await.map_err(&failed)?;
     Ok(System::Sift(store, Some(Arc::new(Memory { _nodes: nodes, stop }))))
 }
 

@@ -198,9 +198,10 @@ Examples:
   heddle bench sift-fig12 --kills 20 --json fig12.json      the plot is fig12.svg
 
 Three memory nodes and two processors, each a process of its own. Under a read-heavy load throughput is
-measured; then the log is filled, and in the midst of that the coordinator is killed (SIGKILL). Processors
-look for heartbeats every 7 ms and stand for election after three without one. half_recovered_ms is the end
-of the first 20 ms with half of the throughput, recovered_ms of the first 100 ms with all of it."
+measured; then the group's log and the store's are filled, by making no room in the first, and the coordinator
+is killed (SIGKILL). Processors look for heartbeats every 7 ms and stand for election after three without one.
+half_recovered_ms is the end of the first 20 ms with half of the throughput, recovered_ms of the first 100 ms
+with all of it; log_full_min and group_log_full_min how full the logs were."
     )]
     SiftFig12(CoordinatorLoss),
     /// Sift, table 2: machines of equal throughput, and what groups of them cost
