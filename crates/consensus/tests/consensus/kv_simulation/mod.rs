@@ -360,7 +360,7 @@ fn campaign() -> Campaign<Mutant> {
             (Mutant::EvictPending, &["linearizable:"]),
             (Mutant::WalkUnguarded, &["linearizable:", "torn:"]),
             (Mutant::CursorFirst, &["linearizable:", "changed:", "blocks:"]),
-            (Mutant::StaleChain, &["linearizable:", "changed:", "blocks:", "torn:"]),
+            (Mutant::StaleChain, &["linearizable:", "changed:", "blocks:", "torn:", "a block is given"]),
             (Mutant::NoSeal, &["linearizable:", "changed:", "report:"]),
         ],
     }

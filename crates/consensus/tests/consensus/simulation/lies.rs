@@ -50,7 +50,8 @@ pub const CAUGHT_BY: &[(Option<Lie>, &[&str])] = &[
     (Some(Lie::NoRevocation), &["lost:", "changed:", "linearizable:", "torn:", "direct:", "serving:"]),
     (Some(Lie::MinorityCommits), &["lost:", "changed:", "linearizable:", "direct:", "record:"]),
     (Some(Lie::TermReused), &["term:"]),
-    (Some(Lie::LongLease), &["serving:", "linearizable:"]),
+    // One that serves no more, and says that all memory nodes are whole, has the driver take more memories than are spare.
+    (Some(Lie::LongLease), &["serving:", "linearizable:", "report: p"]),
     (Some(Lie::NotCopied), &["linearizable:", "torn:"]),
     (Some(Lie::StaleShare), &["linearizable:", "torn:"]),
     (Some(Lie::NotEncodedAnew), &["linearizable:", "torn:"]),
