@@ -13,6 +13,7 @@
 //! transaction.
 
 use std::collections::BTreeSet;
+use std::collections::hash_map::IntoValues;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -148,11 +149,13 @@ impl Transaction {
     }
 }
 
-/// Chains as this task has left them, without values; nobody else changes any. Those that were used least lately are forgotten.
+/// Chains as this task has left them, without values; nobody else changes any. Those that were used least lately are forgotten, a
+/// few at a time: many at once would stand in everybody's way for tens of milliseconds.
 #[derive(Default)]
 struct Chains {
     recent: Map<u64, Vec<Record>>,
     older: Map<u64, Vec<Record>>,
+    forgotten: IntoValues<u64, Vec<Record>>,
 }
 
 impl Chains {
@@ -161,11 +164,15 @@ impl Chains {
     }
 
     fn put(&mut self, bucket: u64, chain: Vec<Record>) {
+        // They have all gone before as many have come again.
+        drop(self.forgotten.next());
         if chain.len() > CHAIN_RECORDS_MAX {
             return;
         }
         if self.recent.len() >= CHAINS_MAX / 2 {
-            self.older = std::mem::take(&mut self.recent);
+            let next = Map::with_capacity_and_hasher(CHAINS_MAX / 2, Default::default());
+            let older = std::mem::replace(&mut self.older, std::mem::replace(&mut self.recent, next));
+            self.forgotten = older.into_values();
         }
         self.recent.insert(bucket, chain);
     }
