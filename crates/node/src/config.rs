@@ -550,6 +550,7 @@ mod tests {
             ("[ports]\ngateway = 64000", "ports.gateway"),
             ("[contracts]\nbasic = { policy = \"AND(\" }", "contracts gives basic a policy"),
             ("[batch]\npreferred_bytes = 100000000", "batch.preferred_bytes"),
+            ("[storage]\nsavepoint_blocks = 0", "storage.savepoint_blocks is 0; it must be from 1 to 512"),
             ("[pool]\nmemory_bytes = 1048576", "pool.memory_bytes is 1048576, less than one section of 16777216 bytes"),
             ("[pool]\npeer_bytes = 65536", "pool.peer_bytes is 65536, less than one section"),
             ("[pool]\nsection_bytes = 3000000", "a power of two"),

@@ -455,3 +455,26 @@ impl Applier<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_of_late_are_remembered_and_others_go_one_at_a_time() {
+        let (mut chains, most) = (Chains::default(), CHAINS_MAX as u64);
+        for bucket in 0..3 * most {
+            let forgotten = chains.forgotten.len();
+            chains.put(bucket, Vec::new());
+            assert!(chains.recent.len() + chains.older.len() <= CHAINS_MAX);
+            let gone = forgotten.saturating_sub(chains.forgotten.len());
+            assert!(gone <= 1, "{gone} at once");
+        }
+        assert!(
+            (5 * most / 2..3 * most).all(|bucket| chains.take(bucket).is_some()),
+            "at least half as many are there"
+        );
+        assert!((0..2 * most).all(|bucket| chains.take(bucket).is_none()));
+        assert!(chains.take(3 * most - 1).is_none(), "what was taken is there no more");
+    }
+}

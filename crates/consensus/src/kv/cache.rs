@@ -13,8 +13,9 @@
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher as _, Hash, Hasher};
 
+use base::collections::Hashing;
 use base::{Bytes, Map};
 
 use super::fault::{Mutant, mutant};
@@ -99,16 +100,11 @@ impl Slot {
     }
 }
 
-/// Which map has a key: cheap, and right for whatever keys; those that differ in their last bytes are spread evenly.
-fn shard(key: &[u8]) -> usize {
-    let last = key.iter().rev().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
-    // A product's highest bits depend on all of its factor's.
-    (last.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2())) as usize
-}
-
 /// See the module's description.
 pub(super) struct Cache {
     slots: Vec<Map<Key, Slot>>,
+    /// Of keys to maps, with a key that clients do not know: they cannot have one map take all.
+    hashing: Hashing,
     /// Every key once.
     queue: VecDeque<Key>,
     bytes: usize,
@@ -118,16 +114,23 @@ pub(super) struct Cache {
 impl Cache {
     pub(super) fn new(budget: usize) -> Cache {
         let slots = std::iter::repeat_with(Map::default).take(SHARDS).collect();
-        Cache { slots, queue: VecDeque::new(), bytes: 0, budget }
+        Cache { slots, hashing: Hashing::default(), queue: VecDeque::new(), bytes: 0, budget }
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
+    /// Which map has a key. Bits amid the hash: the map itself looks at both ends of the same one.
+    #[inline]
+    fn shard(&self, key: &[u8]) -> usize {
+        (self.hashing.hash_one(key) >> 32) as usize % SHARDS
+    }
+
     #[inline]
     pub(super) fn get(&mut self, key: &[u8]) -> Option<&Slot> {
-        let slot = self.slots[shard(key)].get_mut(key)?;
+        let shard = self.shard(key);
+        let slot = self.slots[shard].get_mut(key)?;
         slot.marked = true;
         Some(slot)
     }
@@ -135,7 +138,8 @@ impl Cache {
     /// Puts what is known now; entries up to `applied` are applied.
     pub(super) fn put(&mut self, key: &[u8], slot: Slot, applied: u64) {
         self.bytes += slot.bytes(key);
-        let slots = &mut self.slots[shard(key)];
+        let shard = self.shard(key);
+        let slots = &mut self.slots[shard];
         match slots.get_mut(key) {
             Some(place) => self.bytes -= std::mem::replace(place, slot).bytes(key),
             None => {
@@ -154,7 +158,8 @@ impl Cache {
                 return;
             }
             let Some(key) = self.queue.pop_front() else { return };
-            let Entry::Occupied(mut slot) = self.slots[shard(key.bytes())].entry(key) else {
+            let shard = self.shard(key.bytes());
+            let Entry::Occupied(mut slot) = self.slots[shard].entry(key) else {
                 unreachable!("keys in the queue have slots")
             };
             let is_pending = slot.get().version > applied && !mutant(Mutant::EvictPending);
@@ -194,9 +199,11 @@ mod tests {
     #[test]
     fn keys_are_spread_over_the_maps() {
         let mut cache = Cache::new(usize::MAX);
-        for number in 0..100_000 {
-            let key = format!("key-{number:012}").into_bytes();
-            cache.put(&key, Slot::new(None, 0, Posted::default()), 0);
+        for number in 0..50_000 {
+            // Also those whose beginnings or ends are the same.
+            for key in [format!("key-{number:012}"), format!("{number:012}/of-a-profile")] {
+                cache.put(key.as_bytes(), Slot::new(None, 0, Posted::default()), 0);
+            }
         }
         let largest = cache.slots.iter().map(Map::len).max().expect("there are maps");
         assert!(largest < 3 * 100_000 / SHARDS, "{largest}");

@@ -562,3 +562,17 @@ impl metrics::Part for Compute {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn savepoints_are_as_far_apart_as_the_configuration_says() {
+        let mut config = Config::default();
+        assert_eq!(settings(&config).commit.persist_interval_blocks, 32);
+        config.storage.savepoint_blocks = 7;
+        let commit = settings(&config).commit;
+        assert_eq!((commit.persist_interval_blocks, commit.replay_blocks_max), (7, 14));
+    }
+}
