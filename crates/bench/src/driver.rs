@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use crate::error::Error;
 use crate::outcome::{BY_CONTRACT, Committed, Refused, Submit};
 use crate::process::{self, Usage};
+use crate::progress::Measuring;
 use crate::tally::{Tally, VALID};
 use crate::workload::{Call, Workload, client_random};
 
@@ -121,7 +122,18 @@ pub struct Measurement {
 /// # Errors
 /// Loading fails, the servers are gone, nothing commits for [`STALL_MAX`], or `stop` is stopped ([`Error::Interrupted`]).
 /// In each case all clients have ended on return.
-pub async fn run(
+pub fn run<'a>(
+    plan: &'a Plan,
+    workload: Arc<dyn Workload>,
+    network: Arc<dyn Submit>,
+    servers: &'a dyn Servers,
+    observer: &'a mut dyn Observer,
+    stop: &'a Stop,
+) -> Measuring<'a, Measurement> {
+    Box::pin(run_clients(plan, workload, network, servers, observer, stop))
+}
+
+async fn run_clients(
     plan: &Plan,
     workload: Arc<dyn Workload>,
     network: Arc<dyn Submit>,

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::outcome::{BY_CONTRACT, Committed, Refused, Stage, Submit};
+use crate::progress::Measuring;
 use crate::workload::{Call, Workload, client_random};
 
 /// How a client learns that its transaction is committed.
@@ -72,7 +73,17 @@ impl Network {
     ///
     /// # Errors
     /// A gateway cannot be reached, or does not send blocks.
-    pub async fn connect(
+    pub fn connect<'a>(
+        channel: &'a str,
+        gateways: &'a [Gateway],
+        connections: usize,
+        wait: Wait,
+        deadline: Duration,
+    ) -> Measuring<'a, Network> {
+        Box::pin(Network::connect_all(channel, gateways, connections, wait, deadline))
+    }
+
+    async fn connect_all(
         channel: &str,
         gateways: &[Gateway],
         connections: usize,
@@ -100,7 +111,11 @@ impl Network {
     ///
     /// # Errors
     /// None of [`ENDORSEMENT_ATTEMPTS_MAX`] transactions is endorsed.
-    pub async fn endorsements(&self, workload: &dyn Workload) -> Result<usize, Error> {
+    pub fn endorsements<'a>(&'a self, workload: &'a dyn Workload) -> Measuring<'a, usize> {
+        Box::pin(self.count_endorsements(workload))
+    }
+
+    async fn count_endorsements(&self, workload: &dyn Workload) -> Result<usize, Error> {
         let client = &self.lanes[0].client;
         let mut generator = workload.generator(0, client_random(u64::MAX, 0));
         let mut reason = String::new();

@@ -1,10 +1,20 @@
-//! A line in the terminal that shows how a run goes on; nothing when standard error is no terminal.
+//! How a run goes on: whom it is told, and a line in the terminal that shows it; nothing when standard error is no terminal.
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::LocalBoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::driver::{Observer, Phase};
+use crate::error::Error;
+use crate::figure::Figure;
+
+/// Is told what is done next.
+pub type Tell<'a> = &'a dyn Fn(&str);
+
+/// A measurement that somebody outside this crate awaits. It is boxed because what an `async fn` does, and all that it awaits, is
+/// compiled where it is awaited: so it is compiled here, and not with the program, each time that this is.
+pub type Measuring<'a, T = Figure> = LocalBoxFuture<'a, Result<T, Error>>;
 
 /// Shows a run in the terminal.
 pub struct Terminal {

@@ -18,6 +18,7 @@ mod signals;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use futures_util::future::LocalBoxFuture;
 
 use cli::{Cli, Command};
 use failure::Failure;
@@ -44,7 +45,9 @@ fn run(command: Command) -> Result<(), Failure> {
         .thread_name("heddle")
         .build()
         .map_err(|error| Failure::new(format!("no threads can be started: {error}")))?;
-    let result = runtime.block_on(async {
+    // One type, whatever is asked: what runs a future is compiled for each type of future, several times over, with all that this one
+    // awaits.
+    let asked: LocalBoxFuture<'_, _> = Box::pin(async {
         match command {
             Command::Up(up) => command::up::run(up).await,
             Command::Down(down) => command::down::run(&down).await,
@@ -60,6 +63,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Bench(bench) => command::measure::run(&bench).await,
         }
     });
+    let result = runtime.block_on(asked);
     // What still blocks a thread after a command has ended (a signal's handler, a name look-up) is not waited for.
     runtime.shutdown_background();
     result

@@ -29,6 +29,10 @@ mod profile;
 mod roles;
 pub mod transport;
 
+/// What somebody outside this crate awaits, where it does much. It is boxed because what an `async fn` does, and all that it
+/// awaits, is compiled where it is awaited: so it is compiled here, and not with the program, each time that this is.
+pub(crate) type Boxed<'a, T> = futures_util::future::BoxFuture<'a, T>;
+
 pub use config::{Config, ConfigError};
 pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, Network, NodeError, Role, Running};

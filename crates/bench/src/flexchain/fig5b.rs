@@ -27,6 +27,7 @@ use super::{VALUE_BYTES, check};
 use crate::error::Error;
 use crate::figure::{Bound, Curves, Figure};
 use crate::floor::{Needs, Work};
+use crate::progress::{Measuring, Tell};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
 use crate::state::peer::{Peer, Sizes, Wrap};
@@ -102,7 +103,11 @@ struct Rate {
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(options, stop, tell))
+}
+
+async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("flexchain-fig5b", "FlexChain, figure 5 (b): throughput over remote memory");
     let needs = Needs::new(1, 1, false);
     let work = Work::new();

@@ -17,6 +17,7 @@ use base::rt::Stop;
 use super::{VALUE_BYTES, check};
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use crate::progress::{Measuring, Tell};
 use crate::state::load::{Compared, Comparison, compare};
 use crate::state::peer::Sizes;
 use crate::state::transactions::Load;
@@ -76,12 +77,16 @@ fn is_write_heavy(load: &Load) -> bool {
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub async fn state_only(
-    options: &Options,
-    figure: &mut Figure,
-    stop: &Stop,
-    tell: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
+pub fn state_only<'a>(
+    options: &'a Options,
+    figure: &'a mut Figure,
+    stop: &'a Stop,
+    tell: Tell<'a>,
+) -> Measuring<'a, ()> {
+    Box::pin(run_state_only(options, figure, stop, tell))
+}
+
+async fn run_state_only(options: &Options, figure: &mut Figure, stop: &Stop, tell: Tell<'_>) -> Result<(), Error> {
     for (latency, ratio, bound) in [
         (None, "state_over_monolithic_min", Some(Bound::AtLeast(0.9))),
         (Some(options.latency), "state_over_monolithic_shaped_min", None),
@@ -112,12 +117,16 @@ pub async fn state_only(
 ///
 /// # Errors
 /// As [`state_only`].
-pub async fn large_memtable(
-    options: &Options,
-    figure: &mut Figure,
-    stop: &Stop,
-    tell: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
+pub fn large_memtable<'a>(
+    options: &'a Options,
+    figure: &'a mut Figure,
+    stop: &'a Stop,
+    tell: Tell<'a>,
+) -> Measuring<'a, ()> {
+    Box::pin(run_large_memtable(options, figure, stop, tell))
+}
+
+async fn run_large_memtable(options: &Options, figure: &mut Figure, stop: &Stop, tell: Tell<'_>) -> Result<(), Error> {
     let mut least = [f64::INFINITY; 2];
     for (name, load) in options.loads().into_iter().filter(|(_, load)| is_write_heavy(load)) {
         let data = load.data_bytes() as usize;

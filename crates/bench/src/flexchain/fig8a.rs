@@ -22,6 +22,7 @@ use storage::tables::{FjallEngine, FjallOptions, Tables, TablesEngine as _};
 use super::{VALUE_BYTES, check, shuffled};
 use crate::error::Error;
 use crate::figure::{Curves, Figure};
+use crate::progress::{Measuring, Tell};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
 use crate::state::peer::Sizes;
@@ -169,7 +170,11 @@ struct Data {
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(options, stop, tell))
+}
+
+async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("flexchain-fig8a", "FlexChain, figure 8 (a): local caches and skew");
     let mut random = Random::new(options.seed);
     let records = (options.data_bytes / VALUE_BYTES as u64).max(2) as usize;
@@ -195,13 +200,13 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
     drop(loading);
     let mut monolithic = Vec::new();
     for cache in &options.cache_percents {
-        monolithic.push(data.monolithic(options, *cache, &tables, stop, &mut tell).await?);
+        monolithic.push(data.monolithic(options, *cache, &tables, stop, tell).await?);
     }
     let mut over_monolithic = f64::INFINITY;
     let mut storage_over_absent: f64 = 0.0;
     for memory in &options.memory_percents {
         for (cache, monolithic) in options.cache_percents.iter().zip(&monolithic) {
-            let answers = data.disaggregated(options, *cache, *memory, stop, &mut tell).await?;
+            let answers = data.disaggregated(options, *cache, *memory, stop, tell).await?;
             for (skew, (ours, theirs)) in options.skews.iter().zip(answers.iter().zip(monolithic)) {
                 add(&mut figure, *memory, *skew, *cache, ours, theirs);
                 if *memory >= 100.0 {
@@ -274,7 +279,7 @@ impl Data {
         cache: f64,
         tables: &Arc<dyn Tables>,
         stop: &Stop,
-        tell: &mut impl FnMut(&str),
+        tell: Tell<'_>,
     ) -> Result<Vec<Answers>, Error> {
         let sizes = sizes(options, cache, 0.0);
         let mut answers = Vec::new();
@@ -295,7 +300,7 @@ impl Data {
         cache: f64,
         memory: f64,
         stop: &Stop,
-        tell: &mut impl FnMut(&str),
+        tell: Tell<'_>,
     ) -> Result<Vec<Answers>, Error> {
         let sizes = sizes(options, cache, memory);
         let settings = sizes.disaggregated();

@@ -25,6 +25,7 @@ use super::memory_process::{Form, MemoryProcess};
 use super::{VALUE_BYTES, check};
 use crate::error::Error;
 use crate::figure::{Bound, Curves, Figure};
+use crate::progress::{Measuring, Tell};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
 use crate::state::setup::{self, NAMESPACE, block, failed, keys, median, value};
@@ -115,7 +116,11 @@ struct Data {
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(options, stop, tell))
+}
+
+async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("flexchain-fig8b", "FlexChain, figure 8 (b): the memory node's processor");
     let mut random = Random::new(options.seed);
     let records = (options.data_bytes / VALUE_BYTES as u64).max(2) as usize;

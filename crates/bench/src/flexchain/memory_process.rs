@@ -17,6 +17,7 @@ use rma::{HostOptions, NodeId, TOKEN_BYTES, Token};
 use super::limiter::{Kind, Limiter};
 use crate::error::Error;
 use crate::process;
+use crate::progress::Measuring;
 use crate::state::setup::{OWNER, fabric, failed};
 use crate::state::two_sided;
 
@@ -139,7 +140,11 @@ impl Drop for MemoryProcess {
 ///
 /// # Errors
 /// Its memory or its socket cannot be had, or the token has not come.
-pub async fn serve(options: &Options) -> Result<(), Error> {
+pub fn serve(options: &Options) -> Measuring<'_, ()> {
+    Box::pin(serve_until_killed(options))
+}
+
+async fn serve_until_killed(options: &Options) -> Result<(), Error> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| failed("the parent's end", error))?;
     let mut token = [0; TOKEN_BYTES];

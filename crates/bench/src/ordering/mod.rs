@@ -26,6 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use crate::progress::{Measuring, Tell};
 use crate::random::Random;
 use engines::{Kind, Nothing, System};
 
@@ -194,7 +195,11 @@ async fn measure(kind: Kind, options: &Options, blocks: &[Bytes], stop: &Stop) -
 ///
 /// # Errors
 /// A group cannot be started or fails, or somebody stopped the run.
-pub async fn run(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(options, stop, tell))
+}
+
+async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let blocks = blocks(options);
     let mut outcomes: Vec<(Kind, Vec<Outcome>)> = Kind::ALL.into_iter().map(|kind| (kind, Vec::new())).collect();
     let mut generated = Vec::new();

@@ -23,6 +23,7 @@ use base::rt::Stop;
 
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use crate::progress::{Measuring, Tell};
 use samples::{Measured, Side};
 use target::{Provider, Target};
 use verbs::{Case, Pattern, Verb};
@@ -120,7 +121,11 @@ fn cases(provider: Provider) -> Vec<Case> {
 ///
 /// # Errors
 /// A provider or a socket cannot be set up, a verb fails, or `stop` was stopped.
-pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(options, stop, tell))
+}
+
+async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("rma", "Remote memory: each verb beside its floor");
     figure.setting("rounds", options.rounds);
     figure.setting("batch_ms", options.batch.as_secs_f64() * 1e3);

@@ -15,6 +15,7 @@ use super::processes::Program;
 use super::systems::Kind;
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use crate::progress::{Measuring, Tell};
 
 /// The share of a processor at which Raft's throughput is what all have to reach.
 pub const REFERENCE_PERCENT: f64 = 50.0;
@@ -100,12 +101,22 @@ pub enum Part {
 ///
 /// # Errors
 /// As [`fig7::curves`].
-pub async fn run(
+pub fn run<'a>(
+    part: Part,
+    program: &'a Program,
+    options: &'a Options,
+    stop: &'a Stop,
+    tell: Tell<'a>,
+) -> Measuring<'a> {
+    Box::pin(run_all(part, program, options, stop, tell))
+}
+
+async fn run_all(
     part: Part,
     program: &Program,
     options: &Options,
     stop: &Stop,
-    tell: impl Fn(&str),
+    tell: Tell<'_>,
 ) -> Result<Figure, Error> {
     let (name, title, failures): (_, _, &[u32]) = match part {
         Part::Table2 => ("sift-table2", "Sift, table 2: machines of equal throughput, and what they cost", &[1, 2]),

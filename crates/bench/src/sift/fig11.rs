@@ -15,6 +15,7 @@ use super::timeline::Timeline;
 use super::{READ_HEAVY, THETA};
 use crate::error::Error;
 use crate::figure::{Bound, Curves, Figure};
+use crate::progress::{Measuring, Tell};
 
 /// How long the machine of the memory node is gone.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -45,7 +46,11 @@ pub struct Options {
 ///
 /// # Errors
 /// A process cannot be started or fails, or somebody stopped the run.
-pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(program: &'a Program, options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(program, options, stop, tell))
+}
+
+async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let kind = if options.is_coded { Kind::SiftCoded } else { Kind::Sift };
     let cache_bytes = super::cache_bytes(options.keys, options.value_bytes, options.cache_percent);
     let shape = Shape { cache_bytes, ..Shape::new(kind, 1, options.keys, options.value_bytes) };

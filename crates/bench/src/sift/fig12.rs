@@ -24,6 +24,7 @@ use super::timeline::Timeline;
 use super::{READ_HEAVY, THETA, median};
 use crate::error::Error;
 use crate::figure::{Bound, Curves, Figure};
+use crate::progress::{Measuring, Tell};
 
 const HEARTBEAT_MS: u64 = 7;
 const ELECTION_MS: u64 = 14;
@@ -88,7 +89,11 @@ struct Full {
 ///
 /// # Errors
 /// A process cannot be started or fails, or somebody stopped the run.
-pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(program: &'a Program, options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(program, options, stop, tell))
+}
+
+async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let cache_bytes = super::cache_bytes(options.keys, options.value_bytes, options.cache_percent);
     let shape = Shape {
         cache_bytes,

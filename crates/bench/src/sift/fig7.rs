@@ -18,6 +18,7 @@ use super::{READ_HEAVY, THETA, median};
 use crate::error::Error;
 use crate::figure::{Curves, Figure};
 use crate::flexchain::limiter::{self, Limiter};
+use crate::progress::{Measuring, Tell};
 
 /// How often nodes of Raft are asked who leads.
 const LOOK: Duration = Duration::from_millis(10);
@@ -92,7 +93,7 @@ pub async fn curves(
     program: &Program,
     options: &Options,
     stop: &Stop,
-    tell: impl Fn(&str),
+    tell: Tell<'_>,
 ) -> Result<(Vec<Curve>, &'static str), Error> {
     let (mut curves, mut limited_by) = (Vec::new(), "");
     for failures in &options.failures {
@@ -190,7 +191,11 @@ pub(super) fn settings(figure: &mut Figure, program: &Program, options: &Options
 ///
 /// # Errors
 /// As [`curves`].
-pub async fn run(program: &Program, options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(program: &'a Program, options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(program, options, stop, tell))
+}
+
+async fn run_all(program: &Program, options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let (curves, limited_by) = curves(program, options, stop, tell).await?;
     let mut figure = Figure::new("sift-fig7", "Sift, figure 7: throughput over processors, read-heavy load");
     settings(&mut figure, program, options, limited_by);

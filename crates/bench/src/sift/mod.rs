@@ -26,6 +26,7 @@ use base::rt::Stop;
 
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use crate::progress::{Measuring, Tell};
 use crate::zipf::Zipf;
 use load::{Load, MIXES, Mix, Outcome};
 use systems::{Kind, Shape, System};
@@ -124,7 +125,11 @@ fn ratio(cells: &[Cell], of: Kind, over: Kind, mix: &str, number: impl Fn(&Outco
 ///
 /// # Errors
 /// A store cannot be started or fails, or somebody stopped the run.
-pub async fn fig5(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+pub fn fig5<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_fig5(options, stop, tell))
+}
+
+async fn run_fig5(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mut cells = cells(&MIXES);
     let load = base_load(options);
     for round in 0..options.rounds {
@@ -172,7 +177,11 @@ pub async fn fig5(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result
 ///
 /// # Errors
 /// As [`fig5`].
-pub async fn fig6(options: &Options, stop: &Stop, tell: impl Fn(&str)) -> Result<Figure, Error> {
+pub fn fig6<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_fig6(options, stop, tell))
+}
+
+async fn run_fig6(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mixes = [MIXES[0], MIXES[3]];
     let (mut alone, mut loaded) = (cells(&mixes), cells(&mixes));
     let load = base_load(options);

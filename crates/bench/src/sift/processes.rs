@@ -29,6 +29,7 @@ use tokio::sync::mpsc;
 use super::load::{self, Load, Mix, key, scattered};
 use super::systems::{self, Kind, Shape, System};
 use crate::error::Error;
+use crate::progress::Measuring;
 use crate::random::Random;
 use crate::zipf::Zipf;
 
@@ -552,7 +553,11 @@ impl Shared {
 ///
 /// # Errors
 /// What it needs cannot be had.
-pub async fn serve() -> Result<(), Error> {
+pub fn serve() -> Measuring<'static, ()> {
+    Box::pin(serve_until_told())
+}
+
+async fn serve_until_told() -> Result<(), Error> {
     let outcome = be().await;
     if let Err(error) = &outcome {
         say(&Said::Failed { reason: error.to_string() });

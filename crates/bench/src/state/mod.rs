@@ -24,6 +24,7 @@ use base::rt::Stop;
 
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
+use crate::progress::{Measuring, Tell};
 use load::Comparison;
 use peer::Sizes;
 use transactions::Load;
@@ -86,7 +87,11 @@ impl Default for Options {
 ///
 /// # Errors
 /// A part cannot be set up, or `stop` was stopped.
-pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> Result<Figure, Error> {
+pub fn run<'a>(options: &'a Options, stop: &'a Stop, tell: Tell<'a>) -> Measuring<'a> {
+    Box::pin(run_all(options, stop, tell))
+}
+
+async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figure, Error> {
     let mut figure = Figure::new("state", "The world state alone");
     figure.setting("data_bytes", options.data_bytes);
     figure.setting("value_bytes", options.value_bytes);
@@ -96,7 +101,7 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
     figure.setting("steady_seconds", options.steady.as_secs_f64());
     let wanted = |part| options.only.is_none_or(|only| only == part);
     if wanted(Part::Reads) {
-        all_reads(options, stop, &mut tell, &mut figure).await?;
+        all_reads(options, stop, tell, &mut figure).await?;
     }
     if wanted(Part::Blocks) {
         tell("blocks");
@@ -106,12 +111,12 @@ pub async fn run(options: &Options, stop: &Stop, mut tell: impl FnMut(&str)) -> 
         }
     }
     if wanted(Part::Load) {
-        loads(options, stop, &mut tell, &mut figure).await?;
+        loads(options, stop, tell, &mut figure).await?;
     }
     if wanted(Part::Pressure) {
         tell("reads while others are evicted");
         pressure::evicting(options, stop, &mut figure).await?;
-        pressure::steady(options, stop, &mut figure, &mut tell).await?;
+        pressure::steady(options, stop, &mut figure, tell).await?;
     }
     figure
         .note("Reads and blocks are made by one task; medians of batches, in turns with what they are compared with.");
@@ -122,12 +127,7 @@ fn check(stop: &Stop) -> Result<(), Error> {
     if stop.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-async fn all_reads(
-    options: &Options,
-    stop: &Stop,
-    tell: &mut dyn FnMut(&str),
-    figure: &mut Figure,
-) -> Result<(), Error> {
+async fn all_reads(options: &Options, stop: &Stop, tell: Tell<'_>, figure: &mut Figure) -> Result<(), Error> {
     tell("reads through shm");
     let through_shm = reads::measure(options, None, figure).await?;
     check(stop)?;
@@ -149,7 +149,7 @@ async fn all_reads(
     Ok(())
 }
 
-async fn loads(options: &Options, stop: &Stop, tell: &mut dyn FnMut(&str), figure: &mut Figure) -> Result<(), Error> {
+async fn loads(options: &Options, stop: &Stop, tell: Tell<'_>, figure: &mut Figure) -> Result<(), Error> {
     let mut least = f64::INFINITY;
     for (name, updates_percent) in [("ycsb-a", 50), ("ycsb-b", 5)] {
         tell(&format!("{name} at 10 KB, both forms in turn"));

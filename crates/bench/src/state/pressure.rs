@@ -23,6 +23,7 @@ use super::{Options, PERSIST_BLOCKS};
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
 use crate::process;
+use crate::progress::Tell;
 use crate::random::Random;
 use crate::zipf::Zipf;
 
@@ -195,12 +196,7 @@ async fn reads(
 ///
 /// # Errors
 /// As [`evicting`].
-pub async fn steady(
-    options: &Options,
-    stop: &Stop,
-    figure: &mut Figure,
-    tell: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
+pub async fn steady(options: &Options, stop: &Stop, figure: &mut Figure, tell: Tell<'_>) -> Result<(), Error> {
     let mut random = Random::new(options.seed);
     let keys = keys(STEADY_RECORDS);
     let values: Vec<Bytes> = (0..VALUES).map(|_| value(&mut random, STEADY_VALUE_BYTES)).collect();

@@ -30,7 +30,7 @@ pub async fn state(arguments: &State, stop: &Stop) -> Result<(), Failure> {
         ..bench::state::Options::default()
     };
     let progress = Progress::new();
-    let figure = bench::state::run(&options, stop, |part| progress.tell(part)).await;
+    let figure = bench::state::run(&options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }
@@ -47,7 +47,7 @@ pub async fn rma(arguments: &Rma, stop: &Stop) -> Result<(), Failure> {
         shapes: if arguments.unshaped { Vec::new() } else { defaults.shapes },
     };
     let progress = Progress::new();
-    let figure = bench::rma::run(&options, stop, |part| progress.tell(part)).await;
+    let figure = bench::rma::run(&options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }
@@ -67,7 +67,7 @@ pub async fn ordering(arguments: &Ordering, stop: &Stop) -> Result<(), Failure> 
         (options.rounds, options.seconds) = (1, 0.3);
     }
     let progress = Progress::new();
-    let figure = bench::ordering::run(&options, stop, |part| progress.tell(part)).await;
+    let figure = bench::ordering::run(&options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }

@@ -49,7 +49,7 @@ pub async fn fig5b(arguments: &Fig5b, stop: &Stop) -> Result<(), Failure> {
         (options.clients, options.rounds, options.window) = (32, 1, Duration::from_millis(200));
     }
     let progress = Progress::new();
-    let figure = fig5b::run(&options, stop, |part| progress.tell(part)).await;
+    let figure = fig5b::run(&options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -68,7 +68,7 @@ pub async fn fig8a(arguments: &Fig8a, stop: &Stop) -> Result<(), Failure> {
         (options.cache_percents, options.skews) = (vec![5.0, 50.0], vec![0.0, 1.2]);
     }
     let progress = Progress::new();
-    let figure = fig8a::run(&options, stop, |part| progress.tell(part)).await;
+    let figure = fig8a::run(&options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -90,7 +90,7 @@ pub async fn fig8b(arguments: &Fig8b, stop: &Stop) -> Result<(), Failure> {
         (options.rounds, options.window) = (1, Duration::from_millis(100));
     }
     let progress = Progress::new();
-    let figure = fig8b::run(&options, stop, |part| progress.tell(part)).await;
+    let figure = fig8b::run(&options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -136,7 +136,7 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
             seed: arguments.common.seed,
         };
         let progress = Progress::new();
-        let tell = &mut |part: &str| progress.tell(part);
+        let tell = &|part: &str| progress.tell(part);
         if wanted(Part::State) {
             fig7::state_only(&options, &mut figure, stop, tell).await?;
         }

@@ -35,14 +35,14 @@ fn options(arguments: &Sift) -> Options {
 
 pub async fn fig5(arguments: &Sift, stop: &Stop) -> Result<(), Failure> {
     let progress = Progress::new();
-    let figure = bench::sift::fig5(&options(arguments), stop, |part| progress.tell(part)).await;
+    let figure = bench::sift::fig5(&options(arguments), stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
 
 pub async fn fig6(arguments: &Sift, stop: &Stop) -> Result<(), Failure> {
     let progress = Progress::new();
-    let figure = bench::sift::fig6(&options(arguments), stop, |part| progress.tell(part)).await;
+    let figure = bench::sift::fig6(&options(arguments), stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -78,7 +78,7 @@ fn processors(arguments: &Processors) -> fig7::Options {
 pub async fn fig7(arguments: &Processors, stop: &Stop) -> Result<(), Failure> {
     let program = program(&arguments.store, arguments.common.seed)?;
     let progress = Progress::new();
-    let figure = fig7::run(&program, &processors(arguments), stop, |part| progress.tell(part)).await;
+    let figure = fig7::run(&program, &processors(arguments), stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -86,7 +86,7 @@ pub async fn fig7(arguments: &Processors, stop: &Stop) -> Result<(), Failure> {
 pub async fn costs(part: Part, arguments: &Processors, stop: &Stop) -> Result<(), Failure> {
     let program = program(&arguments.store, arguments.common.seed)?;
     let progress = Progress::new();
-    let figure = costs::run(part, &program, &processors(arguments), stop, |part| progress.tell(part)).await;
+    let figure = costs::run(part, &program, &processors(arguments), stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -126,7 +126,7 @@ pub async fn fig11(arguments: &MemoryLoss, stop: &Stop) -> Result<(), Failure> {
     }
     let program = program(&arguments.store, arguments.common.seed)?;
     let progress = Progress::new();
-    let figure = fig11::run(&program, &options, stop, |part| progress.tell(part)).await;
+    let figure = fig11::run(&program, &options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }
@@ -146,7 +146,7 @@ pub async fn fig12(arguments: &CoordinatorLoss, stop: &Stop) -> Result<(), Failu
     }
     let program = program(&arguments.store, arguments.common.seed)?;
     let progress = Progress::new();
-    let figure = fig12::run(&program, &options, stop, |part| progress.tell(part)).await;
+    let figure = fig12::run(&program, &options, stop, &|part| progress.tell(part)).await;
     drop(progress);
     show(&figure?, &arguments.common.output)
 }

@@ -38,6 +38,7 @@ use serde::{Deserialize, Serialize};
 use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
 use tokio::net::TcpListener;
 
+use crate::Boxed;
 use crate::network::{NodeError, write};
 use service::Port;
 use stores::{Processors, Stores};
@@ -317,7 +318,11 @@ impl KeyValues {
     ///
     /// # Errors
     /// Sizes that make no sense or differ from what is there, no memory, no port, no file.
-    pub async fn start(options: KvOptions) -> Result<KeyValues, NodeError> {
+    pub fn start(options: KvOptions) -> Boxed<'static, Result<KeyValues, NodeError>> {
+        Box::pin(KeyValues::start_all(options))
+    }
+
+    async fn start_all(options: KvOptions) -> Result<KeyValues, NodeError> {
         let layout = layout(&options)?;
         let directory = options.directory.clone();
         let (_, lock) = lock(&directory).await?;
@@ -381,7 +386,11 @@ impl KeyValues {
     }
 
     /// Ends it, and what was kept in memory alone.
-    pub async fn stop(self) {
+    pub fn stop(self) -> Boxed<'static, ()> {
+        Box::pin(self.stop_all())
+    }
+
+    async fn stop_all(self) {
         // Whoever looks for a store from now on is to find none.
         if let Err(error) = std::fs::remove_file(self.directory.join(FILE)) {
             tracing::warn!(%error, "kv.json is left behind");

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use super::stores::{Processors, Stores};
 use super::{AUTHORITY, HOST, KvEndpoint, KvOptions, NAME, Persistence, Sizes};
+use crate::Boxed;
 use crate::network::{NodeError, write};
 
 /// What a process is.
@@ -165,10 +166,12 @@ impl KvPlan {
     ///
     /// # Errors
     /// Too few answer.
-    pub async fn format(&self) -> Result<(), NodeError> {
-        let (options, fabric): (_, Arc<dyn Fabric>) = (self.part.options(), Arc::new(Shm::default()));
-        let groups = super::groups(&options, super::layout(&options)?, &self.part.places(), &fabric);
-        super::format(&options, &groups).await
+    pub fn format(&self) -> Boxed<'_, Result<(), NodeError>> {
+        Box::pin(async {
+            let (options, fabric): (_, Arc<dyn Fabric>) = (self.part.options(), Arc::new(Shm::default()));
+            let groups = super::groups(&options, super::layout(&options)?, &self.part.places(), &fabric);
+            super::format(&options, &groups).await
+        })
     }
 
     /// Tells clients where everything is.
@@ -208,7 +211,11 @@ impl KvProcess {
     ///
     /// # Errors
     /// No memory, no port, no socket.
-    pub async fn start(part: &KvPart) -> Result<KvProcess, NodeError> {
+    pub fn start(part: &KvPart) -> Boxed<'_, Result<KvProcess, NodeError>> {
+        Box::pin(KvProcess::start_part(part))
+    }
+
+    async fn start_part(part: &KvPart) -> Result<KvProcess, NodeError> {
         let (options, stop) = (part.options(), Stop::new());
         let (layout, places) = (super::layout(&options)?, part.places());
         let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
@@ -252,7 +259,11 @@ impl KvProcess {
     }
 
     /// Ends it.
-    pub async fn stop(self) {
+    pub fn stop(self) -> Boxed<'static, ()> {
+        Box::pin(self.stop_part())
+    }
+
+    async fn stop_part(self) {
         self.stop.stop();
         for serving in self.serving {
             // A panic there has been logged, and nothing depends on it any more.

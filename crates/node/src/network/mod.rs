@@ -32,6 +32,7 @@ use base::{Bytes, ErrorKind};
 use ledger::Block;
 use storage::DataDirectory;
 
+use crate::Boxed;
 use crate::config::{Config, ConfigError};
 
 pub(crate) use material::{OrdererOrganization, Organization};
@@ -265,12 +266,14 @@ impl Network {
     ///
     /// # Errors
     /// As [`Network::open_with`] and [`Network::create`].
-    pub async fn open_or_create(path: &Path, config: Option<&Config>) -> Result<Network, NodeError> {
-        if path.join(GENESIS_FILE).exists() {
-            Network::open_as(path, config).await
-        } else {
-            Network::create(path, &config.cloned().unwrap_or_default()).await
-        }
+    pub fn open_or_create<'a>(path: &'a Path, config: Option<&'a Config>) -> Boxed<'a, Result<Network, NodeError>> {
+        Box::pin(async move {
+            if path.join(GENESIS_FILE).exists() {
+                Network::open_as(path, config).await
+            } else {
+                Network::create(path, &config.cloned().unwrap_or_default()).await
+            }
+        })
     }
 
     async fn open_as(path: &Path, config: Option<&Config>) -> Result<Network, NodeError> {
@@ -323,8 +326,8 @@ impl Network {
     ///
     /// # Errors
     /// [`NodeError::Port`] when a port is taken; [`NodeError::Chain`] when a store cannot be opened.
-    pub async fn run(self) -> Result<Running, NodeError> {
-        run::start(self).await
+    pub fn run(self) -> Boxed<'static, Result<Running, NodeError>> {
+        Box::pin(run::start(self))
     }
 }
 

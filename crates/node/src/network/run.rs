@@ -36,6 +36,7 @@ use tokio::task::JoinHandle;
 
 use super::layout::{self, BLOCKS, TABLES};
 use super::{Endpoint, Network, NodeError, Role, material};
+use crate::Boxed;
 use crate::config::{Config, Engine, Form};
 use crate::control::ComputeReport;
 use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
@@ -523,7 +524,11 @@ impl Running {
     ///
     /// # Errors
     /// The first error of a peer; everything is closed all the same.
-    pub async fn stop(self) -> Result<(), NodeError> {
+    pub fn stop(self) -> Boxed<'static, Result<(), NodeError>> {
+        Box::pin(self.stop_in_order())
+    }
+
+    async fn stop_in_order(self) -> Result<(), NodeError> {
         self.stop.stop();
         for port in self.ports {
             // A port that panicked has said so.

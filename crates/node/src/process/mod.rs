@@ -30,6 +30,7 @@ use storage::tables::{FjallEngine, FjallOptions};
 use storage::{DataDirectory, GroupSync};
 use tokio::task::JoinHandle;
 
+use crate::Boxed;
 use crate::network::NodeError;
 use crate::network::layout::{BLOCKS, TABLES};
 use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
@@ -77,7 +78,11 @@ impl Process {
     ///
     /// # Errors
     /// [`NodeError`], which says what to change.
-    pub async fn start(role: ProcessRole, path: &Path) -> Result<Process, NodeError> {
+    pub fn start(role: ProcessRole, path: &Path) -> Boxed<'_, Result<Process, NodeError>> {
+        Box::pin(Process::start_role(role, path))
+    }
+
+    async fn start_role(role: ProcessRole, path: &Path) -> Result<Process, NodeError> {
         let file = NodeFile::load(role, path)?;
         crate::logging::start(&file.log)?;
         let folder = std::path::absolute(path).map_err(NodeError::file("finding", path))?;
@@ -140,7 +145,11 @@ impl Process {
     ///
     /// # Errors
     /// The role's; it has ended all the same.
-    pub async fn stop(self) -> Result<(), NodeError> {
+    pub fn stop(self) -> Boxed<'static, Result<(), NodeError>> {
+        Box::pin(self.stop_role())
+    }
+
+    async fn stop_role(self) -> Result<(), NodeError> {
         self.stop.stop();
         for task in self.tasks {
             // A task that panicked has said so.
