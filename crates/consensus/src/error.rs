@@ -59,6 +59,19 @@ pub enum Error {
     /// This node was removed from its Raft group.
     #[error("this node was removed from its group; it may come back under another number")]
     Removed,
+    /// Of the nodes with a vote that would be left in a Raft group too few are heard of; nothing was done.
+    #[error(
+        "without it {up} of the {left} nodes with a vote that are left would answer, and {needed} are needed: nothing would be \
+         agreed on any more; bring another one back first"
+    )]
+    WouldStall {
+        /// Those that answer.
+        up: usize,
+        /// Those with a vote that are left.
+        left: usize,
+        /// How many are needed.
+        needed: usize,
+    },
     /// Another candidate has the term, or the coordinator is alive after all.
     #[error("not elected")]
     NotElected,
@@ -130,7 +143,11 @@ impl Error {
             Error::Invalid(_) | Error::Refused { .. } | Error::AlreadyFormatted(_) => ErrorKind::Rejected,
             Error::NoRoom | Error::Forgotten { .. } => ErrorKind::Rejected,
             Error::NoAnswer { .. } | Error::Disk { .. } | Error::Ambiguous => ErrorKind::Ambiguous,
-            Error::NoMajority { .. } | Error::NotElected | Error::NotLeading(_) | Error::Busy => ErrorKind::Retry,
+            Error::NoMajority { .. }
+            | Error::NotElected
+            | Error::NotLeading(_)
+            | Error::Busy
+            | Error::WouldStall { .. } => ErrorKind::Retry,
             // Its disk is full, or fails: what it holds is not in question.
             Error::Journal(_) | Error::Locked(_) => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,

@@ -29,6 +29,8 @@ pub enum Mutant {
     SnapshotAhead,
     /// The log on Raft goes on at its journal's end when it begins to lead, whatever has been agreed on.
     LeadAtOnce,
+    /// A processor gets a vote in the log on Raft whatever it lacks.
+    VoteBlank,
 }
 
 thread_local! {

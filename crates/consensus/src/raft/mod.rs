@@ -20,7 +20,8 @@
 //!    behind a [`Raft::barrier`].
 //! 6. When the log on disk is long, the machine's snapshot replaces it. A member that lacks entries which are forgotten gets a
 //!    snapshot over a link of its own ([`links`]).
-//! 7. Members are added, first as learners, and removed, one at a time. Who is a member, and where, is in log and snapshots.
+//! 7. Members are added, first as learners, and removed, one at a time ([`RaftLog::admit`], [`Raft::remove`]). Who is a member, and
+//!    where, is in log and snapshots; where a node was told that another has moved ([`Options::addresses`]), that counts.
 //!
 //! The lease. A leader sends heartbeats at its time t, and a majority of voters answers them. Each of these gives no vote, and
 //! does not stand for election itself, for an election time-out of its own clock from when it heard; a tick that was just about to
@@ -30,8 +31,8 @@
 //! everything that it has answered. A lease stands only once the leader has applied what was committed when that round of heartbeats
 //! was answered, which includes all of earlier terms, since the crate takes no such round before an entry of its own term is
 //! committed. It ends with every change of members and before any message is sent that follows the loss of the lead. Ticks are
-//! never closer together than [`Timing::tick`], however late one was. Leadership is never handed over, and votes that would
-//! ignore a lease are not given.
+//! never closer together than [`Timing::tick`], however late one was. Votes that would ignore a lease are not given: a leader that
+//! hands over ([`Raft::hand_over`]) leads no more, does not stand for a while, and the others elect as if it had crashed.
 //!
 //! Chance. The crate draws election time-outs from a generator of its own. It is given a range of one value, and each node holds
 //! its ticks back before it stands, by a number from `base::rt`: so a simulation's seed decides.
@@ -64,6 +65,7 @@ mod ordered;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +77,7 @@ use base::rt::channel::{OneshotReceiver, Sender, WatchReceiver, WatchSender, bou
 use base::rt::disk::Directory;
 use base::rt::net::{self, BoxFuture};
 use base::rt::sync::Semaphore;
-use base::rt::{self, Stop};
+use base::rt::{self, Instant, Stop};
 use raft::eraftpb::Snapshot;
 
 use crate::owned::own;
@@ -83,12 +85,14 @@ use crate::{Error, Term};
 use disk::DiskLog;
 use engine::{Asker, Engine, Event};
 use entries::Entries;
-pub use ordered::RaftLog;
+pub use ordered::{Admission, RaftLog};
 
 /// Proposals that are not answered.
 pub const WAITING_MAX: usize = 4096;
 /// Reads behind a barrier, and changes of members, that are not answered.
 pub const ASKING_MAX: usize = 1024;
+/// For how many times of an election a node that hands over lets others go first.
+const HAND_OVER_ELECTIONS: u32 = 4;
 /// What else is on its way to the engine: messages, links, syncs.
 const EVENTS_MAX: usize = 4096;
 /// Bytes of one proposal.
@@ -149,6 +153,26 @@ pub struct Member {
     pub address: String,
     /// It gets entries and has no vote.
     pub learns: bool,
+}
+
+/// A member, and how it is as the leader sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Standing {
+    /// Who.
+    pub member: Member,
+    /// Entries of the leader's log that it is not known to have. Only the leader knows.
+    pub behind: Option<u64>,
+    /// When the leader heard of it last, in this reign; itself, now.
+    pub heard: Option<Instant>,
+}
+
+/// What a node knows of its group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// What it is itself.
+    pub role: Role,
+    /// The members, as far as it has applied changes, by their numbers.
+    pub members: Vec<Standing>,
 }
 
 /// A change of the members.
@@ -213,6 +237,8 @@ pub struct Options {
     /// The members that found the group, this node included and the same at each of them; used where the directory is blank.
     /// Empty for a node that is added to a group that exists.
     pub founders: Vec<Member>,
+    /// Where members listen, by their numbers, if that is not where the group's log says: they have moved since it was written.
+    pub addresses: BTreeMap<u64, String>,
     /// Times.
     pub timing: Timing,
     /// Those who follow may learn of a commit with the next entry, and not at once: fewer messages.
@@ -239,6 +265,7 @@ impl Options {
             listen: listen.unwrap_or_default(),
             directory: None,
             founders,
+            addresses: BTreeMap::new(),
             timing: Timing::default(),
             is_commit_lazy: false,
             uncommitted_bytes_max: 64 << 20,
@@ -290,6 +317,8 @@ struct Shared<O> {
     applied: AtomicU64,
     /// Up to this term it is to lead no more.
     resigned: AtomicU64,
+    /// Until when, by this node's clock, it does not stand for election while nobody leads.
+    abstains_until: AtomicU64,
     role: WatchSender<Role>,
     members: Mutex<Vec<Member>>,
     ended: Mutex<Option<Error>>,
@@ -351,6 +380,7 @@ impl<O: Default + Send + 'static> Raft<O> {
             lease_until: AtomicU64::new(0),
             applied: AtomicU64::new(state.0.base().0),
             resigned: AtomicU64::new(0),
+            abstains_until: AtomicU64::new(0),
             role: watch(role).0,
             members: Mutex::default(),
             ended: Mutex::default(),
@@ -437,11 +467,12 @@ impl<O: Default + Send + 'static> Raft<O> {
         self.change(Change::Vote(Member { id, address: address.to_owned(), learns: false })).await
     }
 
-    /// Removes a node other than the leader itself; it ends with [`Error::Removed`] when it learns of it. Its number is not used
-    /// again.
+    /// Removes a node other than the leader itself; it ends with [`Error::Removed`] if it learns of it, and leads never again in any
+    /// case. Its number is not used again. Nothing happens where it is no member.
     ///
     /// # Errors
-    /// As [`Raft::add_learner`].
+    /// As [`Raft::add_learner`]; [`Error::WouldStall`] when those with a vote that would be left are not heard of by a majority of
+    /// them.
     pub async fn remove(&self, id: u64) -> Result<(), Error> {
         self.change(Change::Remove(id)).await
     }
@@ -454,6 +485,25 @@ impl<O: Default + Send + 'static> Raft<O> {
         let (answer, answered) = oneshot();
         self.shared.events.send(Event::Change(change, Asker { answer, permit })).await.map_err(|_| Error::Closed)?;
         answered.await.map_err(|_| Error::Ambiguous)?
+    }
+
+    /// Leads no more, if it does, and lets others stand for election first. Returns at once; another node leads after about as
+    /// long as if this one had crashed, or this one again where no other can.
+    pub fn hand_over(&self, timing: &Timing) {
+        let abstains = timing.tick * timing.election_ticks * HAND_OVER_ELECTIONS;
+        self.shared.abstains_until.store((rt::now() + abstains).nanos(), Ordering::Release);
+        self.resign(self.shared.role.borrow().term);
+    }
+
+    /// What this node knows of its group.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn report(&self) -> Result<Report, Error> {
+        let permit = self.shared.asking.acquire().await;
+        let (answer, answered) = oneshot();
+        self.shared.events.send(Event::Report(answer, permit)).await.map_err(|_| Error::Closed)?;
+        answered.await.map_err(|_| Error::Closed)
     }
 
     /// What this node is. A receiver may miss what was over quickly.

@@ -54,6 +54,8 @@ use crate::{Error, Term};
 const ENTRY_BYTES_MAX: usize = 32 << 20;
 /// Entries that are written before `safe` moves.
 const BATCH_MAX: usize = 256;
+/// With more entries than these to go, a processor is not given a vote.
+const BEHIND_MAX: u64 = 64;
 /// How long to wait before something is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -180,6 +182,7 @@ type InFlight = (Term, OneshotReceiver<Result<Proposed<bool>, Error>>);
 /// One processor's part. See the module.
 pub struct RaftLog {
     raft: Raft<bool>,
+    group: u64,
     shared: Arc<Shared>,
     bytes: Semaphore,
     entries: Semaphore,
@@ -225,13 +228,66 @@ impl RaftLog {
             rt::spawn(take_answers(raft.clone(), Arc::clone(&shared), waiting)),
         ];
         let (bytes, entries) = (Semaphore::new(bounds.bytes), Semaphore::new(bounds.entries));
-        Ok(RaftLog { raft, shared, bytes, entries, answers, tasks: Mutex::new(tasks) })
+        Ok(RaftLog { raft, group, shared, bytes, entries, answers, tasks: Mutex::new(tasks) })
     }
 
     /// The engine below, for changes of its members.
     pub fn raft(&self) -> &Raft<bool> {
         &self.raft
     }
+
+    /// Goes one step towards making a processor a member with a vote: adds it as one that learns, looks whether it has what it needs, or
+    /// gives it its vote. To be called again and again, of whichever processor leads, until it says [`Admission::Votes`]. What is done
+    /// stays done when the leader changes in between.
+    ///
+    /// # Errors
+    /// As [`Raft::add_learner`].
+    pub async fn admit(&self, id: u64, address: &str) -> Result<Admission, Error> {
+        // Another one may lead by now, and have other members.
+        self.raft.barrier().await?;
+        let report = self.raft.report().await?;
+        let Some(standing) = report.members.iter().find(|standing| standing.member.id == id) else {
+            self.raft.add_learner(id, address).await?;
+            return Ok(Admission::Learns { behind: None });
+        };
+        if standing.member.address != address {
+            let at = &standing.member.address;
+            return Err(Error::Invalid(format!("node {id} is a member at {at}, and not at {address}")));
+        }
+        if !standing.member.learns {
+            return Ok(Admission::Votes);
+        }
+        let is_near = standing.behind.is_some_and(|behind| behind <= BEHIND_MAX) && standing.heard.is_some();
+        // Of what it took over with a snapshot, the engine knows that it has been told the count; the entries themselves it gets from
+        // journals, and until it has them a majority of journals may be without it.
+        let place = (self.group, self.raft.node());
+        if mutant(Mutant::VoteBlank) || is_near && self.has(address, place, id).await {
+            self.raft.add_voter(id, address).await?;
+            return Ok(Admission::Votes);
+        }
+        Ok(Admission::Learns { behind: standing.behind })
+    }
+
+    /// Whether a processor has, in its journal, what is safe here.
+    async fn has(&self, address: &str, place: (u64, u64), id: u64) -> bool {
+        let Some(last) = self.shared.safe.borrow().checked_sub(1) else { return true };
+        match links::fetch(address, place, id, last).await {
+            Some(mut entries) => entries.next().await.is_some(),
+            None => false,
+        }
+    }
+}
+
+/// How far a processor is that is to be a member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// It has no vote yet: it gets what it lacks.
+    Learns {
+        /// Entries that it is not known to have.
+        behind: Option<u64>,
+    },
+    /// It is a member with a vote.
+    Votes,
 }
 
 /// Step 5 at the head of this module: looks for entries that got no place.
@@ -357,6 +413,9 @@ async fn fetch(raft: &Raft<bool>, journal: &Arc<dyn Journal>, place: (u64, u64),
             rt::sleep(PAUSE).await;
         }
     }
+    // No log has these entries that this processor could read again after a crash: whoever asks for them is told that they are here
+    // only once they stay.
+    journal.sync().await?;
     Ok(())
 }
 

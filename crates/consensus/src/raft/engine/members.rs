@@ -12,7 +12,8 @@ use super::snapshots::address_of;
 use super::{Answer, Asker, Engine};
 use crate::Error;
 use crate::raft::codec::MEMBERS_MAX;
-use crate::raft::{Change, Machine, Member, links};
+use crate::raft::fault::{Mutant, mutant};
+use crate::raft::{Change, Machine, Member, Report, Standing, links};
 
 impl<M: Machine> Engine<M> {
     pub(super) fn change(&mut self, change: Change, asker: Asker) {
@@ -35,6 +36,12 @@ impl<M: Machine> Engine<M> {
             asker.answer(Err(Error::Invalid(reason.to_owned())));
             return;
         }
+        if let Change::Remove(id) = &change
+            && let Err(error) = self.may_go(*id)
+        {
+            asker.answer(Err(error));
+            return;
+        }
         let mut wanted = ConfChange::default();
         let (kind, id, address) = match change {
             Change::Learn(member) => (ConfChangeType::AddLearnerNode, member.id, member.address),
@@ -49,7 +56,42 @@ impl<M: Machine> Engine<M> {
             asker.answer(Err(Error::Busy));
             return;
         }
+        if mutant(Mutant::AnswerChange) {
+            asker.answer(Ok(()));
+            return;
+        }
         self.pending.push_back((before + 1, term, Answer::Changed(asker)));
+    }
+
+    /// Whether those with a vote that would be left without a member could go on, by what this leader has heard of them.
+    fn may_go(&self, id: u64) -> Result<(), Error> {
+        if self.members.get(&id).is_none_or(|member| member.learns) {
+            return Ok(());
+        }
+        let left: Vec<u64> =
+            self.members.values().filter(|member| !member.learns && member.id != id).map(|member| member.id).collect();
+        let patience = self.options.timing.tick * self.options.timing.election_ticks;
+        let is_up = |other: &&u64| {
+            **other == self.options.node || self.heard.get(other).is_some_and(|heard| heard.elapsed() < patience)
+        };
+        let (up, needed) = (left.iter().filter(is_up).count(), left.len() / 2 + 1);
+        if up < needed {
+            return Err(Error::WouldStall { up, left: left.len(), needed });
+        }
+        Ok(())
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let raft = &self.node.raft;
+        let (leads, last) = (self.leads(), raft.raft_log.last_index());
+        let members = self.shared.members.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let standing = |member: Member| {
+            let is_self = member.id == self.options.node;
+            let matched = raft.prs().get(member.id).map_or(0, |progress| progress.matched);
+            let heard = if is_self { Some(rt::now()) } else { self.heard.get(&member.id).copied() };
+            Standing { behind: leads.then(|| last.saturating_sub(matched)), heard: heard.filter(|_| leads), member }
+        };
+        Report { role: *self.shared.role.borrow(), members: members.into_iter().map(standing).collect() }
     }
 
     pub(super) fn apply_change(&mut self, entry: &Entry) -> Result<(), Error> {
@@ -85,12 +127,19 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
+    /// A member where it listens now.
+    pub(super) fn found(&self, member: &Member) -> Member {
+        let address = self.options.addresses.get(&member.id).unwrap_or(&member.address);
+        Member { address: address.clone(), ..member.clone() }
+    }
+
     /// Links to whoever is a member, or seems to be one, and to nobody else.
     pub(super) fn reconnect(&mut self) {
         self.met.retain(|id, _| !self.members.contains_key(id));
-        let members = self.members.values().map(|member| (member.id, member.address.clone()));
+        let members: Vec<Member> = self.members.values().map(|member| self.found(member)).collect();
+        let addresses = members.iter().map(|member| (member.id, member.address.clone()));
         let met = self.met.iter().map(|(id, address)| (*id, address.clone()));
-        let others: BTreeMap<u64, String> = members.chain(met).filter(|(id, _)| *id != self.options.node).collect();
+        let others: BTreeMap<u64, String> = addresses.chain(met).filter(|(id, _)| *id != self.options.node).collect();
         self.connectors.retain(|id, _| others.contains_key(id));
         self.links.retain(|id, _| self.connectors.contains_key(id));
         for (id, address) in others {
@@ -101,6 +150,6 @@ impl<M: Machine> Engine<M> {
             let connecting = links::connect(address, ends, self.events.clone(), pause, self.stop.clone());
             self.connectors.insert(id, rt::spawn(connecting).abort_on_drop());
         }
-        *self.shared.members.lock().unwrap_or_else(PoisonError::into_inner) = self.members.values().cloned().collect();
+        *self.shared.members.lock().unwrap_or_else(PoisonError::into_inner) = members;
     }
 }

@@ -26,7 +26,7 @@ use super::disk::DiskLog;
 use super::entries::Entries;
 use super::fault::{Mutant, crash_point, mutant};
 use super::links::{self, Ends, FRAME_MESSAGES_MAX};
-use super::{Applied, Change, Machine, Member, Options, Proposed, Role, Shared};
+use super::{Applied, Change, Machine, Member, Options, Proposed, Report, Role, Shared};
 use crate::{Error, Term};
 use snapshots::members_of;
 pub(super) use snapshots::{check_snapshot, first_snapshot};
@@ -49,6 +49,7 @@ pub(super) enum Event<O> {
         permit: Permit,
     },
     Change(Change, Asker),
+    Report(OneshotSender<Report>, Permit),
     /// A read waits for proof that this node still leads.
     Barrier(Asker),
     Received(Vec<Message>),
@@ -133,6 +134,8 @@ pub(super) struct Engine<M: Machine> {
     /// A snapshot is being made, and written.
     making_snapshot: Option<AbortOnDrop<()>>,
     sending_snapshot: BTreeMap<u64, AbortOnDrop<()>>,
+    /// When this node heard of others, while it leads.
+    heard: BTreeMap<u64, Instant>,
     rounds: VecDeque<Round>,
     rounds_begun: u64,
     /// Ticks since the last round.
@@ -220,6 +223,7 @@ impl<M: Machine> Engine<M> {
             is_syncing: false,
             making_snapshot: None,
             sending_snapshot: BTreeMap::new(),
+            heard: BTreeMap::new(),
             rounds: VecDeque::new(),
             rounds_begun: 0,
             quiet: 0,
@@ -301,6 +305,10 @@ impl<M: Machine> Engine<M> {
     /// Time goes on.
     fn tick(&mut self) {
         let timing = self.options.timing;
+        let knows_none = self.node.raft.leader_id == raft::INVALID_ID;
+        if knows_none && rt::now().nanos() < self.shared.abstains_until.load(Ordering::Acquire) {
+            return;
+        }
         if !self.leads() && self.node.raft.election_elapsed as u64 + 1 >= u64::from(timing.election_ticks) {
             // The next tick lets it stand for election: nodes do so at different times.
             let patience = self.patience.get_or_insert_with(|| rt::random_below(u64::from(timing.election_ticks)));
@@ -348,8 +356,15 @@ impl<M: Machine> Engine<M> {
                     self.propose(&mut proposals, &mut answers);
                     self.change(change, asker);
                 }
+                Event::Report(answer, _permit) => drop(answer.send(self.report())),
                 Event::Barrier(asker) => self.barrier(asker),
                 Event::Received(messages) => {
+                    // All of them are of one sender.
+                    if let Some(message) = messages.first()
+                        && self.leads()
+                    {
+                        self.heard.insert(message.from, rt::now());
+                    }
                     // The order of a proposal and of what ends this node's leading is that in which they came.
                     self.propose(&mut proposals, &mut answers);
                     for message in messages {
@@ -587,6 +602,9 @@ impl<M: Machine> Engine<M> {
         if before.is_leading && (!leads || before.term != term) {
             self.shared.lease_until.store(0, Ordering::SeqCst);
             self.abandon(&Error::Ambiguous);
+        }
+        if !leads || before.term != term {
+            self.heard.clear();
         }
         if role != before {
             tracing::debug!(node = self.options.node, ?role, "a Raft node's role changes");

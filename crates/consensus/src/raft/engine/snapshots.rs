@@ -82,7 +82,7 @@ impl<M: Machine> Engine<M> {
             self.node.report_snapshot(to, SnapshotStatus::Failure);
             return;
         };
-        let (address, ends, events) = (member.address.clone(), self.ends(to), self.events.clone());
+        let (address, ends, events) = (self.found(member).address, self.ends(to), self.events.clone());
         let task = rt::spawn(async move {
             let is_whole = links::send_snapshot(&address, ends, message).await;
             let _ = events.send(Event::SnapshotSent(to, is_whole)).await;

@@ -10,6 +10,7 @@
 //! An engine is held to it by a line in [`Engine`]. Planted mistakes must each be caught.
 
 mod journal;
+mod members;
 mod truth;
 
 use std::collections::VecDeque;
