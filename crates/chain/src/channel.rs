@@ -11,7 +11,7 @@ use storage::blocks::Blocks;
 
 use crate::Error;
 use crate::access::Rules;
-use crate::commit::deliver::follow;
+use crate::commit::deliver::{BlockSources, follow};
 use crate::commit::pipeline::{Ledger, Pipeline, Settings, Tip, run};
 use crate::commit::recent::CommittedBlock;
 use crate::commit::replay::replay;
@@ -36,7 +36,7 @@ impl Channel {
         state: Arc<dyn WorldState>,
         history: Arc<KeyHistory>,
         settings: Settings,
-        orderers: Vec<String>,
+        orderers: BlockSources,
         office: Option<Arc<Office>>,
     ) -> Result<Arc<Channel>, Error> {
         replay(store.as_ref(), state.as_ref()).await?;

@@ -39,6 +39,7 @@ extern crate self as chain;
 mod support;
 
 pub use channel::Channel;
+pub use commit::deliver::BlockSources;
 pub use error::Error;
 pub use peer::{Peer, PeerOptions};
 pub use stores::{BlockRows, ChannelStores, LocalStores, NodeStores, States, Stores};

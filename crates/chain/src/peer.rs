@@ -13,6 +13,7 @@ use state::UpdateBatch;
 
 use crate::access::{Definition, Definitions, Rules};
 use crate::channel::Channel;
+use crate::commit::deliver::BlockSources;
 use crate::commit::pipeline::append_block;
 use crate::endorse::{Channels, Endorse, EndorseError, Endorser, EndorsingChannel};
 use crate::history::KeyHistory;
@@ -41,7 +42,7 @@ pub struct PeerOptions {
     /// defined with the channel's endorsement policy.
     pub definitions: Definitions,
     /// Where orderers serve blocks.
-    pub orderers: Vec<String>,
+    pub orderers: BlockSources,
     pub settings: Settings,
 }
 

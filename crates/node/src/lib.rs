@@ -6,7 +6,8 @@
 //! * [`Endpoints`]: what of a network listens where, for clients on the same machine.
 //! * [`transport`]: links that leave the process, over TCP and mutual TLS.
 //! * [`Overview`]: metrics and health of all processes of a network on one page.
-//! * [`control`]: how an operator asks a running peer about its memory, and changes it.
+//! * [`control`]: how an operator asks a running peer about its memory, and orderers about their group, and changes them.
+//! * [`enlist`]: the files of one orderer more, or less.
 //! * [`kv`]: a replicated key-value store as a program, and a client of it.
 //! * [`logging`]: log lines. Metrics are served by the running network.
 #![warn(missing_docs)]
@@ -16,6 +17,7 @@ mod contracts;
 pub mod control;
 mod disk;
 mod endpoints;
+pub mod enlist;
 pub mod kv;
 mod load;
 pub mod logging;

@@ -58,6 +58,11 @@ impl Overview {
         self.processes.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), page);
     }
 
+    /// There is no such process any more.
+    pub fn remove(&self, name: &str) {
+        self.processes.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
     /// Ends it.
     pub async fn stop(self) {
         self.stop.stop();

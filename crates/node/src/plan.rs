@@ -24,12 +24,15 @@ use identity::Role as CertificateRole;
 use identity::issue::{Organization as Issuer, TlsIdentity};
 
 use crate::config::{Engine, Form, Provider};
-use crate::network::layout::{NODES, compute_name, orderer_name};
+use crate::control::orderer_of;
+use crate::enlist::Enlisted;
+use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
+use crate::network::roster::Roster;
 use crate::network::{Endpoint, Network, NodeError, Role, material, write};
 use crate::process::Ready;
 use crate::process::file::{
     AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, LogFile, MemoryFile, NodeFile,
-    OrdererFile, PooledFile, ProcessRole, RaftFile, Secret, SiftFile, StorageFile, TRUST,
+    OrdererFile, PooledFile, ProcessRole, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile, TRUST,
 };
 use crate::{Endpoints, profile};
 
@@ -97,6 +100,15 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// An orderer that was added on this machine after the plan was made.
+    pub fn orderer(enlisted: &Enlisted) -> Planned {
+        let Enlisted { name, folder, address, answers: [blocks, intake, clients], .. } = enlisted.clone();
+        let answers =
+            vec![("compute nodes", blocks), ("gateways", intake), ("clients", clients), ("orderers", address)];
+        let host = IpAddr::from(Ipv4Addr::LOCALHOST);
+        Planned { name, role: ProcessRole::Orderer, host, folder, answers, place: 0, node: 0 }
+    }
+
     /// Its configuration.
     pub fn config(&self) -> PathBuf {
         self.folder.join(FILE)
@@ -111,6 +123,8 @@ struct Secrets {
     /// By organisation and memory node.
     owners: Vec<Vec<Secret>>,
     orderers: Vec<Secret>,
+    /// Of all orderers on Raft.
+    group: Secret,
 }
 
 /// Where everything answers.
@@ -138,7 +152,10 @@ struct Planner<'a> {
     names: Vec<String>,
     memory_nodes: usize,
     log_nodes: usize,
-    orderers: usize,
+    /// Their numbers.
+    orderers: Vec<u64>,
+    /// Whether these are not those that the network was made with.
+    orderers_have_changed: bool,
     storage_nodes: bool,
     /// Of each organisation.
     compute_nodes: usize,
@@ -159,7 +176,7 @@ fn orderer_tokens(secrets: &Secrets) -> impl Iterator<Item = (String, Secret)> +
 }
 
 /// Binds one of [`FREE_PORTS`].
-fn bind_free(host: IpAddr) -> io::Result<TcpListener> {
+pub(crate) fn bind_free(host: IpAddr) -> io::Result<TcpListener> {
     let mut tries = 0;
     loop {
         let offset = rt::random_below((FREE_PORTS.end - FREE_PORTS.start).into()) as u16;
@@ -180,13 +197,15 @@ impl Network {
     pub fn plan(&self, placement: &Placement) -> Result<Plan, NodeError> {
         let config = self.config();
         let is_pooled = config.pool.form == Form::Disaggregated;
+        let roster = Roster::load(self.path(), config.ordering.count())?;
         let planner = Planner {
             network: self,
             placement,
             names: config.network.organizations.iter().map(|name| name.to_ascii_lowercase()).collect(),
             memory_nodes: if is_pooled { config.pool.memory_nodes } else { 0 },
             log_nodes: config.ordering.memory_count(),
-            orderers: config.ordering.count(),
+            orderers: roster.numbers,
+            orderers_have_changed: roster.has_changed,
             storage_nodes: is_pooled,
             compute_nodes: if is_pooled { config.pool.compute_nodes } else { 1 },
             held: Vec::new(),
@@ -239,7 +258,8 @@ impl Planner<'_> {
             compute: (0..organizations).map(|_| secrets(self.compute_nodes)).collect(),
             gateways: secrets(organizations),
             owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
-            orderers: secrets(self.orderers),
+            orderers: secrets(self.orderers.len()),
+            group: Secret::random(),
         };
         for (index, process) in processes.iter_mut().enumerate() {
             process.answers = self.answers(process, &addresses);
@@ -259,7 +279,8 @@ impl Planner<'_> {
         };
         let memory = (0..self.memory_nodes).map(|place| (memory_name(place), ProcessRole::Memory, place, 0));
         let log = (0..self.log_nodes).map(|place| (log_name(place), ProcessRole::Memory, place, LOG));
-        let orderers = (0..self.orderers).map(|place| (orderer_name(place), ProcessRole::Orderer, place, 0));
+        let orderers = self.orderers.iter().enumerate();
+        let orderers = orderers.map(|(place, number)| (orderer_of(*number), ProcessRole::Orderer, place, 0));
         let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
         let compute = self.names.iter().enumerate().flat_map(|(place, name)| {
             (0..self.compute_nodes).map(move |node| (compute_name(name, node), ProcessRole::Compute, place, node))
@@ -345,11 +366,12 @@ impl Planner<'_> {
                 SocketAddr::new(listen.unwrap_or_else(|| self.host(&name)), self.network.config().gateway_port(index));
             gateways.push(self.port(address, "ports.gateway")?);
         }
-        let address =
-            SocketAddr::new(listen.unwrap_or_else(|| self.host(ORDERER)), self.network.config().ports.orderer);
+        let names: Vec<String> = self.orderers.iter().map(|number| orderer_of(*number)).collect();
+        let first = &names[0];
+        let address = SocketAddr::new(listen.unwrap_or_else(|| self.host(first)), self.network.config().ports.orderer);
         let mut orderers = vec![self.port(address, "ports.orderer")?];
-        let mut blocks = vec![format!("tls:{}", self.link_port(ORDERER, 0)?)];
-        let mut intakes = vec![format!("tls:{}", self.link_port(ORDERER, 1)?)];
+        let mut blocks = vec![format!("tls:{}", self.link_port(first, 0)?)];
+        let mut intakes = vec![format!("tls:{}", self.link_port(first, 1)?)];
         let mut inner = 0..;
         let mut next = || inner.next().expect("the range has no end");
         let (mut memory, mut storage) = (Vec::new(), Vec::new());
@@ -384,16 +406,15 @@ impl Planner<'_> {
             log.push(self.inner(&log_name(place), next())?);
         }
         if self.network.config().ordering.engine != Engine::Solo {
-            for place in 0..self.orderers {
-                keepers.push(self.inner(&orderer_name(place), next())?);
+            for name in &names {
+                keepers.push(self.inner(name, next())?);
             }
         }
         let mut outer = || INNER_PORTS.saturating_add(u16::try_from(next()).unwrap_or(u16::MAX));
-        for place in 1..self.orderers {
-            let name = orderer_name(place);
-            blocks.push(format!("tls:{}", self.link_port(&name, outer())?));
-            intakes.push(format!("tls:{}", self.link_port(&name, outer())?));
-            let address = self.link_port(&name, outer())?;
+        for name in &names[1..] {
+            blocks.push(format!("tls:{}", self.link_port(name, outer())?));
+            intakes.push(format!("tls:{}", self.link_port(name, outer())?));
+            let address = self.link_port(name, outer())?;
             orderers.push(SocketAddr::new(listen.unwrap_or(address.ip()), address.port()));
         }
         Ok(Addresses { memory, storage, compute, others, among, blocks, intakes, orderers, keepers, log, gateways })
@@ -481,11 +502,7 @@ impl Planner<'_> {
                     tls: config.tls,
                     blocks_address: at.blocks[place].clone(),
                     intake_address: at.intakes[place].clone(),
-                    directory: self.data(&if place == 0 {
-                        ORDERER.to_owned()
-                    } else {
-                        format!("orderers/{}", place + 1)
-                    }),
+                    directory: self.data(&orderer_data(self.orderers[place])),
                     free_bytes_min: config.storage.free_bytes_min,
                     limits: config.limits.clone(),
                     sift: (config.ordering.engine == Engine::Sift).then(|| SiftFile {
@@ -498,13 +515,18 @@ impl Planner<'_> {
                         volatile: config.ordering.volatile,
                     }),
                     raft: (config.ordering.engine == Engine::Raft).then(|| RaftFile {
-                        number: place as u64 + 1,
-                        token: secrets.orderers[place].clone(),
-                        members: at.keepers.clone(),
-                        orderers: orderer_tokens(secrets).filter(|(name, _)| *name != process.name).collect(),
+                        number: self.orderers[place],
+                        token: secrets.group.clone(),
+                        joins: self.orderers_have_changed,
+                        members: self
+                            .orderers
+                            .iter()
+                            .zip(&at.keepers)
+                            .map(|(number, address)| RaftMemberFile { number: *number, address: address.clone() })
+                            .collect(),
                     }),
                 });
-                let signer = material::orderer_signer(self.network, place)?;
+                let signer = material::orderer_signer(self.network, self.orderers[place] as usize - 1)?;
                 let issuer = material::orderer_issuer(self.network.path())?;
                 self.identify(process, &issuer, CertificateRole::Orderer, ORDERER, Some(&signer))?;
             }
@@ -648,13 +670,13 @@ impl Planner<'_> {
 }
 
 /// Makes a folder that only its owner can look into.
-fn make_private(folder: &Path) -> Result<(), NodeError> {
+pub(crate) fn make_private(folder: &Path) -> Result<(), NodeError> {
     let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     make.map_err(NodeError::file("creating", folder))
 }
 
 /// Writes a file that only its owner reads. Whoever reads it meanwhile sees the old file or the new one.
-fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
     let temporary = path.with_extension("new");
     // One that an earlier attempt left may have another mode.
     let _ = std::fs::remove_file(&temporary);

@@ -11,7 +11,7 @@
 //! Nothing that one orderer of several sends can do more than end its own connection.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base::Bytes;
@@ -50,15 +50,40 @@ enum Ended {
     Stopped(Error),
 }
 
+/// Where orderers serve blocks; it may change while they are followed. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct BlockSources(Arc<Mutex<Arc<[String]>>>);
+
+impl BlockSources {
+    /// Where they do now.
+    pub fn now(&self) -> Arc<[String]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on they do there. Whoever receives from one of the others goes on until that ends.
+    pub fn set(&self, addresses: &[String]) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = addresses.into();
+    }
+}
+
+impl From<Vec<String>> for BlockSources {
+    fn from(addresses: Vec<String>) -> BlockSources {
+        BlockSources(Arc::new(Mutex::new(addresses.into())))
+    }
+}
+
 /// Receives blocks until the channel stops, then stops the pipeline.
-pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, orderers: Vec<String>) {
+pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, sources: BlockSources) {
     let mut wait = BACKOFF_MIN;
     let mut attempt = 0;
-    let all: BTreeSet<&String> = orderers.iter().collect();
-    let mut against: BTreeSet<&String> = BTreeSet::new();
+    let mut against: BTreeSet<String> = BTreeSet::new();
     let mut refusals = 0;
     let mut stalled = None;
-    while !ledger.stop().is_stopped() && !orderers.is_empty() {
+    while !ledger.stop().is_stopped() {
+        let orderers = sources.now();
+        if orderers.is_empty() {
+            break;
+        }
         let orderer = &orderers[attempt % orderers.len()];
         attempt += 1;
         let height_before = tip.height;
@@ -88,8 +113,9 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, order
             _ => tracing::debug!(%channel, orderer, %ended, "left an orderer"),
         }
         if matches!(ended, Ended::OtherChain(_)) {
-            against.insert(orderer);
-            if against.len() > all.len() / 2 {
+            against.insert(orderer.clone());
+            let all: BTreeSet<&String> = orderers.iter().collect();
+            if all.iter().filter(|one| against.contains(**one)).count() > all.len() / 2 {
                 ledger.fail(Error::OtherChain { channel: channel.clone(), block: tip.height });
                 break;
             }
@@ -101,7 +127,7 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, order
             break;
         }
     }
-    if orderers.is_empty() {
+    if sources.now().is_empty() {
         ledger.stop().stopped().await;
     }
     pipeline.stop().await;

@@ -318,7 +318,7 @@ fn a_peer_whose_blocks_the_orderers_have_lost_says_so_and_stops() {
         }
         let tables = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
         let mut options = peer_options(&consortium, &root, 0, tables).await;
-        options.orderers = orderers.to_vec();
+        options.orderers = orderers.to_vec().into();
         let peer = Peer::open(options).await.expect("the peer opens");
         peer.join(&consortium.genesis).await.expect("it joins");
         listeners[0].accept(1).await.send(shown.to_bytes()).await.expect("the link holds");

@@ -1,7 +1,7 @@
 //! Orderers elsewhere, as far as they take envelopes. Blocks come over links of their own ([`crate::order::protocol`]).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -130,8 +130,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 ///
 /// So what was taken is ordered once at least, and counts once.
 pub struct RemoteOrderers {
-    /// Number `n` of the group, counted from 1, is the one at `n - 1`.
-    orderers: Vec<RemoteOrderer>,
+    /// Number `n` of the group, counted from 1, is the one at `n - 1` as long as none was removed.
+    orderers: std::sync::Mutex<Arc<[Arc<RemoteOrderer>]>>,
     leader: AtomicUsize,
 }
 
@@ -139,8 +139,22 @@ impl RemoteOrderers {
     /// A group whose orderers answer at these addresses, in the order of their numbers; at least one.
     pub fn new(addresses: Vec<String>) -> RemoteOrderers {
         assert!(!addresses.is_empty(), "a group has an orderer");
-        let orderers = addresses.into_iter().map(RemoteOrderer::new).collect();
-        RemoteOrderers { orderers, leader: AtomicUsize::new(0) }
+        let orderers = addresses.into_iter().map(|address| Arc::new(RemoteOrderer::new(address))).collect();
+        RemoteOrderers { orderers: std::sync::Mutex::new(orderers), leader: AtomicUsize::new(0) }
+    }
+
+    fn now(&self) -> Arc<[Arc<RemoteOrderer>]> {
+        self.orderers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on the group's orderers answer at these addresses, at least one. Those that stay keep their links; what is on its way to
+    /// others goes on.
+    pub fn set_addresses(&self, addresses: &[String]) {
+        assert!(!addresses.is_empty(), "a group has an orderer");
+        let before = self.now();
+        let kept = |address: &String| before.iter().find(|orderer| orderer.address == *address).cloned();
+        let orderer = |address: &String| kept(address).unwrap_or_else(|| Arc::new(RemoteOrderer::new(address.clone())));
+        *self.orderers.lock().unwrap_or_else(PoisonError::into_inner) = addresses.iter().map(orderer).collect();
     }
 }
 
@@ -148,13 +162,14 @@ impl RemoteOrderers {
 impl Broadcast for RemoteOrderers {
     async fn broadcast(&self, channel: &str, envelope: Bytes) -> Result<(), BroadcastError> {
         let start = rt::now();
-        let count = self.orderers.len();
+        let orderers = self.now();
+        let count = orderers.len();
         let mut at = self.leader.load(Ordering::Relaxed) % count;
         let (mut asked, mut closed, mut is_ambiguous) = (0, 0, false);
         loop {
             let left = SUBMIT_MAX.saturating_sub(start.elapsed());
             let left = if count > 1 { left.min(ATTEMPT_MAX) } else { left };
-            let broadcast = self.orderers[at].broadcast(channel, envelope.clone());
+            let broadcast = orderers[at].broadcast(channel, envelope.clone());
             let error = match rt::timeout(left, broadcast).await {
                 Ok(Ok(())) => {
                     self.leader.store(at, Ordering::Relaxed);

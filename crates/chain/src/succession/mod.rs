@@ -54,6 +54,7 @@ use state::{Disaggregated, DisaggregatedSettings, Reader};
 use storage::node::{RemoteOptions, begin_epoch_after};
 
 use crate::access::{Definitions, Rules};
+use crate::commit::deliver::BlockSources;
 use crate::endorse::{Channels, Endorse, EndorseError, Endorser, EndorsingChannel};
 use crate::peer::{Settings, define};
 use crate::validate::borrow::Counts;
@@ -107,7 +108,7 @@ pub struct ComputeNodeOptions {
     /// Of the one channel that it takes part in.
     pub genesis: Block,
     /// Where orderers serve blocks.
-    pub orderers: Vec<String>,
+    pub orderers: BlockSources,
     pub settings: Settings,
     /// The peer's storage node.
     pub storage: String,

@@ -141,7 +141,7 @@ async fn open_peer(consortium: &Consortium, index: usize) -> Option<Arc<Peer>> {
     let root = Directory::open("peer").await.ok()?;
     let tables = ModelEngine::open(root.subdirectory("tables").await.ok()?).await.ok()?;
     let mut options = peer_options(consortium, &root, index, tables).await;
-    options.orderers = named("blocks", ORDERERS);
+    options.orderers = named("blocks", ORDERERS).into();
     let peer = Peer::open(options).await.ok()?;
     peer.join(&consortium.genesis).await.ok()?;
     Some(peer)

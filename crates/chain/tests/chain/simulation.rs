@@ -43,7 +43,7 @@ async fn open_peer(consortium: &Consortium, index: usize) -> Option<Arc<Peer>> {
     let root = Directory::open("peer").await.ok()?;
     let tables = ModelEngine::open(root.subdirectory("tables").await.ok()?).await.ok()?;
     let mut options = peer_options(consortium, &root, index, tables).await;
-    options.orderers = vec!["blocks".to_owned()];
+    options.orderers = vec!["blocks".to_owned()].into();
     options.settings.commit.persist_interval_blocks = 3;
     options.settings.commit.replay_blocks_max = 6;
     let peer = Peer::open(options).await.ok()?;

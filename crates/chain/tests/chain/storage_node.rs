@@ -137,7 +137,7 @@ async fn open_compute(consortium: &Consortium, fabric: &SimFabric) -> Result<Arc
     let tables = ModelEngine::open(root.subdirectory("unused").await.expect("a directory")).await?;
     let mut options = peer_options(consortium, &root, 0, tables).await;
     options.stores = Arc::new(NodeStores { address: STORAGE.to_owned(), token: storage_token(), epoch, states });
-    options.orderers = vec!["blocks".to_owned()];
+    options.orderers = vec!["blocks".to_owned()].into();
     let peer = Peer::open(options).await?;
     peer.join(&consortium.genesis).await?;
     Ok(peer)
@@ -160,7 +160,7 @@ async fn run_local(consortium: Arc<Consortium>) {
     let root = Directory::open("peer").await.expect("a directory");
     let tables = ModelEngine::open(root.subdirectory("tables").await.expect("a directory")).await.expect("tables");
     let mut options = peer_options(&consortium, &root, 1, tables).await;
-    options.orderers = vec!["blocks".to_owned()];
+    options.orderers = vec!["blocks".to_owned()].into();
     let peer = Peer::open(options).await.expect("it opens");
     peer.join(&consortium.genesis).await.expect("it joins");
     serve(peer, LOCAL).await;

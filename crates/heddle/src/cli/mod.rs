@@ -8,6 +8,7 @@ pub mod kv;
 pub mod ledger;
 pub mod network;
 pub mod node;
+pub mod orderer;
 pub mod peer;
 pub mod sift;
 
@@ -39,6 +40,7 @@ Examples:
   heddle up --isolate                the same with every role as a process of its own
   heddle status                      what runs, how high the ledgers are, how busy they are
   heddle peer memory org1            how much remote memory a peer uses; --set gives it another budget
+  heddle orderer add                 one orderer more, in a network with --ordering raft --isolate
   heddle bench smallbank             measure this machine with a network of its own
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle ledger verify               check every hash and signature of a stopped network
@@ -78,6 +80,9 @@ Example:
     /// Operate one peer of a running network
     #[command(subcommand)]
     Peer(peer::Peer),
+    /// Operate the orderers of a running network on Raft
+    #[command(subcommand)]
+    Orderer(orderer::Orderer),
     /// Run a replicated key-value store, and use one
     #[command(subcommand)]
     Kv(kv::Kv),

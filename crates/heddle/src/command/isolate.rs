@@ -6,7 +6,8 @@
 //!    that ends before it was ready ends the start, with the end of its log.
 //! 4. From then on a process that ends is started again, at once the first time and then after a pause that doubles up to
 //!    [`PAUSE_MAX`]. `endpoints.json` and the page of metrics and health follow.
-//! 5. A signal ends them, stage by stage and in the opposite order, each with [`PATIENCE`] to finish; one that does not end is
+//! 5. Orderers on Raft come and go: when the roster changes ([`Roster`]), those that it names are started and others ended.
+//! 6. A signal ends them, stage by stage and in the opposite order, each with [`PATIENCE`] to finish; one that does not end is
 //!    killed, which loses nothing that was acknowledged. A second signal kills all at once.
 
 use std::fs::OpenOptions;
@@ -14,8 +15,10 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use node::control::orderer_of;
+use node::network::roster::Roster;
 use node::{Endpoints, Network, Overview, Placement, Plan, Planned, ProcessRole, Ready};
 
 use crate::failure::Failure;
@@ -66,6 +69,8 @@ pub struct Isolated {
     network: Network,
     plan: Plan,
     processes: Vec<Supervised>,
+    /// When the roster was written that the orderers are those of.
+    roster: Option<SystemTime>,
     overview: Overview,
 }
 
@@ -100,21 +105,16 @@ impl Isolated {
     /// Starts all processes; on return the network can be used. `None` when a signal came first.
     pub async fn start(network: Network, signals: &mut StopSignals) -> Result<Option<Isolated>, Failure> {
         let sockets = sockets(network.path())?;
+        let roster = Roster::written(network.path());
         let plan = network.plan(&Placement::Here { sockets: sockets.0.clone() })?;
         for process in &plan.processes {
             gone(process).await?;
         }
         let ports = &network.config().ports;
         let overview = Overview::start((ports.metrics_host, ports.metrics).into()).await?;
-        let processes = plan.processes.iter().map(|planned| Supervised {
-            planned: planned.clone(),
-            child: None,
-            ready: None,
-            started: Instant::now(),
-            pause: Duration::ZERO,
-            again: None,
-        });
-        let mut isolated = Isolated { _sockets: sockets, processes: processes.collect(), network, plan, overview };
+        let processes = plan.processes.iter().cloned().map(Supervised::new);
+        let mut isolated =
+            Isolated { _sockets: sockets, processes: processes.collect(), network, plan, roster, overview };
         for number in 0..=2 {
             let started = tokio::select! {
                 started = isolated.start_stage(number) => Some(started),
@@ -183,7 +183,7 @@ impl Isolated {
     }
 
     fn tend(&mut self) -> Result<(), Failure> {
-        let mut changed = false;
+        let mut changed = self.follow_roster()?;
         for process in &mut self.processes {
             let name = process.planned.name.clone();
             if let Some(status) = process.ended()? {
@@ -211,6 +211,39 @@ impl Isolated {
             self.announce()?;
         }
         Ok(())
+    }
+
+    /// Starts orderers that were added, and ends those that were removed.
+    fn follow_roster(&mut self) -> Result<bool, Failure> {
+        let dir = self.network.path();
+        let written = Roster::written(dir);
+        if written == self.roster {
+            return Ok(false);
+        }
+        self.roster = written;
+        let numbers = node::enlist::roster(dir)?.numbers;
+        let names: Vec<String> = numbers.iter().map(|number| orderer_of(*number)).collect();
+        for (number, name) in numbers.iter().zip(&names) {
+            if self.processes.iter().any(|process| process.planned.name == *name) {
+                continue;
+            }
+            let planned = Planned::orderer(&node::enlist::enlisted(dir, *number)?);
+            eprintln!("{name} was added and is started");
+            self.overview.set(name, Err("it is being started".to_owned()));
+            let mut process = Supervised::new(planned);
+            process.spawn()?;
+            self.processes.push(process);
+        }
+        let is_gone = |process: &mut Supervised| {
+            process.planned.role == ProcessRole::Orderer && !names.contains(&process.planned.name)
+        };
+        for mut gone in self.processes.extract_if(.., is_gone) {
+            eprintln!("{} was removed and is ended", gone.planned.name);
+            self.overview.remove(&gone.planned.name);
+            // Nothing depends on it any more, and what it has on disk is as after a crash.
+            gone.kill();
+        }
+        Ok(true)
     }
 
     /// Ends all processes in order. True when everything ended as it should.
@@ -273,6 +306,11 @@ impl Drop for Isolated {
 }
 
 impl Supervised {
+    fn new(planned: Planned) -> Supervised {
+        let (started, pause) = (Instant::now(), Duration::ZERO);
+        Supervised { planned, child: None, ready: None, started, pause, again: None }
+    }
+
     fn spawn(&mut self) -> Result<(), Failure> {
         let name = &self.planned.name;
         let failed = |what: &str, error: std::io::Error| Failure::new(format!("{name}: {what}: {error}"));

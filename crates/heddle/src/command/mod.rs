@@ -12,6 +12,7 @@ pub mod kv;
 pub mod kv_bench;
 mod kv_isolate;
 pub mod measure;
+pub mod orderer;
 pub mod peer;
 pub mod process;
 pub mod show;

@@ -2,10 +2,11 @@
 //! under load, all of them and their memory may be killed at once, and nothing is lost that a client was told.
 
 use std::path::Path;
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::load::{Load, end_with_all};
-use crate::support::{Network, run, text};
+use crate::support::{Network, heddle, run, text};
 use node::{Endpoints, Ready};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -108,6 +109,212 @@ async fn orderers_of_one_process_keep_one_chain(engine: &str) {
     assert!(text(&verify).contains("orderer-3"), "{}", text(&verify));
     let network = Network::start(&dir, &[]);
     end_with_all(network, &dir, 1, &told).await;
+}
+
+/// What `heddle orderer members` says: numbers of the orderers that have a vote.
+fn voters(dir: &str) -> Vec<u64> {
+    let members = run(&["orderer", "members", "--dir", dir, "--json"]);
+    assert!(members.status.success(), "{}", text(&members));
+    let members: serde_json::Value = serde_json::from_slice(&members.stdout).expect("it is JSON");
+    let orderers = members["orderers"].as_array().expect("a list").iter();
+    let voters = orderers.filter(|orderer| orderer["votes"] == true);
+    voters.map(|orderer| orderer["number"].as_u64().expect("a number")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let change = |arguments: &[&str]| run(&[&["orderer"], arguments, &["--dir", &shown]].concat());
+    let network = Network::start(&dir, &["--orgs", "1", "--isolate", "--monolithic", "--ordering", "raft"]);
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "at first").await;
+
+    let added = change(&["add"]);
+    assert!(added.status.success(), "{}", text(&added));
+    assert_eq!(voters(&shown), [1, 2, 3, 4]);
+    load.progress(SOME, "with a fourth").await;
+
+    // The first one, and whoever leads: one of them hands over, or is just being started again.
+    kill_named(&dir, "orderer");
+    for (name, left) in [("orderer", &[2, 3, 4][..]), ("orderer-2", &[3, 4])] {
+        let removed = change(&["remove", name]);
+        assert!(removed.status.success(), "{name}: {}", text(&removed));
+        assert_eq!(voters(&shown), left);
+        load.progress(SOME, &format!("without {name}")).await;
+    }
+    let added = change(&["add"]);
+    assert!(added.status.success(), "{}", text(&added));
+    assert_eq!(voters(&shown), [3, 4, 5], "numbers are not used again");
+    let removed = change(&["remove", "orderer-3"]);
+    assert!(removed.status.success(), "{}", text(&removed));
+    // None of those is left that the network was made with, and that gateways knew when they were started.
+    load.progress(SOME, "without any of the first").await;
+    let refused = change(&["remove", "orderer-7"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    assert!(text(&refused).contains("there is no orderer-7"), "{}", text(&refused));
+
+    let all = processes(&dir);
+    let orderers: Vec<&str> =
+        all.iter().map(|process| &*process.name).filter(|name| name.starts_with("orderer")).collect();
+    assert_eq!(orderers, ["orderer-4", "orderer-5"]);
+    network.kill();
+    all.iter().for_each(|process| kill(process.process));
+    let told = load.end().await;
+    let network = Network::start(&dir, &["--isolate"]);
+    assert_eq!(voters(&shown), [4, 5]);
+    network.down();
+    // They answer one another elsewhere in this form, which their logs do not know.
+    let network = Network::start(&dir, &[]);
+    end_with_all(network, &dir, 1, &told).await;
+}
+
+/// An orderer that was started by hand; it is killed in the end.
+struct Started {
+    folder: String,
+    child: Child,
+}
+
+impl Started {
+    fn start(nodes: &Path, name: &str) -> Started {
+        let folder = nodes.join(name);
+        let config = folder.join("node.toml").display().to_string();
+        let log = std::fs::File::create(folder.join("log")).expect("a file");
+        let mut command = heddle(&["node", "orderer", "--config", &config]);
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("it can be started");
+        let start = Instant::now();
+        while Ready::load(&folder).is_none_or(|ready| ready.process != child.id()) {
+            let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+            assert!(start.elapsed() < RESTART_PATIENCE, "{name} is not ready: {log}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Started { folder: folder.display().to_string(), child }
+    }
+
+    fn members(&self) -> serde_json::Value {
+        let members = run(&["orderer", "members", "--node", &self.folder, "--json"]);
+        assert!(members.status.success(), "{}", text(&members));
+        serde_json::from_slice(&members.stdout).expect("it is JSON")
+    }
+
+    /// Waits until a report is as wanted.
+    fn until(&self, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+        let start = Instant::now();
+        loop {
+            let members = self.members();
+            if is_so(&members) {
+                return members;
+            }
+            assert!(start.elapsed() < RESTART_PATIENCE, "{what}: {members}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Has one orderer after the other do something until one does or refuses it: whichever leads, which may change. Gives what that one
+/// said, and whether another one has named the leader.
+fn at_leader<'a>(running: &'a [Started], ask: impl Fn(&'a Started) -> Output) -> (Output, &'a Started, bool) {
+    let (start, mut named) = (Instant::now(), false);
+    loop {
+        for orderer in running {
+            let output = ask(orderer);
+            let said = text(&output);
+            let is_elsewhere = said.contains("leads: run this on its host, with --node");
+            named |= is_elsewhere;
+            if !is_elsewhere && !said.contains("no orderer leads for now; try again") {
+                return (output, orderer, named);
+            }
+        }
+        assert!(start.elapsed() < RESTART_PATIENCE, "nobody leads");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// As on several hosts: each orderer is asked through its own folder, and only whoever leads does something.
+#[test]
+fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let (shown, nodes) = (dir.display().to_string(), dir.join("nodes"));
+    // An address of this machine that nobody else has.
+    let process = std::process::id();
+    let host = format!("127.{}.{}.1", 1 + process / 256 % 254, process % 256);
+    let plan = ["plan", "--dir", &shown, "--orgs", "1", "--ordering", "raft", "--host", &host, "--metrics-port", "0"];
+    let planned = run(&plan);
+    assert!(planned.status.success(), "{}", text(&planned));
+    let names = ["orderer", "orderer-2", "orderer-3"];
+    let mut running: Vec<Started> = names.iter().map(|name| Started::start(&nodes, name)).collect();
+    let led = running[0].until("nobody leads", |members| members["leader"].is_u64());
+    let leader = led["leader"].as_u64().expect("a number") as usize - 1;
+    // Others are asked first.
+    running.swap(2, leader);
+
+    let planned = run(&["orderer", "plan", "--dir", &shown, "--host", &host, "--port", "7300"]);
+    assert!(planned.status.success(), "{}", text(&planned));
+    let address = format!("tcp:{host}:7303");
+    assert!(text(&planned).contains(&format!("--number 4 --address {address}")), "{}", text(&planned));
+    let mut fourth = Started::start(&nodes, "orderer-4");
+    let add =
+        |asked: &Started| run(&["orderer", "add", "--node", &asked.folder, "--number", "4", "--address", &address]);
+    for what in ["it is added", "what is done is done"] {
+        let (added, _, named) = at_leader(&running, add);
+        assert!(added.status.success() && named, "{what}: {}", text(&added));
+    }
+    fourth.kill();
+
+    // Without the fourth, three of four answer: one of them may go, and no second one.
+    let orderers: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let (_, leads, _) = at_leader(&running, |asked| {
+        // It hands over, or it does not lead, or it says no: it is not there.
+        run(&["orderer", "remove", "orderer-9", "--node", &asked.folder])
+    });
+    leads.until("orderer-4 is not heard of", |members| {
+        let fourth = members["orderers"].as_array().into_iter().flatten().find(|orderer| orderer["number"] == 4);
+        fourth.is_some_and(|fourth| fourth["heard_ms"].as_u64().is_none_or(|heard| heard > 1000))
+    });
+    let followers: Vec<&String> = orderers.iter().filter(|name| !leads.folder.ends_with(&format!("/{name}"))).collect();
+    let remove = |which: &str| run(&["orderer", "remove", which, "--node", &leads.folder]);
+    let removed = remove(followers[0]);
+    assert!(removed.status.success(), "two of the three that are left answer: {}", text(&removed));
+    let refused = remove(followers[1]);
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    assert!(text(&refused).contains("1 of the 2 nodes with a vote that are left would answer"), "{}", text(&refused));
+    let removed = remove("orderer-4");
+    assert!(removed.status.success(), "one that has ended may go: {}", text(&removed));
+    let members = leads.members();
+    assert_eq!(members["orderers"].as_array().map(Vec::len), Some(2), "{members}");
+}
+
+#[test]
+fn orderers_of_one_process_or_another_engine_are_not_changed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "1", "--ordering", "raft"]);
+    let refused = run(&["orderer", "add", "--dir", &shown]);
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    assert!(text(&refused).contains("are one process"), "{}", text(&refused));
+    network.down();
+    let refused = run(&["orderer", "members", "--dir", &shown]);
+    assert_eq!(refused.status.code(), Some(4), "{}", text(&refused));
+    let other = folder.path().join("solo");
+    let shown = other.display().to_string();
+    let network = Network::start(&other, &["--orgs", "1"]);
+    let refused = run(&["orderer", "remove", "orderer", "--dir", &shown]);
+    assert!(text(&refused).contains("orders with solo"), "{}", text(&refused));
+    network.down();
 }
 
 #[test]

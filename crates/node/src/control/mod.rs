@@ -1,7 +1,8 @@
-//! How an operator asks a running peer about its memory and changes it: a socket in the folder of its compute node.
+//! How an operator asks a running peer about its memory and changes it, and orderers about their group: a socket in the folder of a
+//! compute node or an orderer.
 //!
 //! 1. A compute node listens at `control.socket` in its folder, `DIR/nodes/compute-ORG`, also where the whole network is one
-//!    process. The folder has mode 0700 and the socket 0600, and whoever connects must be the same user, or root: to be able
+//!    process; so does an orderer on Raft that is a process of its own ([`orderers`]). The folder has mode 0700 and the socket 0600, and whoever connects must be the same user, or root: to be able
 //!    to open it is to be the operator, on this machine.
 //! 2. A caller writes one [`Request`] as a line of JSON and reads one [`Reply`], a line too. Then the connection ends.
 //! 3. A new budget is first written to [`budget::FILE`] in the same folder, durably, and then takes effect. Sections above a
@@ -10,6 +11,7 @@
 //! Bounds: [`LINE_BYTES_MAX`] of a line, [`CONNECTIONS_MAX`] at a time, [`REQUEST_MAX`] for a request.
 
 pub(crate) mod budget;
+mod orderers;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -21,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use base::rt::Stop;
 use base::rt::sync::Semaphore;
 use serde::{Deserialize, Serialize};
@@ -31,9 +34,11 @@ use tokio::task::JoinHandle;
 use crate::network::NodeError;
 use crate::roles::compute::Compute;
 
+pub(crate) use orderers::Orderer;
+pub use orderers::{OrdererReport, OrderersReport, orderer_of};
 pub use report::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory};
 
-/// The socket's name in a compute node's folder.
+/// The socket's name in the folder of a compute node or an orderer.
 pub const SOCKET: &str = "control.socket";
 /// Bytes of a request or a reply.
 const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -57,6 +62,22 @@ pub enum Request {
         /// How many.
         bytes: u64,
     },
+    /// The members of an orderer's group.
+    Orderers {},
+    /// One step towards making an orderer a member with a vote.
+    AdmitOrderer {
+        /// Its number.
+        number: u64,
+        /// Where it answers the others.
+        address: String,
+    },
+    /// That an orderer is to be a member no more.
+    RemoveOrderer {
+        /// Its number.
+        number: u64,
+    },
+    /// That another orderer is to lead.
+    HandOver {},
 }
 
 /// What is answered.
@@ -67,6 +88,22 @@ pub enum Reply {
     Memory(Box<MemoryReport>),
     /// What it is.
     Node(ComputeReport),
+    /// How the group of an orderer is.
+    Orderers(Box<OrderersReport>),
+    /// Another orderer leads, or none; nothing was done.
+    NotLeading {
+        /// Which one, as far as this one knows.
+        leader: Option<u64>,
+        /// Where it answers the others.
+        address: Option<String>,
+    },
+    /// Something else is being done; nothing was done.
+    Busy {},
+    /// It was done, or not.
+    Ambiguous {
+        /// A line.
+        message: String,
+    },
     /// Why not, and what to do.
     Refused {
         /// A line.
@@ -74,12 +111,12 @@ pub enum Reply {
     },
 }
 
-/// Why a peer could not be asked.
+/// Why a process could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody listens.
     #[error(
-        "the compute node of {} does not answer: {source}; see that it runs, and that this is its folder",
+        "the process of {} does not answer: {source}; see that it runs, and that this is its folder",
         folder.display()
     )]
     Absent {
@@ -89,7 +126,7 @@ pub enum ControlError {
         source: std::io::Error,
     },
     /// It answers something else.
-    #[error("the compute node of {} does not answer as this program expects: {reason}; run the same release of both", folder.display())]
+    #[error("the process of {} does not answer as this program expects: {reason}; run the same release of both", folder.display())]
     Strange {
         /// Its folder.
         folder: PathBuf,
@@ -99,6 +136,20 @@ pub enum ControlError {
     /// It refuses.
     #[error("{0}")]
     Refused(String),
+    /// Another orderer leads, or none; nothing was done.
+    #[error("this orderer does not lead its group{}", .leader.map_or_else(String::new, |leader| format!(": {} does", orderer_of(leader))))]
+    NotLeading {
+        /// Which one, as far as it knows.
+        leader: Option<u64>,
+        /// Where it answers the others.
+        address: Option<String>,
+    },
+    /// Something else is being done; nothing was done.
+    #[error("another change of the members is under way, or the leader has just been elected; try again")]
+    Busy,
+    /// It was done, or not.
+    #[error("{0}; `heddle orderer members` tells how things are")]
+    Ambiguous(String),
 }
 
 /// Asks the compute node of a folder for its memory, or to have another budget.
@@ -120,6 +171,39 @@ pub async fn ask_node(folder: &Path) -> Result<ComputeReport, ControlError> {
     match reply(folder, &Request::Node {}).await? {
         Reply::Node(report) => Ok(report),
         other => Err(strange(folder, format!("{other:?}"))),
+    }
+}
+
+/// Asks the orderer of a folder, or has it do something.
+///
+/// # Errors
+/// [`ControlError`].
+pub async fn ask_orderer(folder: &Path, request: &Request) -> Result<OrderersReport, ControlError> {
+    match reply(folder, request).await? {
+        Reply::Orderers(report) => Ok(*report),
+        Reply::NotLeading { leader, address } => Err(ControlError::NotLeading { leader, address }),
+        Reply::Busy {} => Err(ControlError::Busy),
+        Reply::Ambiguous { message } => Err(ControlError::Ambiguous(message)),
+        other => Err(strange(folder, format!("{other:?}"))),
+    }
+}
+
+/// What can be asked in this way.
+#[async_trait]
+pub(crate) trait Operated: Send + Sync + 'static {
+    /// What it answers.
+    async fn answer(&self, request: Request) -> Reply;
+}
+
+#[async_trait]
+impl Operated for Compute {
+    async fn answer(&self, request: Request) -> Reply {
+        match request {
+            Request::Memory {} => memory(self.memory_report().await),
+            Request::SetMemory { bytes } => memory(self.set_memory(bytes).await),
+            Request::Node {} => Reply::Node(self.report()),
+            _ => refused("this is a compute node; ask an orderer for that".to_owned()),
+        }
     }
 }
 
@@ -156,11 +240,11 @@ fn reach(folder: &Path) -> std::io::Result<(File, PathBuf)> {
     Ok((directory, path))
 }
 
-/// Begins to answer in a compute node's folder, made where it is missing.
+/// Begins to answer in the folder of a compute node or an orderer, made where it is missing.
 ///
 /// # Errors
 /// [`NodeError::File`].
-pub(crate) fn start(folder: &Path, compute: &Arc<Compute>, stop: Stop) -> Result<JoinHandle<()>, NodeError> {
+pub(crate) fn start(folder: &Path, operated: Arc<dyn Operated>, stop: Stop) -> Result<JoinHandle<()>, NodeError> {
     let socket = folder.join(SOCKET);
     let failed = || NodeError::file("listening at", &socket);
     std::fs::DirBuilder::new()
@@ -173,15 +257,14 @@ pub(crate) fn start(folder: &Path, compute: &Arc<Compute>, stop: Stop) -> Result
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(failed())?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed())?;
-    let compute = Arc::clone(compute);
     Ok(tokio::spawn(async move {
-        serve(listener, compute, stop).await;
+        serve(listener, operated, stop).await;
         let _ = std::fs::remove_file(&path);
         drop(directory);
     }))
 }
 
-async fn serve(listener: UnixListener, compute: Arc<Compute>, stop: Stop) {
+async fn serve(listener: UnixListener, operated: Arc<dyn Operated>, stop: Stop) {
     let connections = Semaphore::new(CONNECTIONS_MAX);
     while let Some(accepted) = stop.or_stopped(listener.accept()).await {
         let Ok((socket, _)) = accepted else {
@@ -189,27 +272,25 @@ async fn serve(listener: UnixListener, compute: Arc<Compute>, stop: Stop) {
             continue;
         };
         let Some(permit) = connections.try_acquire() else { continue };
-        let compute = Arc::clone(&compute);
+        let operated = Arc::clone(&operated);
         tokio::spawn(async move {
             let _permit = permit;
             // A caller that is too slow or has gone gets no answer.
-            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, &compute)).await;
+            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, operated.as_ref())).await;
         });
     }
 }
 
-async fn answer(mut socket: UnixStream, compute: &Compute) -> std::io::Result<()> {
+async fn answer(mut socket: UnixStream, operated: &dyn Operated) -> std::io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     let caller = socket.peer_cred()?.uid();
     let reply = match caller == own || caller == 0 {
-        false => refused(format!("user {caller} may not operate this peer, which user {own} runs")),
+        false => refused(format!("user {caller} may not operate this process, which user {own} runs")),
         true => {
             let mut line = String::new();
             BufReader::new((&mut socket).take(LINE_BYTES_MAX)).read_line(&mut line).await?;
             match serde_json::from_str(&line) {
-                Ok(Request::Memory {}) => memory(compute.memory_report().await),
-                Ok(Request::SetMemory { bytes }) => memory(compute.set_memory(bytes).await),
-                Ok(Request::Node {}) => Reply::Node(compute.report()),
+                Ok(request) => operated.answer(request).await,
                 Err(error) => refused(format!("this is no request: {error}; run the same release of both")),
             }
         }

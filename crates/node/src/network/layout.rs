@@ -36,6 +36,14 @@ pub(crate) fn orderer_name(place: usize) -> String {
     }
 }
 
+/// The data directory of an orderer of this number, in that of its network.
+pub(crate) fn orderer_data(number: u64) -> String {
+    match number {
+        1 => "orderer".to_owned(),
+        _ => format!("orderers/{number}"),
+    }
+}
+
 const VERSION_FILE: &str = "VERSION";
 
 /// Moves what lies where it lay before. Whatever is done already is passed over, so that it may be broken off anywhere.

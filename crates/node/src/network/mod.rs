@@ -23,6 +23,7 @@
 
 pub(crate) mod layout;
 pub(crate) mod material;
+pub mod roster;
 mod run;
 
 use std::net::SocketAddr;
@@ -38,7 +39,7 @@ use crate::config::{Config, ConfigError};
 pub(crate) use material::{OrdererOrganization, Organization};
 pub use run::Running;
 
-const CONFIG_FILE: &str = "heddle.toml";
+pub(crate) const CONFIG_FILE: &str = "heddle.toml";
 const CREATED_FILE: &str = "organizations/created.toml";
 const GENESIS_FILE: &str = "genesis.block";
 
@@ -135,6 +136,9 @@ pub enum NodeError {
     /// A consensus group, or what stands on it.
     #[error(transparent)]
     Consensus(#[from] consensus::Error),
+    /// Orderers cannot be changed.
+    #[error("{0}")]
+    Orderers(String),
     /// A port that the command line names.
     #[error("cannot listen on {address}: {source}; stop what listens there, or name another address with --listen")]
     Listen {
@@ -169,6 +173,7 @@ impl NodeError {
             NodeError::LinkTls(_)
             | NodeError::UnknownProcess { .. }
             | NodeError::AnyPort { .. }
+            | NodeError::Orderers(_)
             | NodeError::SocketPath(_) => ErrorKind::Rejected,
             NodeError::Fabric { source, .. } => source.kind(),
             NodeError::Pool { source, .. } => source.kind(),

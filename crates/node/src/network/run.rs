@@ -38,7 +38,8 @@ use super::layout::{self, BLOCKS, TABLES};
 use super::{Endpoint, Network, NodeError, Role, material};
 use crate::Boxed;
 use crate::config::{Config, Engine, Form};
-use crate::control::ComputeReport;
+use crate::control::{ComputeReport, orderer_of};
+use crate::network::roster::Roster;
 use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
 use crate::roles::gateway as gateway_role;
 use crate::roles::log_memory::{self, LogMemory};
@@ -76,8 +77,9 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let sync = GroupSync::new();
 
     let (log_memory, orderings) = start_orderers(&network, &sync).await?;
+    let blocks: Vec<String> = orderings.iter().map(|(place, _)| blocks_address(&network, *place)).collect();
+    let orderings: Vec<Ordering> = orderings.into_iter().map(|(_, ordering)| ordering).collect();
     let ordering = &orderings[0];
-    let blocks: Vec<String> = (0..orderings.len()).map(|place| blocks_address(&network, place)).collect();
     let shared = match config.pool.form {
         Form::Disaggregated => Some(start_memory(&network).await?),
         Form::Monolithic => None,
@@ -88,7 +90,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     for (organization, nodes) in network.organizations.iter().zip(&computes) {
         for (node, compute) in nodes.iter().enumerate() {
             let folder = layout::compute_folder(&network.path, &organization.name, node);
-            tasks.push(control::start(&folder, compute, stop.clone())?);
+            tasks.push(control::start(&folder, compute.clone(), stop.clone())?);
         }
     }
     let mut views = Vec::new();
@@ -156,10 +158,9 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     });
     metrics::register();
     let parts = computes.iter().flatten().map(|node| (node.name().to_owned(), node.clone() as Arc<dyn metrics::Part>));
-    let chains = orderings.iter().enumerate().map(|(place, ordering)| {
-        let name = if place == 0 { network.orderer.host.clone() } else { layout::orderer_name(place) };
-        (name, ordering.chain().clone() as Arc<dyn metrics::Part>)
-    });
+    let chains = orderings
+        .iter()
+        .map(|ordering| (ordering.name().to_owned(), ordering.chain().clone() as Arc<dyn metrics::Part>));
     let parts = parts.chain(chains);
     let health = metrics::Health::new(parts.collect(), intake.clone());
     tasks.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
@@ -202,11 +203,14 @@ fn blocks_address(network: &Network, place: usize) -> String {
 }
 
 /// Starts the orderers, and what their log is in.
-async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogMemory>, Vec<Ordering>), NodeError> {
+type Numbered = (usize, Ordering);
+
+async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogMemory>, Vec<Numbered>), NodeError> {
     let config = &network.config.ordering;
+    let roster = Roster::load(&network.path, config.count())?;
     let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
     let tokens: Vec<(String, Token)> =
-        (0..config.count()).map(|place| (layout::orderer_name(place), Token::random())).collect();
+        roster.numbers.iter().map(|number| (orderer_of(*number), Token::random())).collect();
     let mut memory = Vec::new();
     for number in 1..=config.memory_count() {
         let options = log_memory::Options {
@@ -223,15 +227,17 @@ async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogM
     let keeper = |place: usize| format!("keeper of {}", blocks_address(network, place));
     let member = |place: usize| format!("raft of {}", blocks_address(network, place));
     let mut orderings = Vec::new();
-    for (place, (name, token)) in tokens.iter().enumerate() {
-        let inside = if place == 0 { "orderer".to_owned() } else { format!("orderers/{}", place + 1) };
-        let data = open(network, &inside).await?;
+    for (number, (name, token)) in roster.numbers.iter().zip(&tokens) {
+        let place = *number as usize - 1;
+        let data = open(network, &layout::orderer_data(*number)).await?;
         let engines: Arc<dyn Engines> = match config.engine {
             Engine::Solo => Arc::new(SoloEngines),
             Engine::Raft => Arc::new(orderer::RaftEngines {
-                number: place as u64 + 1,
-                members: (0..config.count()).map(member).collect(),
+                number: *number,
+                members: roster.numbers.iter().map(|number| (*number, member(*number as usize - 1))).collect(),
+                joins: roster.has_changed,
                 directory: data.directory().path().join(orderer::RAFT),
+                log: Arc::default(),
             }),
             Engine::Sift => Arc::new(orderer::SiftEngines {
                 fabric: Arc::clone(&fabric),
@@ -255,7 +261,7 @@ async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogM
             genesis: &network.genesis,
             address: &blocks_address(network, place),
         };
-        orderings.push(Ordering::start(options).await?);
+        orderings.push((place, Ordering::start(options).await?));
     }
     Ok((memory, orderings))
 }
@@ -361,7 +367,7 @@ async fn start_peer(
         definitions: contracts::definitions(config, &registry)?,
         registry,
         genesis: &network.genesis,
-        orderers: orderers.to_vec(),
+        orderers: orderers.to_vec().into(),
         settings: compute::settings(config),
     };
     let Some(shared) = shared else {

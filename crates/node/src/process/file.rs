@@ -178,14 +178,25 @@ pub struct SiftFile {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RaftFile {
-    /// Its number among the orderers, from 1.
+    /// Its number among the orderers, from 1, and never that of another one before it.
     pub number: u64,
-    /// Proves to other orderers who it is.
+    /// Whoever bears it is an orderer of the group: the same at all of them, and at those that are added.
     pub token: Secret,
-    /// Where the orderers answer one another, in the order of their numbers: `shm:` or `tcp:`.
-    pub members: Vec<String>,
-    /// The other orderers: names and tokens.
-    pub orderers: BTreeMap<String, Secret>,
+    /// Whether it waits to be added to a group that exists, if it has no log yet; else it founds one with the others.
+    #[serde(default)]
+    pub joins: bool,
+    /// The orderers, this one included. Where the group's log says that one of them answers elsewhere, this counts.
+    pub members: Vec<RaftMemberFile>,
+}
+
+/// `[[orderer.raft.members]]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RaftMemberFile {
+    /// Its number.
+    pub number: u64,
+    /// Where it answers the others: `shm:` or `tcp:`.
+    pub address: String,
 }
 
 /// `[storage]`
@@ -448,10 +459,16 @@ impl NodeFile {
                 numbered("orderer.sift.number", sift.number, sift.keepers.len())?;
             }
             if let Some(raft) = &orderer.raft {
-                for address in &raft.members {
-                    inside("orderer.raft", address)?;
+                for member in &raft.members {
+                    inside("orderer.raft.members", &member.address)?;
+                    if member.number == 0 {
+                        return Err(("orderer.raft.members", "has number 0; they are counted from 1".to_owned()));
+                    }
                 }
-                numbered("orderer.raft.number", raft.number, raft.members.len())?;
+                if raft.members.iter().filter(|member| member.number == raft.number).count() != 1 {
+                    let problem = format!("is {}; it must be the number of one of orderer.raft.members", raft.number);
+                    return Err(("orderer.raft.number", problem));
+                }
                 if orderer.sift.is_some() {
                     let problem = "is there, and so is [orderer.sift]; an orderer has one of the two".to_owned();
                     return Err(("orderer.raft", problem));
@@ -534,6 +551,12 @@ impl NodeFile {
 
     pub(crate) fn compute(&self) -> &ComputeFile {
         self.compute.as_ref().expect(CHECKED)
+    }
+
+    /// The orderers that a gateway sends envelopes to, or that a compute node takes blocks from.
+    pub(crate) fn orderers(&self) -> &[String] {
+        let compute = self.compute.as_ref().map(|compute| &compute.orderers);
+        self.gateway.as_ref().map(|gateway| &gateway.orderers).or(compute).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn gateway(&self) -> &GatewayFile {

@@ -66,7 +66,16 @@ impl Fabric for Fabrics {
 pub(crate) fn register(name: &str, own: Option<&Secret>, accepted: &BTreeMap<String, Secret>) {
     let accepted: BTreeMap<String, Token> =
         accepted.iter().map(|(name, secret)| (name.clone(), secret.token())).collect();
-    let tokens: rma::Tokens = Arc::new(move |name| accepted.get(name).cloned());
+    register_for(name, own, Arc::new(move |name| accepted.get(name).cloned()));
+}
+
+/// The same for a group whose members all bear one token, and of which there may be more one day.
+pub(crate) fn register_group(name: &str, token: &Secret) {
+    let shared = token.token();
+    register_for(name, Some(token), Arc::new(move |_| Some(shared.clone())));
+}
+
+fn register_for(name: &str, own: Option<&Secret>, tokens: rma::Tokens) {
     // Who only answers connects to nobody; its own token opens no door.
     let token = own.map_or_else(Token::random, Secret::token);
     let credential = Credential { name: name.to_owned(), token };

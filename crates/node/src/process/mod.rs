@@ -14,12 +14,14 @@ mod links;
 mod ready;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use base::rt::Stop;
 use base::{Bytes, MspId};
+use chain::BlockSources;
 use chain::endorse::Endorse;
-use chain::order::{Acknowledge, Engines, SoloEngines};
+use chain::order::{Acknowledge, Broadcast, Engines, SoloEngines};
 use chain::remote::{RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
 use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
 use identity::issue::{MspDirectory, TlsIdentity};
@@ -44,6 +46,9 @@ use crate::{contracts, control, disk, metrics, ports};
 pub use file::{NodeFile, ProcessRole};
 use links::Fabrics;
 pub use ready::Ready;
+
+/// How often gateways and compute nodes look whether their files name other orderers.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A role that runs in this process.
 pub struct Process {
@@ -199,6 +204,25 @@ fn elsewhere(section: &file::PooledFile, among: Option<&file::AmongFile>, folder
     }
 }
 
+/// Looks again and again which orderers a process's file names, and tells: `heddle orderer add` and `remove` change that.
+async fn learn_of_orderers(role: ProcessRole, folder: PathBuf, tell: impl Fn(&[String]), stop: Stop) {
+    let path = folder.join(file::FILE);
+    let written = || std::fs::metadata(&path).and_then(|file| file.modified()).ok();
+    let mut seen = written();
+    while stop.or_stopped(tokio::time::sleep(LOOK)).await.is_some() {
+        let now = written();
+        if now == seen {
+            continue;
+        }
+        seen = now;
+        match NodeFile::load(role, &path) {
+            Ok(file) if !file.orderers().is_empty() => tell(file.orderers()),
+            Ok(_) => tracing::warn!("the file of this process names no orderer any more; it goes on with those it had"),
+            Err(error) => tracing::warn!(%error, "this process goes on with the orderers it had"),
+        }
+    }
+}
+
 /// What all roles start from.
 struct Here<'a> {
     file: &'a NodeFile,
@@ -284,13 +308,14 @@ impl Here<'_> {
         config.storage.savepoint_blocks = section.savepoint_blocks;
         config.pool.borrow = section.among.as_ref().map_or_else(Default::default, |among| among.borrow);
         let registry = contracts::registry(&config)?;
+        let sources = BlockSources::from(section.orderers.clone());
         let options = compute::Options {
             name: &self.file.name,
             signer: self.signer(&section.msp_id)?,
             definitions: contracts::definitions(&config, &registry)?,
             registry,
             genesis: &self.genesis()?,
-            orderers: section.orderers.clone(),
+            orderers: sources.clone(),
             settings: compute::settings(&config),
         };
         let compute = match (&section.local, &section.pooled) {
@@ -302,7 +327,10 @@ impl Here<'_> {
         };
         let compute = Arc::new(compute);
         let failed = |source| NodeError::Chain { who: self.file.name.clone(), source };
-        let mut tasks = vec![control::start(self.folder, &compute, self.stop.clone())?];
+        let mut tasks = vec![control::start(self.folder, compute.clone(), self.stop.clone())?];
+        let tell = move |now: &[String]| sources.set(now);
+        let (folder, stop) = (self.folder.to_path_buf(), self.stop.clone());
+        tasks.push(tokio::spawn(learn_of_orderers(ProcessRole::Compute, folder, tell, stop)));
         for (scope, address) in [(Scope::Own, &section.address), (Scope::Others, &section.others_address)] {
             let task = serve_peer(compute.clone(), scope, address, self.stop.clone()).await.map_err(failed)?;
             tasks.push(tokio::spawn(async move {
@@ -331,6 +359,7 @@ impl Here<'_> {
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
         let directory = self.path(&section.directory);
+        let log = Arc::new(OnceLock::new());
         let (engines, acknowledge): (Arc<dyn Engines>, _) = match (&section.sift, &section.raft) {
             (None, None) => (Arc::new(SoloEngines), Acknowledge::Queued),
             (Some(sift), _) => {
@@ -348,11 +377,14 @@ impl Here<'_> {
                 (Arc::new(engines), Acknowledge::Durable)
             }
             (None, Some(raft)) => {
-                links::register(&self.file.name, Some(&raft.token), &raft.orderers);
+                links::register_group(&self.file.name, &raft.token);
+                let members = raft.members.iter().map(|member| (member.number, member.address.clone()));
                 let engines = orderer::RaftEngines {
                     number: raft.number,
-                    members: raft.members.clone(),
+                    members: members.collect(),
+                    joins: raft.joins,
                     directory: directory.join(orderer::RAFT),
+                    log: Arc::clone(&log),
                 };
                 (Arc::new(engines), Acknowledge::Durable)
             }
@@ -372,6 +404,10 @@ impl Here<'_> {
         .await?;
         let intake = Intake::default();
         let mut tasks = vec![self.watch(&directory, section.free_bytes_min, &intake)];
+        if let Some(log) = log.get() {
+            let operated = control::Orderer { name: self.file.name.clone(), log: Arc::clone(log) };
+            tasks.push(control::start(self.folder, Arc::new(operated), self.stop.clone())?);
+        }
         let guarded = Arc::new(Guarded { orderer: ordering.orderer().clone(), intake: intake.clone() });
         let serving = serve_orderer(guarded, &section.intake_address, self.stop.clone()).await;
         let serving = serving.map_err(|source| NodeError::Chain { who: self.file.name.clone(), source })?;
@@ -423,16 +459,24 @@ impl Here<'_> {
             endorse: endorse(&nodes(&format!("the peer of {msp_id}"), addresses)),
         });
         // Several are one group, of which any may lead.
+        let mut tasks = Vec::new();
+        let broadcast: Arc<dyn Broadcast> = match &section.orderers[..] {
+            [only] => Arc::new(RemoteOrderer::new(only.clone())),
+            several => {
+                let orderers = Arc::new(RemoteOrderers::new(several.to_vec()));
+                let (told, stop) = (Arc::clone(&orderers), self.stop.clone());
+                let tell = move |now: &[String]| told.set_addresses(now);
+                let learning = learn_of_orderers(ProcessRole::Gateway, self.folder.to_path_buf(), tell, stop);
+                tasks.push(tokio::spawn(learning));
+                orderers
+            }
+        };
         let orderer = OrderingNode {
             msp_id: MspId::new(section.orderer_msp_id.as_str()),
             address: section.orderers.join(" or ").into(),
-            broadcast: match &section.orderers[..] {
-                [only] => Arc::new(RemoteOrderer::new(only.clone())),
-                several => Arc::new(RemoteOrderers::new(several.to_vec())),
-            },
+            broadcast,
         };
         let intake = Intake::default();
-        let mut tasks = Vec::new();
         if let Some(directory) = &section.watch {
             tasks.push(self.watch(&self.path(directory), section.free_bytes_min, &intake));
         }

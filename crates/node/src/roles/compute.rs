@@ -25,7 +25,7 @@ use chain::stores::{NodeStores, States, Stores};
 use chain::succession::{ComputeNode, ComputeNodeOptions, PATIENCE, PeerMemory, Standing};
 use chain::validate::borrow::Borrowing;
 use chain::view::{ChannelView, PeerView};
-use chain::{Channel, LocalStores, Peer, PeerOptions};
+use chain::{BlockSources, Channel, LocalStores, Peer, PeerOptions};
 use contract::Registry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
@@ -63,7 +63,7 @@ pub(crate) struct Options<'a> {
     /// Of the channel that it takes part in.
     pub genesis: &'a Block,
     /// Where orderers stream blocks.
-    pub orderers: Vec<String>,
+    pub orderers: BlockSources,
     pub settings: Settings,
 }
 

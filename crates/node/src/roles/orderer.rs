@@ -1,7 +1,8 @@
 //! Puts transactions into blocks, alone or as one of a group, keeps them in a log of its own, and streams them to peers.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -70,6 +71,10 @@ impl Ordering {
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
         let chain = orderer.chain(&channel).expect("its genesis block was just joined");
         Ok(Ordering { name, orderer, chain, _data: options.data })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(crate) fn orderer(&self) -> &Arc<Orderer> {
@@ -193,27 +198,36 @@ const RAFT_LOG_BYTES: usize = 64 << 20;
 pub(crate) struct RaftEngines {
     /// Which orderer this is, counted from 1.
     pub number: u64,
-    /// Where the orderers answer one another, in the order of their numbers.
-    pub members: Vec<String>,
+    /// Numbers of the orderers, this one included, and where they answer one another.
+    pub members: BTreeMap<u64, String>,
+    /// Whether it waits to be added to a group, if it has no log.
+    pub joins: bool,
     /// Holds the log, in a folder of the channel's name.
     pub directory: PathBuf,
+    /// The log on Raft, once it is open.
+    pub log: Arc<OnceLock<Arc<RaftLog>>>,
 }
 
 #[async_trait]
 impl Engines for RaftEngines {
     async fn open(&self, channel: &str, journal: Arc<dyn Journal>) -> Result<Arc<dyn OrderedLog>, consensus::Error> {
-        let member = |(id, address): (u64, &String)| Member { id, address: address.clone(), learns: false };
+        let member = |(id, address): (&u64, &String)| Member { id: *id, address: address.clone(), learns: false };
+        let founders = if self.joins { Vec::new() } else { self.members.iter().map(member).collect() };
         let options = raft::Options {
             directory: Some(self.directory.join(channel)),
+            listen: self.members.get(&self.number).cloned().unwrap_or_default(),
+            addresses: self.members.clone(),
             timing: raft_timing(),
             snapshot_after_bytes: RAFT_LOG_BYTES,
-            ..raft::Options::new(GROUP.0, self.number, (1..).zip(&self.members).map(member).collect())
+            ..raft::Options::new(GROUP.0, self.number, founders)
         };
-        Ok(Arc::new(RaftLog::open(options, journal).await?))
+        let log = Arc::new(RaftLog::open(options, journal).await?);
+        assert!(self.log.set(Arc::clone(&log)).is_ok(), "an orderer has one channel");
+        Ok(log)
     }
 }
 
 /// Times of a group on machines with much else to do, as with [`timing`]: another orderer leads within a second or so.
-fn raft_timing() -> raft::Timing {
+pub(crate) fn raft_timing() -> raft::Timing {
     raft::Timing { tick: Duration::from_millis(25), ..raft::Timing::default() }
 }

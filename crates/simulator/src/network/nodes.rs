@@ -16,7 +16,7 @@ use chain::endorse::Endorse;
 use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
 use chain::validate::borrow::{Borrowing, Meter, When};
 use chain::view::ChannelView;
-use chain::{Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
+use chain::{BlockSources, Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
 use contract::Registry;
 use identity::Signer;
 use ledger::Block;
@@ -174,7 +174,7 @@ pub struct NodeParts {
     pub signer: Signer,
     pub registry: Registry,
     pub definitions: Definitions,
-    pub orderers: Vec<String>,
+    pub orderers: BlockSources,
     pub settings: peer::Settings,
 }
 
@@ -189,7 +189,7 @@ pub fn node_parts(network: &Network, place: usize) -> NodeParts {
         signer: network.members.peers[place].clone(),
         registry: Registry::native(),
         definitions: Default::default(),
-        orderers: vec![BLOCKS_ADDRESS.to_owned()],
+        orderers: vec![BLOCKS_ADDRESS.to_owned()].into(),
         settings: peer::Settings {
             commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max, borrowing },
             ..peer::Settings::default()

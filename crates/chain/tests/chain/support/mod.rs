@@ -272,7 +272,7 @@ pub async fn peer_options(
         )),
         registry: Registry::native(),
         definitions: Definitions::new(),
-        orderers: vec![orderer_address(root)],
+        orderers: vec![orderer_address(root)].into(),
         settings: Settings::default(),
     }
 }

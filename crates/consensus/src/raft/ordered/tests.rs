@@ -160,3 +160,79 @@ fn a_node_that_follows_takes_no_more_than_its_journal() {
         is_safe(logs[slow].safe(), next + count).await;
     });
 }
+
+/// Three that run, and which of them leads.
+async fn three() -> (Vec<Arc<RaftLog>>, usize, Term) {
+    let mut logs = Vec::new();
+    for node in 1..=3 {
+        logs.push(open(node, 3, &Gated::new()).await);
+    }
+    let first = futures_util::future::select_all(logs.iter().map(|log| Box::pin(leads(log, Term(0)))));
+    let ((term, _), leader, _) = first.await;
+    (logs, leader, term)
+}
+
+#[test]
+fn whoever_is_removed_leaves_a_majority_that_answers() {
+    run(|| async {
+        let (logs, leader, _) = three().await;
+        let [gone, other] = [1, 2].map(|step| (leader + step) % 3);
+        logs[gone].stop().await;
+        rt::sleep(Duration::from_millis(500)).await;
+        let raft = logs[leader].raft();
+        let id = |which: usize| which as u64 + 1;
+        assert_eq!(raft.remove(id(other)).await, Err(Error::WouldStall { up: 1, left: 2, needed: 2 }));
+        assert!(matches!(raft.remove(id(leader)).await, Err(Error::Invalid(_))), "a leader removes itself");
+        raft.remove(id(gone)).await.expect("the two that are left answer");
+        raft.remove(id(other)).await.expect("a leader is a majority of itself");
+        let report = raft.report().await.expect("it runs");
+        let standings = report.members.iter().map(|standing| (standing.member.id, standing.behind));
+        assert_eq!(standings.collect::<Vec<_>>(), [(id(leader), Some(0))]);
+    });
+}
+
+#[test]
+fn a_leader_that_hands_over_lets_another_one_lead() {
+    run(|| async {
+        let (logs, leader, term) = three().await;
+        logs[leader].raft().hand_over(&Timing { tick: Duration::from_millis(5), ..Timing::default() });
+        let next = futures_util::future::select_all(logs.iter().map(|log| Box::pin(leads(log, term))));
+        let (_, next, _) = rt::timeout(PATIENCE, next).await.expect("somebody leads soon");
+        assert_ne!(next, leader);
+    });
+}
+
+/// Members' addresses stand in the log alone: a group that was started again elsewhere never met.
+#[test]
+fn a_group_goes_on_where_it_has_moved_to() {
+    run(|| async {
+        let start = |place: &'static str, node: u64| async move {
+            let address = |id: u64, place: &str| format!("{place}-{id}");
+            let founder = |id| Member { id, address: address(id, "before"), learns: false };
+            let timing = Timing { tick: Duration::from_millis(5), ..Timing::default() };
+            let options = Options {
+                timing,
+                directory: Some(format!("/raft-{node}").into()),
+                listen: address(node, place),
+                addresses: (1..=3).map(|id| (id, address(id, place))).collect(),
+                ..Options::new(1, node, (1..=3).map(founder).collect())
+            };
+            Arc::new(RaftLog::open_within(BOUNDS, options, Gated::new()).await.expect("it starts"))
+        };
+        let mut next = 1;
+        for place in ["before", "after"] {
+            let logs = [start(place, 1).await, start(place, 2).await, start(place, 3).await];
+            let first = futures_util::future::select_all(logs.iter().map(|log| Box::pin(leads(log, Term(0)))));
+            let ((term, at), leader, _) = rt::timeout(PATIENCE, first).await.expect("they meet");
+            assert_eq!(at, next, "what was agreed on before is there");
+            logs[leader].append(term, at, entry(10)).await.expect("it leads");
+            next += 1;
+            for log in &logs {
+                is_safe(log.safe(), next).await;
+            }
+            for log in &logs {
+                log.stop().await;
+            }
+        }
+    });
+}
