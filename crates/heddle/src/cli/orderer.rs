@@ -72,28 +72,32 @@ pub struct Add {
     pub address: Option<String>,
 }
 
-/// Make the files of one orderer more, to run on another host
+/// Make the files of one orderer more, to run on another host, or take one that was removed out of the files
 ///
 /// Makes DIR/nodes/orderer-N, with the tokens and authorities of the plan that is there. Copy it to its host and start it;
 /// it waits to be added. It takes five ports from --port on: for clients, blocks, submissions, other orderers, metrics.
 /// The files of gateways and compute nodes in DIR/nodes name it too: copy each node.toml again, which a process that runs
-/// notices.
+/// notices. With --removed they name that one no more, nor do later plans.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
     after_help = "\
-Example:
-  heddle orderer plan --host 10.0.0.4 --port 7300"
+Examples:
+  heddle orderer plan --host 10.0.0.4 --port 7300
+  heddle orderer plan --removed orderer-2          after `heddle orderer remove orderer-2 --node ...`"
 )]
 pub struct Plan {
     #[command(flatten)]
     pub directory: Directory,
     /// The host that it is to run on
-    #[arg(long, value_name = "ADDRESS")]
-    pub host: IpAddr,
+    #[arg(long, value_name = "ADDRESS", requires = "port", required_unless_present = "removed")]
+    pub host: Option<IpAddr>,
     /// The first of its ports
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1024..=65_000))]
-    pub port: u16,
+    #[arg(long, value_name = "PORT", requires = "host", value_parser = clap::value_parser!(u16).range(1024..=65_000))]
+    pub port: Option<u16>,
+    /// One that is no member any more
+    #[arg(long, value_name = "NAME", value_parser = number, conflicts_with = "host")]
+    pub removed: Option<u64>,
 }
 
 /// Remove an orderer from a running network on Raft, whether it runs or not

@@ -257,7 +257,24 @@ pub fn plan(arguments: &Plan) -> Result<(), Failure> {
     let dir = &arguments.directory.dir;
     super::expect_network(dir)?;
     let _alone = changing(dir)?;
-    let new = enlist::enlist(dir, Some(SocketAddr::new(arguments.host, arguments.port)))?;
+    let (host, port) = match (arguments.removed, arguments.host, arguments.port) {
+        (Some(number), ..) => {
+            let name = orderer_of(number);
+            if !enlist::roster(dir)?.numbers.contains(&number) {
+                return Err(Failure::new(format!("{} plans no {name}", dir.display())));
+            }
+            enlist::strike(dir, number)?;
+            let nodes = dir.join("nodes");
+            let text = format!(
+                "Copy node.toml of gateways and compute nodes from {} again: none names {name}.\n",
+                nodes.display()
+            );
+            return output::print(&text);
+        }
+        (None, Some(host), Some(port)) => (host, port),
+        _ => return Err(Failure::new("say where the orderer is to run: --host and --port")),
+    };
+    let new = enlist::enlist(dir, Some(SocketAddr::new(host, port)))?;
     let Enlisted { number, name, folder, address, answers: [blocks, intake, clients] } = &new;
     output::print(&format!(
         "Copy {folder} to {host}, and run there:\n\n  heddle node orderer --config {name}/node.toml\n\n\
@@ -266,7 +283,6 @@ pub fn plan(arguments: &Plan) -> Result<(), Failure> {
          It answers compute nodes at {blocks}, gateways at {intake}, clients at {clients}, orderers at {address}.\n\
          Copy node.toml of gateways and compute nodes from {nodes} again: it names this orderer now.\n",
         folder = folder.display(),
-        host = arguments.host,
         nodes = dir.join("nodes").display(),
     ))
 }

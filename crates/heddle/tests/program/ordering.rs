@@ -295,6 +295,14 @@ fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays()
     assert!(removed.status.success(), "one that has ended may go: {}", text(&removed));
     let members = leads.members();
     assert_eq!(members["orderers"].as_array().map(Vec::len), Some(2), "{members}");
+
+    let gateway = || std::fs::read_to_string(nodes.join("gateway-org1").join("node.toml")).expect("it is planned");
+    assert!(gateway().contains(&format!("tls:{host}:7302")), "gateways are told of the fourth");
+    let struck = run(&["orderer", "plan", "--dir", &shown, "--removed", "orderer-4"]);
+    assert!(struck.status.success(), "{}", text(&struck));
+    assert!(!gateway().contains(&format!("tls:{host}:7302")), "and that it has gone");
+    let again = run(&["orderer", "plan", "--dir", &shown, "--removed", "orderer-4"]);
+    assert_eq!(again.status.code(), Some(1), "{}", text(&again));
 }
 
 #[test]
