@@ -78,8 +78,6 @@ struct Item<'a> {
 struct New {
     pointer: Pointer,
     bytes: usize,
-    /// The value, where there is one, behind the rest.
-    parts: [Bytes; 2],
 }
 
 impl<'a> Item<'a> {
@@ -317,7 +315,6 @@ impl Shared {
     /// Step 2.
     async fn allocate(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
         let bytes_max = RECORD_BYTES_MAX.min(self.memory.section_bytes() as usize);
-        let mut heads = BytesMut::with_capacity(items.iter().map(|item| record::head_bytes_of(item.name())).sum());
         for item in items.iter_mut().filter(|item| item.slot.is_some()) {
             let name = item.name();
             let value = item.update.value.as_ref();
@@ -337,26 +334,27 @@ impl Shared {
                     continue;
                 }
             };
-            let incarnation = writer.space.incarnation();
-            let prev = item.old.unwrap_or(Pointer::NULL);
-            let content = Content { name, version: item.update.version, value: value.map(|value| &value[..]), prev };
-            record::encode_head(&content, incarnation, &mut heads);
-            let parts = [heads.split().freeze(), value.cloned().unwrap_or_default()];
-            item.new = Some(New { pointer: Pointer::new(extent.address, bytes, incarnation), bytes, parts });
+            let pointer = Pointer::new(extent.address, bytes, writer.space.incarnation());
+            item.new = Some(New { pointer, bytes });
         }
     }
 
-    /// Step 3.
+    /// Step 3. A value is summed right before its verb is posted: it need be brought to this processor once.
     async fn write(&self, writer: &mut Writer, items: &mut [Item<'_>]) {
         hold_up("state.apply.write").await;
         let mut failed = Vec::new();
-        for window in items.chunks_mut(IN_FLIGHT_MAX) {
-            let posted: Vec<_> = window
-                .iter()
-                .filter_map(|item| item.new.as_ref())
-                .filter(|new| writer.space.holds(new.pointer.address()))
-                .map(|new| (new.pointer, self.memory.write(new.pointer.address(), &new.parts)))
-                .collect();
+        let mut heads = BytesMut::with_capacity(items.iter().map(|item| record::head_bytes_of(item.name())).sum());
+        for window in items.chunks(IN_FLIGHT_MAX) {
+            let mut post = |item: &Item<'_>| {
+                let New { pointer, .. } = item.new.as_ref().filter(|new| writer.space.holds(new.pointer.address()))?;
+                let Update { value, version } = item.update;
+                let prev = item.old.unwrap_or(Pointer::NULL);
+                let content = Content { name: item.name(), version: *version, value: value.as_deref(), prev };
+                record::encode_head(&content, pointer.incarnation(), &mut heads);
+                let parts = [heads.split().freeze(), value.clone().unwrap_or_default()];
+                Some((*pointer, self.memory.write(pointer.address(), &parts)))
+            };
+            let posted: Vec<_> = window.iter().filter_map(&mut post).collect();
             for (pointer, verb) in posted {
                 if let Err(error) = completed(&*self.memory, verb).await {
                     self.memory.note_failure(pointer.address(), &error);
@@ -497,7 +495,10 @@ impl Shared {
                     let prev = item.old.unwrap_or(Pointer::NULL);
                     // A copy: what the block gave may be a part of something longer.
                     let value = item.update.value.as_ref().filter(|_| item.is_read).map(|value| &value[..]);
-                    let keep = |value| Kept { version, value: Some(spare::copy(value)), prev, bytes: value.len() };
+                    let keep = |value| {
+                        let (value, bytes) = spare::copy(value, *bytes);
+                        Kept { version, value: Some(value), prev, bytes }
+                    };
                     (known, value.map(keep))
                 }
                 None => {

@@ -469,8 +469,7 @@ impl View {
         let section_bytes = shared.memory.section_bytes();
         let room = (section_bytes - address % section_bytes) as usize;
         let length = bytes.min(room);
-        let buffer_bytes = pointer.class().bytes();
-        let read = shared.memory.read(address, length, spare::take(buffer_bytes));
+        let read = shared.memory.read(address, length, spare::take(length));
         let read = match completed(&*shared.memory, read).await {
             Ok(bytes) => {
                 // Here, so that the bit is on its way while the checksum is taken.
@@ -486,7 +485,7 @@ impl View {
             return Err(Late);
         }
         match read {
-            Ok(record) => Ok(Some(Fetched { pointer, record, bytes: buffer_bytes })),
+            Ok(record) => Ok(Some(Fetched { pointer, record, bytes: length })),
             Err(unread) => {
                 self.count_untrusted(&unread, pointer, block);
                 Ok(None)

@@ -1,4 +1,5 @@
-//! The data cache: versions with their values, by tag. Evicted by a clock, as the metadata cache.
+//! The data cache: versions with their values, by tag. Evicted by a clock, as the metadata cache; a version that has a successor
+//! leaves at once, since only readers of older heights still want it, and those find it in remote memory.
 //!
 //! The metadata entry of a key has the value of its newest version at hand, for as long as that is here: the version knows
 //! its owner's place, and takes the value back when it leaves. So a warm read has no need to look here.
@@ -91,9 +92,8 @@ impl Data {
         self.place(tag).is_some()
     }
 
-    /// Gives the entry at `owner` the value of its version, if that is here.
-    pub fn hand_to(&mut self, owner: u32, tag: Tag, metadata: &mut Metadata) {
-        let at = self.place(tag);
+    /// Gives the entry at `owner` the value of its version, if that is the one at `at`.
+    pub fn hand_to(&mut self, owner: u32, at: Option<u32>, tag: Tag, metadata: &mut Metadata) {
         if let Some(slot) = at.and_then(|at| self.slab[at as usize].as_mut())
             && let Some(entry) = metadata.of_version(owner, tag)
             && entry.known().version == slot.version()
@@ -109,18 +109,18 @@ impl Data {
         }
     }
 
-    fn place(&self, tag: Tag) -> Option<u32> {
+    pub fn place(&self, tag: Tag) -> Option<u32> {
         let slab = &self.slab;
         let is_it = |at: u32| slab[at as usize].as_ref().is_some_and(|slot| slot.tag == tag);
         self.table.find(hash(tag), is_it)
     }
 
-    /// Keeps a version, if it is no longer than the whole cache; others leave until there is room.
-    pub fn put(&mut self, tag: Tag, kept: Kept, metadata: &mut Metadata) {
+    /// Keeps a version, if it is no longer than the whole cache, and says where; others leave until there is room.
+    pub fn put(&mut self, tag: Tag, kept: Kept, metadata: &mut Metadata) -> Option<u32> {
         self.remove(tag, metadata);
         let bytes = SLOT_BYTES + kept.bytes;
         if bytes > self.budget_bytes || kept.bytes > BYTES_MAX {
-            return;
+            return None;
         }
         while self.bytes + bytes > self.budget_bytes {
             self.evict_one(metadata);
@@ -153,6 +153,7 @@ impl Data {
         self.bytes += bytes;
         events::DataCacheBytes.add(bytes as i64);
         self.table.insert(hash(tag), at);
+        Some(at)
     }
 
     fn evict_one(&mut self, metadata: &mut Metadata) {

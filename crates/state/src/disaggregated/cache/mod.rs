@@ -295,9 +295,9 @@ impl Caches {
         let mut shard = self.shard(hash);
         let Shard { metadata, data, .. } = &mut *shard;
         let tag = Tag::of(pointer);
-        data.put(tag, kept, metadata);
+        let at = data.put(tag, kept, metadata);
         if let Some(owner) = metadata.place(hash, name) {
-            data.hand_to(owner, tag, metadata);
+            data.hand_to(owner, at, tag, metadata);
         }
     }
 
@@ -388,17 +388,18 @@ impl Caches {
             false => Tag::of(known.pointer),
         };
         let Shard { metadata, data, .. } = shard;
-        // What was kept of the version before under a number of its own cannot be found any more.
+        // The version before makes room, if it is here.
         if let Some(before) = metadata.find(hash, name).map(|entry| entry.tag())
-            && before.0 & Tag::LOCAL != 0
+            && before != tag
         {
             data.remove(before, metadata);
         }
-        if let Some(kept) = kept {
-            data.put(tag, kept, metadata);
-        }
+        let at = match kept {
+            Some(kept) => data.put(tag, kept, metadata),
+            None => data.place(tag),
+        };
         if let Some(owner) = metadata.put(hash, name, known, tag) {
-            data.hand_to(owner, tag, metadata);
+            data.hand_to(owner, at, tag, metadata);
         }
     }
 }

@@ -61,11 +61,14 @@ pub fn take(bytes: usize) -> BytesMut {
     exactly(bytes)
 }
 
-/// A copy of a value, in no more bytes than it has.
-pub fn copy(value: &[u8]) -> Bytes {
-    let mut buffer = exactly(value.len());
+/// A copy of a value, and the bytes of its buffer. Long values have a buffer as long as their record, so that reads and writes of
+/// such records use the same ones; others no more than they need.
+pub fn copy(value: &[u8], record_bytes: usize) -> (Bytes, usize) {
+    let is_long = (value.len()..=value.len() + value.len() / 16).contains(&record_bytes);
+    let bytes = if is_long { record_bytes } else { value.len() };
+    let mut buffer = exactly(bytes);
     buffer.extend_from_slice(value);
-    lend(buffer)
+    (lend(buffer), bytes)
 }
 
 fn exactly(bytes: usize) -> BytesMut {
@@ -99,13 +102,17 @@ mod tests {
         drop(read);
         assert_ne!(take(200).as_ptr(), place);
         drop(held);
-        let copied = copy(&[2; 160]);
-        assert_eq!(copied, [2; 160][..]);
+        let (copied, bytes) = copy(&[2; 160], 200);
+        assert_eq!((&copied[..], bytes), (&[2; 160][..], 160));
         assert!(!(place..place.wrapping_add(200)).contains(&copied.as_ptr()));
         let again = take(200);
         assert_eq!((again.as_ptr(), again.len(), again.capacity()), (place, 0, 200));
         drop(copied);
-        assert_eq!(copy(&[3; 160]), [3; 160][..]);
+        assert_eq!(copy(&[3; 160], 200).0, [3; 160][..]);
+        let place = again.as_ptr();
+        drop(lend(again));
+        let (long, bytes) = copy(&[4; 195], 200);
+        assert_eq!((&long[..], bytes, long.as_ptr()), (&[4; 195][..], 200, place));
     }
 
     #[test]
@@ -113,9 +120,9 @@ mod tests {
     fn a_thread_that_ends_with_a_value_in_its_own_keeping_ends_well() {
         thread_local!(static HELD: RefCell<Bytes> = const { RefCell::new(Bytes::new()) });
         std::thread::spawn(|| {
-            HELD.set(copy(&[4; 300]));
+            HELD.set(copy(&[4; 300], 300).0);
             // Touched after it, so gone before it.
-            drop(copy(&[5; 300]));
+            drop(copy(&[5; 300], 300));
         })
         .join()
         .expect("no panic");
