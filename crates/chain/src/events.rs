@@ -51,7 +51,7 @@ base::events! {
     histogram ResolveTime("heddle_chain_resolve_seconds", seconds);
     /// Time from a block's append to its being durable.
     histogram DurableTime("heddle_chain_durable_seconds", seconds);
-    /// Time to apply a block to the world state.
+    /// Time from a block's turn to be applied, and its being durable, to its being in the world state.
     histogram ApplyTime("heddle_chain_apply_seconds", seconds);
     /// Time from receiving a block to its commit.
     histogram CommitTime("heddle_chain_commit_seconds", seconds);

@@ -26,6 +26,8 @@ pub use error::Error;
 pub use monolithic::{Monolithic, Settings};
 pub use update::{Update, UpdateBatch};
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use base::{Bytes, Version};
@@ -63,6 +65,9 @@ pub struct VersionPage {
     pub more: bool,
 }
 
+/// Ends once a block is durable, or cannot be.
+pub type Durable<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'a>>;
+
 /// The world state of one peer in one channel.
 #[async_trait::async_trait]
 pub trait WorldState: Send + Sync + 'static {
@@ -81,6 +86,18 @@ pub trait WorldState: Send + Sync + 'static {
     /// # Errors
     /// [`Error::OutOfOrder`] unless `number` equals [`WorldState::height`]; storage errors otherwise.
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error>;
+
+    /// Applies block `number` while it becomes durable: what nobody sees is done meanwhile, the rest once `durable` has ended well.
+    /// `durable` must not wait for this state, whose savepoint may have to wait for the block.
+    ///
+    /// Not cancellation safe: drive it to its end.
+    ///
+    /// # Errors
+    /// Those of [`WorldState::apply`], and what `durable` ended with: then the block is not applied, and may be given again.
+    async fn apply_when(&self, number: u64, batch: UpdateBatch, durable: Durable<'_>) -> Result<(), Error> {
+        durable.await?;
+        self.apply(number, batch).await
+    }
 
     /// Whether so much waits to be persisted that the caller should do that before it applies the next block. Apply itself
     /// never waits for the disk, so that a full one is waited out in one place.

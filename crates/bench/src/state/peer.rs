@@ -1,6 +1,6 @@
 //! A peer's state with its block store, both on disk: what YCSB and SmallBank run on without a network.
 //!
-//! A block's writes are appended to the block store, which is synced, and then applied, in this order. The savepoint moves in
+//! A block's writes are appended to the block store, and applied while it is synced. The savepoint moves in
 //! the background every so many blocks: the monolithic state writes the rows that it kept, the storage of the disaggregated
 //! one makes them from the blocks.
 
@@ -157,12 +157,7 @@ impl Peer {
             transactions: &transactions,
         });
         appended.await.map_err(|error| failed("a block", error))?;
-        self.blocks.sync().await.map_err(|error| failed("a block", error))?;
         self.tip = header_hash;
-        if let Some(store) = &self.store {
-            // As a storage node does with a block that it was given.
-            store.prepare(BlockNumber(number), header_hash, &block_bytes);
-        }
         if self.state.wants_persist() {
             self.savepoints += 1;
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
@@ -175,7 +170,13 @@ impl Peer {
             (key.clone(), block_bytes.slice(start..at))
         });
         let (batch, _) = block(number, &parts.collect::<Vec<_>>());
-        self.state.apply(number, batch).await.map_err(|error| failed("a block", error))?;
+        let durable = async { Ok(self.blocks.sync().await.map(drop)?) };
+        let applied = self.state.apply_when(number, batch, Box::pin(durable)).await;
+        applied.map_err(|error| failed("a block", error))?;
+        if let Some(store) = &self.store {
+            // As a storage node does with a block that it was given.
+            store.prepare(BlockNumber(number), header_hash, &block_bytes);
+        }
         if self.persist_blocks.is_some_and(|blocks| (number + 1).is_multiple_of(blocks)) {
             self.persisted().await?;
             self.savepoints += 1;

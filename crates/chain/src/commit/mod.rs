@@ -11,7 +11,8 @@
 //! 3. **Judge**: in the order of blocks: duplicates, conflicts against the state and the batches of earlier blocks that
 //!    are not applied yet, commit hash. The block is appended to the block store with filter and commit hash; nothing is
 //!    durable yet. Up to [`pipeline::JUDGED_AHEAD_MAX`] blocks wait here.
-//! 4. **Finish**: one group fsync for all blocks that wait; then, block by block: apply to the state, publish.
+//! 4. **Finish**: one group fsync for all blocks that wait, during which the state does what nobody sees of the first of them
+//!    ([`state::WorldState::apply_when`]); then, block by block: apply to the state, publish.
 //!
 //! Publishing, in this order: the block joins the ring of recent ones ([`recent`]), the height moves, who waits for its
 //! transactions is told ([`waiters`]).

@@ -5,13 +5,13 @@
 //! waits for it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use ledger::{Block, Hash};
-use state::{UpdateBatch, WorldState};
+use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 
 use super::recent::{CommittedBlock, Recent};
@@ -396,22 +396,33 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
             return Ok(());
         }
         let last = waiting.last().expect("at least one was received").block.number();
-        hold_up("chain.commit.appended").await;
-        let durable = ledger.store.sync().await?;
-        assert!(durable > last, "what was appended before a sync is durable after it");
+        let appended: Vec<Instant> = waiting.iter().map(|judged| judged.appended).collect();
+        let durable_at = OnceLock::new();
+        let durable = async {
+            hold_up("chain.commit.appended").await;
+            let durable = ledger.store.sync().await?;
+            assert!(durable > last, "what was appended before a sync is durable after it");
+            appended.iter().for_each(|appended| events::DurableTime.record_since(*appended));
+            hold_up("chain.commit.durable").await;
+            durable_at.get_or_init(rt::now);
+            Ok(())
+        };
+        // The first block's own, since they become durable together.
+        let mut durable: Option<Durable<'_>> = Some(Box::pin(durable));
         for judged in waiting.drain(..) {
-            let Judged { block, codes, batch, received, appended } = judged;
-            events::DurableTime.record_since(appended);
-            let started = rt::now();
+            let Judged { block, codes, batch, received, .. } = judged;
             // The stage before may still look at the batch; the copy shares keys and values.
             let batch = Arc::try_unwrap(batch).unwrap_or_else(|shared| (*shared).clone());
-            hold_up("chain.commit.durable").await;
             if ledger.state.wants_persist() {
                 persist(&ledger).await?;
             }
-            ledger.state.apply(block.number(), batch).await?;
+            let started = rt::now();
+            match durable.take() {
+                Some(durable) => ledger.state.apply_when(block.number(), batch, durable).await?,
+                None => ledger.state.apply(block.number(), batch).await?,
+            }
             hold_up("chain.commit.applied").await;
-            events::ApplyTime.record_since(started);
+            events::ApplyTime.record_since(durable_at.get().map_or(started, |durable| started.max(*durable)));
             ledger.publish(block, &codes);
             events::CommitTime.record_since(received);
         }

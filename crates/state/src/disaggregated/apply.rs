@@ -5,7 +5,9 @@
 //!    or else the one whose head names the key. A key that is new gets an empty place; where there is none the subtable is
 //!    split, and its keys are located anew.
 //! 2. **Allocate.** Each new version gets a buffer; sections are leased for want of room.
-//! 3. **Write.** Records are written whole, with `prev` leading to the version before.
+//! 3. **Write.** Records are written whole, with `prev` leading to the version before. Nothing leads to them yet: the steps up
+//!    to here are done while the block becomes durable, those that follow once it is. If that takes longer than
+//!    [`HELD_MAX`], the lock is not held for it: the buffers are freed, and the block begins anew when it is durable.
 //! 4. **Link.** The word of the version before is swapped from (newest, this life, valid) to (the new one, this life, valid).
 //! 5. **Swap.** The slot is swapped from what it was to the new record.
 //! 6. **Put down** what was superseded, and which records are deletions.
@@ -15,7 +17,8 @@
 //! 10. **Publish**: the height is raised, but not before every lease has ended that an earlier primary can have granted. From
 //!     here on snapshots see the block.
 //!
-//! A block is applied whole whatever happens in steps 1 to 5, or fails because this primary is fenced. A key for which they
+//! A block is applied whole whatever happens in steps 1 to 5, or fails because this primary is fenced or because the block
+//! cannot be made durable, which leaves no trace of it. A key for which they
 //! fail has its new version in the delta itself, which is bounded (its owner persists when
 //! [`crate::WorldState::wants_persist`] says so), and its index entry is gone:
 //!
@@ -31,11 +34,15 @@
 //!   up. Its keys are found in delta and storage until they are filled again. The new record may have been seen: its buffer
 //!   is put aside like a superseded one.
 //!
-//! Invariant: when the height is raised, the slot of every key that the block wrote leads to the new version, or is empty, or
+//! Invariants: nothing leads to a record of a block that is not durable; when the height is raised, the slot of every key that the block wrote leads to the new version, or is empty, or
 //! lies in a section that was given up.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
 
 use base::{Bytes, BytesMut, Map, rt};
 
@@ -48,10 +55,13 @@ use super::memory::{completed, had_no_effect};
 use super::pointer::{Pointer, UNIT_BYTES};
 use super::record::{self, Content, Name, RECORD_BYTES_MAX, Word};
 use super::{Shared, Superseded, Tombstone, Writer};
-use crate::{Error, Update, UpdateBatch, events};
+use crate::{Durable, Error, Update, UpdateBatch, events};
 
 /// Rounds of locating: one for every bit by which a subtable may have to grow, and some for what fails.
 const ROUNDS_MAX: usize = 40;
+
+/// How long the writer's lock is held for a block to become durable.
+const HELD_MAX: Duration = Duration::from_millis(50);
 
 /// Groups of the index as this block knows them, by address. `None` is one that is to be read.
 pub(super) type Groups = Map<u64, (Subtable, Option<Group>)>;
@@ -103,8 +113,75 @@ fn group_of<'g>(item: &Item<'_>, groups: &'g Groups) -> Option<&'g Group> {
     group.as_ref().filter(|_| *read == subtable)
 }
 
+/// The writes of a block, of which nothing is known yet.
+fn items(batch: &UpdateBatch, seed: u64) -> Vec<Item<'_>> {
+    let mut namespace_hash = None;
+    let mut items = Vec::with_capacity(batch.len());
+    items.extend(batch.iter().map(|(namespace, key, update)| {
+        let (_, hash) = match namespace_hash {
+            Some((known, hash)) if Arc::ptr_eq(known, namespace) => (known, hash),
+            _ => (namespace, KeyHash::namespace(namespace, seed)),
+        };
+        namespace_hash = Some((namespace, hash));
+        let hash = KeyHash::with_namespace(hash, key);
+        let (located, is_read) = (false, false);
+        Item { namespace, key, update, hash, located, subtable: None, slot: None, old: None, is_read, new: None }
+    }));
+    items
+}
+
+/// Does the work while the block becomes durable, and waits for that a little longer. `None`: not yet.
+async fn beside(durable: &mut Durable<'_>, work: impl Future<Output = ()>) -> Option<Result<(), Error>> {
+    let mut ended = None;
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        if ended.is_none()
+            && let Poll::Ready(outcome) = durable.as_mut().poll(cx)
+        {
+            ended = Some(outcome);
+        }
+        work.as_mut().poll(cx)
+    })
+    .await;
+    match ended {
+        None if mutant(Mutant::PublishUndurable) => Some(Ok(())),
+        None => rt::timeout(HELD_MAX, durable.as_mut()).await.ok(),
+        ended => ended,
+    }
+}
+
+/// Frees what was written and nothing leads to.
+fn undo(writer: &mut Writer, items: &mut [Item<'_>]) {
+    for New { pointer, .. } in items.iter_mut().filter_map(|item| item.new.take()) {
+        if writer.space.holds(pointer.address()) && !mutant(Mutant::KeepUndone) {
+            writer.space.free(pointer.address());
+        }
+    }
+}
+
 impl Shared {
-    pub(super) async fn apply(shared: &Arc<Shared>, number: u64, batch: &UpdateBatch) -> Result<(), Error> {
+    pub(super) async fn apply(
+        shared: &Arc<Shared>,
+        number: u64,
+        batch: &UpdateBatch,
+        mut durable: Option<Durable<'_>>,
+    ) -> Result<(), Error> {
+        while !shared.apply_once(number, batch, &mut durable).await? {
+            if let Some(durable) = durable.take() {
+                durable.await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// False if the block was not durable in time: then nothing has happened. `durable` is taken once it has ended.
+    async fn apply_once(
+        self: &Arc<Shared>,
+        number: u64,
+        batch: &UpdateBatch,
+        durable: &mut Option<Durable<'_>>,
+    ) -> Result<bool, Error> {
+        let shared = self;
         let height = shared.height.load(Ordering::Acquire);
         if number != height {
             return Err(Error::OutOfOrder { given: number, height });
@@ -114,31 +191,36 @@ impl Shared {
         if shared.is_fenced() {
             return Err(Error::Fenced);
         }
+        let mut started = rt::now();
         shared.reclaim(writer);
         shared.watch_room(writer);
-        let mut namespace_hash = None;
-        let mut items: Vec<Item<'_>> = Vec::with_capacity(batch.len());
-        items.extend(batch.iter().map(|(namespace, key, update)| {
-            let (_, hash) = match namespace_hash {
-                Some((known, hash)) if Arc::ptr_eq(known, namespace) => (known, hash),
-                _ => (namespace, KeyHash::namespace(namespace, shared.seed)),
-            };
-            namespace_hash = Some((namespace, hash));
-            let hash = KeyHash::with_namespace(hash, key);
-            let (located, is_read) = (false, false);
-            Item { namespace, key, update, hash, located, subtable: None, slot: None, old: None, is_read, new: None }
-        }));
-        shared.locate(writer, &mut items).await;
-        shared.allocate(writer, &mut items).await;
+        let mut items = items(batch, shared.seed);
+        let unseen = async {
+            shared.locate(writer, &mut items).await;
+            shared.allocate(writer, &mut items).await;
+            if !mutant(Mutant::LinkEarly) {
+                shared.write(writer, &mut items).await;
+            }
+        };
+        match durable {
+            None => unseen.await,
+            Some(waiting) => {
+                let ended = beside(waiting, unseen).await;
+                if !matches!(ended, Some(Ok(()))) {
+                    undo(writer, &mut items);
+                }
+                let Some(ended) = ended else { return Ok(false) };
+                *durable = None;
+                ended?;
+                // What is told is how long a durable block waits to be seen.
+                started = rt::now();
+            }
+        }
+        shared.link(writer, &mut items).await;
+        shared.swap(writer, &mut items).await;
         if mutant(Mutant::LinkEarly) {
-            shared.link(writer, &mut items).await;
-            shared.swap(writer, &mut items).await;
-            rt::sleep(std::time::Duration::from_millis(1)).await;
+            rt::sleep(Duration::from_millis(1)).await;
             shared.write(writer, &mut items).await;
-        } else {
-            shared.write(writer, &mut items).await;
-            shared.link(writer, &mut items).await;
-            shared.swap(writer, &mut items).await;
         }
         if shared.is_fenced() {
             return Err(Error::Fenced);
@@ -148,7 +230,7 @@ impl Shared {
         if mutant(Mutant::PublishEarly) {
             shared.height.store(number + 1, Ordering::Release);
             Shared::publish(shared, number + 1);
-            rt::sleep(std::time::Duration::from_millis(1)).await;
+            rt::sleep(Duration::from_millis(1)).await;
             shared.height.store(number, Ordering::Release);
         }
         hold_up("state.apply.caches").await;
@@ -161,7 +243,8 @@ impl Shared {
         let before = shared.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one primary applies blocks in order");
         Shared::publish(shared, number + 1);
-        Ok(())
+        events::ApplyTime.record_since(started);
+        Ok(true)
     }
 
     /// Step 1.

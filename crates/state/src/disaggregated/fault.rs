@@ -37,6 +37,10 @@ pub enum Mutant {
     ReuseEarly,
     /// The height is raised before the caches know of the block.
     PublishEarly,
+    /// The height is raised without waiting until the block is durable.
+    PublishUndurable,
+    /// What was written of a block that turns out not to be durable yet is left where it is.
+    KeepUndone,
     /// Records are evicted without a mark that says so.
     NoMark,
     /// Versions are evicted that no savepoint covers.

@@ -92,7 +92,7 @@ use readers::{Holders, Role};
 use record::Name;
 use space::{Accounts, Space};
 
-use crate::{Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
+use crate::{Durable, Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
 
 /// Reads of one caller that are under way at once.
 const READS_AT_ONCE: usize = 64;
@@ -361,10 +361,11 @@ impl WorldState for Disaggregated {
     }
 
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
-        let started = rt::now();
-        Shared::apply(&self.shared, number, &batch).await?;
-        events::ApplyTime.record_since(started);
-        Ok(())
+        Shared::apply(&self.shared, number, &batch, None).await
+    }
+
+    async fn apply_when(&self, number: u64, batch: UpdateBatch, durable: Durable<'_>) -> Result<(), Error> {
+        Shared::apply(&self.shared, number, &batch, Some(durable)).await
     }
 
     fn wants_persist(&self) -> bool {

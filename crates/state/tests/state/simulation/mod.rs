@@ -29,7 +29,7 @@ use base::rt::{self, Stop};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, Version};
 use pool::AddressSpace;
 use state::disaggregated::fault::{Mutant, plant};
-use state::{Disaggregated, DisaggregatedSettings, Error, Snapshot, UpdateBatch, WorldState};
+use state::{Disaggregated, DisaggregatedSettings, Durable, Error, Snapshot, UpdateBatch, WorldState};
 use storage::tables::{Row, Savepoint};
 use storage::{MemoryStateStore, StateStore};
 
@@ -237,9 +237,30 @@ impl World {
 }
 
 /// Reads at heights that it holds for a while, until it is stopped.
-async fn read(world: Arc<World>, state: Arc<Disaggregated>, mut chance: Chance, stop: Stop) {
+/// A block becomes durable at once, soon, after longer than the state holds its lock for that, or not at all.
+fn become_durable(durable: &Arc<AtomicU64>, number: u64, chance: &mut Chance) -> Durable<'static> {
+    let durable = Arc::clone(durable);
+    let after = match chance.below(16) {
+        0 => chance.duration(&(Duration::ZERO..Duration::from_millis(120))),
+        1..=5 => chance.duration(&(Duration::ZERO..Duration::from_millis(3))),
+        _ => Duration::ZERO,
+    };
+    let fails = chance.one_in(20);
+    Box::pin(async move {
+        rt::sleep(after).await;
+        if fails {
+            return Err(Error::Busy);
+        }
+        durable.store(number + 1, Ordering::Release);
+        Ok(())
+    })
+}
+
+async fn read(world: Arc<World>, state: Arc<Disaggregated>, durable: Arc<AtomicU64>, mut chance: Chance, stop: Stop) {
     while !stop.is_stopped() {
         let snapshot = state.snapshot();
+        let height = snapshot.height();
+        assert!(height <= durable.load(Ordering::Acquire), "block {} is seen and not durable", height - 1);
         for _ in 0..chance.below(12) {
             if !world.check_one(&*snapshot, &mut chance).await {
                 break;
@@ -335,21 +356,29 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
     let store: Arc<dyn StateStore> = Arc::new(Reached { world: Arc::clone(&world), epoch });
     let state = Disaggregated::open(Arc::new(space.clone()), store, world.settings.clone()).await;
     let state = Arc::new(state.expect("the store answers"));
+    // Blocks that this primary was told are durable.
+    let durable = Arc::new(AtomicU64::new(state.height()));
     let mut readers = Vec::new();
     for _ in 0..3 {
-        let reading = read(Arc::clone(&world), Arc::clone(&state), Chance::new(chance.number()), stop.clone());
-        readers.push(rt::spawn(reading));
+        let chance = Chance::new(chance.number());
+        readers.push(rt::spawn(read(
+            Arc::clone(&world),
+            Arc::clone(&state),
+            Arc::clone(&durable),
+            chance,
+            stop.clone(),
+        )));
     }
     readers.push(rt::spawn(readers::borrow(Arc::clone(&state), Chance::new(epoch), stop.clone())));
     let _serving = readers::serve(epoch, Arc::clone(&state)).await;
     let mut lingering = 3;
     while !stop.is_stopped() {
         let height = state.height();
-        let durable = world.ledger().blocks.len() as u64;
-        if height == durable {
+        let made = world.ledger().blocks.len() as u64;
+        if height == made {
             state.admit_readers();
         }
-        if height == durable && !world.make_block(epoch, &mut chance) {
+        if height == made && !world.make_block(epoch, &mut chance) {
             // Replaced. It goes on for a while as if it did not know.
             lingering -= 1;
             if lingering == 0 {
@@ -359,7 +388,16 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
             continue;
         }
         let batch = world.ledger().blocks[height as usize].clone();
-        match state.apply(height, batch).await {
+        let applied = match chance.below(3) {
+            0 => {
+                durable.store(height + 1, Ordering::Release);
+                state.apply(height, batch).await
+            }
+            _ => state.apply_when(height, batch, become_durable(&durable, height, &mut chance)).await,
+        };
+        match applied {
+            // The block did not become durable. It is given again.
+            Err(Error::Busy) => {}
             Ok(()) => drop(world.shown.fetch_max(height + 1, Ordering::AcqRel)),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Fenced, "block {height}: {error}");
@@ -391,6 +429,7 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
     if world.epoch.load(Ordering::Acquire) == epoch {
         while state.height() < world.ledger().blocks.len() as u64 {
             let batch = world.ledger().blocks[state.height() as usize].clone();
+            durable.store(state.height() + 1, Ordering::Release);
             state.apply(state.height(), batch).await.expect("nothing disturbs it");
         }
         state.admit_readers();
@@ -665,6 +704,8 @@ fn planted_mistakes_are_caught() {
         Mutant::FillSurvives,
         Mutant::ReuseEarly,
         Mutant::PublishEarly,
+        Mutant::PublishUndurable,
+        Mutant::KeepUndone,
         Mutant::NoMark,
         Mutant::EvictUncovered,
         Mutant::LearntOutlivesEviction,
