@@ -198,10 +198,12 @@ impl Data {
 async fn load(options: &Options, percent: f64, data: &Data, folder: &Path) -> Result<Sized, Error> {
     let line = DelayLine::start().map_err(|error| failed("a thread that delays reads", error))?;
     let memory_bytes = (options.data_bytes as f64 * percent / 100.0) as u64;
+    let cache_bytes = ((options.data_bytes * CACHE_PER_MILLE / 1000) as usize).max(CACHE_BYTES_MIN);
     let sizes = Sizes {
         memory_bytes: memory_bytes.max(SECTION_BYTES),
         section_bytes: SECTION_BYTES,
-        cache_bytes: ((options.data_bytes * CACHE_PER_MILLE / 1000) as usize).max(CACHE_BYTES_MIN),
+        cache_bytes,
+        metadata_bytes: cache_bytes / 8,
         delta_bytes_max: state::Settings::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     };

@@ -1,12 +1,14 @@
 //! Figure 7 without a network: both forms of the state under YCSB and SmallBank.
 //!
 //! 1. YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, through `shm` and under a latency of 2 µs a verb: runs of
-//!    both forms in turn, with equal caches, and a savepoint in the background every 32 blocks for both.
+//!    both forms in turn, with equal caches (how they are divided into metadata and data follows from the length of values),
+//!    and a savepoint in the background every 32 blocks for both.
 //! 2. The write-heavy ones again, the monolithic form with a memtable as large as the data and all data cached beside it, as
 //!    in the paper's section 6.3: it persists once the memtable is full, and blocks wait for that. The disaggregated form's
-//!    savepoint moves in the background, less often than by default (`storage.savepoint_blocks`); rows say how often
-//!    either did. Its caches are an eighth of the data, as the paper's are under YCSB, and then as large as the monolithic
-//!    form's (the paper does not say what they were under SmallBank, whose data its cache of 500 MB could hold).
+//!    savepoint moves in the background, as rarely as storage can make the blocks in between into rows at one time
+//!    (`storage.savepoint_blocks`); rows say how often either did. Its caches are an eighth of the data, as the paper's are
+//!    under YCSB, and then as large as the monolithic form's (the paper does not say what they were under SmallBank, whose
+//!    data its cache of 500 MB could hold).
 //!
 //! Whole networks are measured by the command, with the driver of `heddle bench ycsb` and `smallbank`.
 
@@ -18,7 +20,7 @@ use super::{VALUE_BYTES, check};
 use crate::error::Error;
 use crate::figure::{Bound, Figure};
 use crate::progress::{Measuring, Tell};
-use crate::state::load::{Compared, Comparison, compare};
+use crate::state::load::{Compared, Comparison, TRANSACTIONS, compare};
 use crate::state::peer::Sizes;
 use crate::state::transactions::Load;
 use crate::state::{PERSIST_BLOCKS, setup};
@@ -31,8 +33,12 @@ const MEMORY_BESIDE_BYTES: u64 = 256 << 20;
 const CACHE_BYTES_MIN: usize = 1 << 20;
 /// The least memtable: SmallBank's data is small, and a savepoint for every few blocks is no memtable.
 const MEMTABLE_BYTES_MIN: usize = 16 << 20;
-/// How rarely the savepoint moves beside a large memtable (`storage.savepoint_blocks`).
-const MEMTABLE_PERSIST_BLOCKS: u64 = 128;
+/// How often the savepoint moves at least and at most beside a large memtable (`storage.savepoint_blocks`), and the bytes of
+/// writes in between: as many as storage makes into rows at one time, from blocks that it need not read back.
+const SAVEPOINT_BLOCKS: [u64; 2] = [PERSIST_BLOCKS, 128];
+const SAVEPOINT_BYTES: u64 = 120 << 20;
+/// About what an entry of a cache takes besides its value.
+const ENTRY_BYTES: usize = 170;
 /// The shortest run beside a large memtable, in which either form persists.
 const MEMTABLE_WINDOW_MIN: Duration = Duration::from_secs(4);
 
@@ -73,6 +79,17 @@ fn is_write_heavy(load: &Load) -> bool {
     }
 }
 
+/// The metadata cache's part: in it as many entries have room as in the data cache, or more if they take little beside values.
+fn metadata_bytes(load: &Load, cache_bytes: usize) -> usize {
+    (cache_bytes * ENTRY_BYTES / (2 * ENTRY_BYTES + load.value_bytes())).max(cache_bytes / 16)
+}
+
+/// Blocks from one savepoint to the next beside a large memtable.
+fn savepoint_blocks(load: &Load) -> u64 {
+    let [least, most] = SAVEPOINT_BLOCKS;
+    (SAVEPOINT_BYTES / load.bytes_written(TRANSACTIONS).max(1)).clamp(least, most)
+}
+
 /// Adds the rows and ratios of the state alone.
 ///
 /// # Errors
@@ -97,10 +114,12 @@ async fn run_state_only(options: &Options, figure: &mut Figure, stop: &Stop, tel
             check(stop)?;
             tell(&format!("state alone: {name}, {provider}, both forms in turn"));
             let defaults = state::Settings::default();
+            let cache_bytes = defaults.cache_bytes.min(load.data_bytes() as usize * 5 / 8).max(CACHE_BYTES_MIN);
             let sizes = Sizes {
                 memory_bytes: load.data_bytes() * 5 / 4 + MEMORY_BESIDE_BYTES,
                 section_bytes: pool::SECTION_BYTES_DEFAULT,
-                cache_bytes: defaults.cache_bytes.min(load.data_bytes() as usize * 5 / 8).max(CACHE_BYTES_MIN),
+                cache_bytes,
+                metadata_bytes: metadata_bytes(&load, cache_bytes),
                 delta_bytes_max: defaults.delta_bytes_max,
                 persist_blocks: Some(PERSIST_BLOCKS),
             };
@@ -136,12 +155,14 @@ async fn run_large_memtable(options: &Options, figure: &mut Figure, stop: &Stop,
         for ((part, cache_bytes), least) in caches.into_iter().zip(&mut least) {
             check(stop)?;
             tell(&format!("{part}: {name}"));
+            let cache_bytes = cache_bytes.max(CACHE_BYTES_MIN);
             let disaggregated = Sizes {
                 memory_bytes: data as u64 * 5 / 4 + MEMORY_BESIDE_BYTES,
                 section_bytes: pool::SECTION_BYTES_DEFAULT,
-                cache_bytes: cache_bytes.max(CACHE_BYTES_MIN),
+                cache_bytes,
+                metadata_bytes: metadata_bytes(&load, cache_bytes),
                 delta_bytes_max: state::Settings::default().delta_bytes_max,
-                persist_blocks: Some(MEMTABLE_PERSIST_BLOCKS),
+                persist_blocks: Some(savepoint_blocks(&load)),
             };
             let monolithic = Sizes {
                 cache_bytes: all_cached,

@@ -404,10 +404,12 @@ impl Run {
 
 fn sizes(options: &Options, cache: f64, memory: f64) -> Sizes {
     let of_data = |percent: f64| (options.data_bytes as f64 * percent / 100.0) as u64;
+    let cache_bytes = of_data(cache).max(CACHE_BYTES_MIN) as usize;
     Sizes {
         memory_bytes: of_data(memory).max(SECTION_BYTES),
         section_bytes: SECTION_BYTES,
-        cache_bytes: of_data(cache).max(CACHE_BYTES_MIN) as usize,
+        cache_bytes,
+        metadata_bytes: cache_bytes / 8,
         delta_bytes_max: state::Settings::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     }

@@ -176,6 +176,7 @@ async fn compare(
         memory_bytes: YCSB_MEMORY_BYTES,
         section_bytes: pool::SECTION_BYTES_DEFAULT,
         cache_bytes: state::Settings::default().cache_bytes,
+        metadata_bytes: state::Settings::default().cache_bytes / 8,
         delta_bytes_max: state::Settings::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     };

@@ -32,6 +32,8 @@ pub struct Sizes {
     pub section_bytes: u64,
     /// Caches of either form, in all.
     pub cache_bytes: usize,
+    /// Of these the disaggregated form's metadata cache.
+    pub metadata_bytes: usize,
     /// Writes that wait to be persisted, above which no block is applied before that is done.
     pub delta_bytes_max: usize,
     /// The savepoint moves in the background every so many blocks; `None`: only once [`Sizes::delta_bytes_max`] is reached,
@@ -43,8 +45,8 @@ impl Sizes {
     /// The caches of the disaggregated form, which together are as large as the monolithic form's.
     pub fn disaggregated(&self) -> DisaggregatedSettings {
         DisaggregatedSettings {
-            metadata_cache_bytes: self.cache_bytes / 8,
-            data_cache_bytes: self.cache_bytes - self.cache_bytes / 8,
+            metadata_cache_bytes: self.metadata_bytes,
+            data_cache_bytes: self.cache_bytes - self.metadata_bytes,
             delta_bytes_max: self.delta_bytes_max,
             ..DisaggregatedSettings::default()
         }

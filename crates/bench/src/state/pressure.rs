@@ -66,6 +66,7 @@ fn sizes(memory_bytes: u64, cache_bytes: usize) -> Sizes {
         memory_bytes,
         section_bytes: SECTION_BYTES,
         cache_bytes,
+        metadata_bytes: cache_bytes / 8,
         delta_bytes_max: state::Settings::default().delta_bytes_max,
         persist_blocks: Some(PERSIST_BLOCKS),
     }

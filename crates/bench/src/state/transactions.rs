@@ -53,6 +53,16 @@ impl Load {
         keys as u64 * self.value_bytes() as u64
     }
 
+    /// Bytes of the values that so many transactions write, on average.
+    pub fn bytes_written(&self, transactions: usize) -> u64 {
+        let (writes_tenths, percent) = match self {
+            Load::Ycsb { updates_percent, .. } => (10, *updates_percent),
+            // Of the five kinds that modify three write one account, one writes two and one three.
+            Load::SmallBank { writes_percent, .. } => (16, *writes_percent),
+        };
+        transactions as u64 * self.value_bytes() as u64 * writes_tenths * percent / 1000
+    }
+
     /// Draws the next transaction.
     pub fn draw(&self, random: &mut Random, into: &mut Transaction) {
         let Transaction { reads, writes } = into;
