@@ -77,10 +77,15 @@ pub struct Term(pub u64);
 const ERA_BITS: u32 = 32;
 
 impl Term {
+    /// Its era: groups are made anew in the next one.
+    pub fn era(self) -> u64 {
+        self.0 >> ERA_BITS
+    }
+
     /// The first term of the next era. Whoever makes a group anew goes on there, since terms may have been used that nobody tells
     /// it of: elections count on by one, and have no more than 2^32 of them before that.
     pub(crate) fn next_era(self) -> Result<Term, Error> {
-        let era = (self.0 >> ERA_BITS) + 1;
+        let era = self.era() + 1;
         match era >> (u64::BITS - ERA_BITS) {
             0 => Ok(Term(era << ERA_BITS)),
             _ => Err(Error::Corrupt("a term at the end of all terms")),
@@ -90,7 +95,7 @@ impl Term {
 
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 >> ERA_BITS {
+        match self.era() {
             0 => write!(f, "{}", self.0),
             era => write!(f, "{era}.{}", self.0 & ((1 << ERA_BITS) - 1)),
         }

@@ -2,19 +2,26 @@
 
 use crate::campaign::Totals;
 
-/// Kinds of faults, as [`crate::scenario::kind_of`] names them, and [`TAKEOVER`].
-pub const FAULTS: [&str; 15] = [
+/// Kinds of faults, as [`crate::scenario::kind_of`] names them, and what came of them: [`TAKEOVER`], and what happened to groups of
+/// orderers.
+pub const FAULTS: [&str; 21] = [
     "break",
     "crash memory node",
+    "crash memory node of orderers",
     "crash orderer",
     "crash peer",
     "crash storage node",
     "cut",
     "drift",
+    FAILOVER_ON_RAFT,
+    FAILOVER_ON_SIFT,
     "failing disk",
     "full disk",
+    GROUP_MADE_ANEW,
+    MEMORY_NODE_BACK,
     "mute",
     "pause memory node",
+    "pause memory node of orderers",
     "pause orderer",
     "pause peer",
     "pause storage node",
@@ -23,6 +30,14 @@ pub const FAULTS: [&str; 15] = [
 
 /// A spare compute node has become the primary, whatever the one before was doing.
 pub const TAKEOVER: &str = "takeover";
+/// Another orderer leads a group on memory nodes than before.
+pub const FAILOVER_ON_SIFT: &str = "failover on sift";
+/// Another orderer leads a group on messages than before.
+pub const FAILOVER_ON_RAFT: &str = "failover on raft";
+/// A memory node of orderers had lost what it held, and its group has copied it there again.
+pub const MEMORY_NODE_BACK: &str = "memory node of orderers back";
+/// Too many memory nodes of orderers had lost what they held at once, and the group was made anew.
+pub const GROUP_MADE_ANEW: &str = "group made anew";
 
 /// Validation codes that clients provoke.
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
@@ -107,11 +122,27 @@ pub const POOLED_FAULT_POINTS: [(&str, f64); 59] = [
     ("storage.node.pruning", 0.1),
 ];
 
+/// Fault points that orderers on memory nodes pass, and how often they strike: verbs less often than those of peers, since with every
+/// other heartbeat late nobody leads for long.
+pub const SIFT_FAULT_POINTS: [(&str, f64); 8] = [
+    ("consensus.node.answer_lost", 0.05),
+    ("consensus.node.request_lost", 0.05),
+    ("consensus.node.unconfirmed", 0.05),
+    ("rma.sim.delay_revocation", 0.2),
+    ("rma.sim.delay_verb", 0.002),
+    ("rma.sim.lose_completion", 0.0005),
+    ("rma.sim.lose_verb", 0.0005),
+    ("rma.sim.tear", 0.01),
+];
+
+/// Fault points that orderers pass who talk to one another.
+pub const RAFT_FAULT_POINTS: [(&str, f64); 1] = [("consensus.raft.lose_message", 0.01)];
+
 /// What has not happened.
 pub fn missing(totals: &Totals) -> Vec<String> {
     let faults = FAULTS.iter().filter(|fault| !totals.faults.contains_key(*fault));
     let codes = CODES.iter().filter(|code| !totals.codes.contains_key(code));
-    let pooled = POOLED_FAULT_POINTS.iter().map(|(name, _)| name);
+    let pooled = POOLED_FAULT_POINTS.iter().chain(&SIFT_FAULT_POINTS).chain(&RAFT_FAULT_POINTS).map(|(name, _)| name);
     let points = FAULT_POINTS
         .iter()
         .chain(pooled)

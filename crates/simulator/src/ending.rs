@@ -8,6 +8,7 @@ use base::rt;
 use base::rt::disk::Directory;
 use base::{BlockNumber, Bytes, ErrorKind};
 use chain::Channel;
+use chain::order::chain::Chain;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use identity::Hash;
@@ -21,7 +22,7 @@ use crate::client::workload::keys;
 use crate::network::Network;
 use crate::network::members::{CHANNEL, ORGANIZATIONS};
 use crate::network::nodes::{BLOCKS, DATA};
-use crate::scenario::{self, ORDERER};
+use crate::scenario;
 use crate::seed::HEALTHY_MAX;
 use crate::verdict::PeerEvidence;
 
@@ -41,14 +42,16 @@ fn channel(network: &Network, node: &str) -> Result<Arc<Channel>, String> {
     channel.ok_or_else(|| format!("{node} does not run"))
 }
 
-fn orderer_height(network: &Network) -> Option<u64> {
-    Some(network.orderer.of(ORDERER)?.chain(CHANNEL)?.height())
+/// How many blocks an orderer shows, once it has no others.
+fn orderer_heights(network: &Network) -> Vec<Option<u64>> {
+    let height = |chain: &Chain| Some(chain.height()).filter(|height| *height == chain.store().height());
+    network.orders().iter().map(|chain| height(chain.as_ref()?)).collect()
 }
 
-/// Waits until all peers have as many blocks as the orderer.
+/// Waits until all peers have as many blocks as every orderer.
 pub async fn caught_up(network: &Network) -> Result<u64, String> {
     let heights = || {
-        let mut heights = vec![orderer_height(network)];
+        let mut heights = orderer_heights(network);
         heights.extend(network.primaries().iter().map(|name| Some(channel(network, name).ok()?.height())));
         heights
     };
@@ -57,7 +60,7 @@ pub async fn caught_up(network: &Network) -> Result<u64, String> {
         heights[0].is_some() && heights.iter().all(|height| *height == heights[0])
     };
     if wait_until(HEALTHY_MAX, equal).await {
-        return Ok(orderer_height(network).expect("the heights were just compared"));
+        return Ok(heights()[0].expect("the heights were just compared"));
     }
     let stalls = network.primaries().into_iter().filter_map(|name| {
         let stalled = channel(network, &name).ok()?.stalled()?;
@@ -208,10 +211,20 @@ async fn check_memory_of(network: &Network, place: usize, name: String) -> Resul
     on(network, &name, audited).await
 }
 
-/// The orderer's blocks.
+/// The orderer's blocks, which every other orderer has as well.
 pub fn orderer_blocks(network: &Network) -> Result<Vec<Bytes>, String> {
-    let chain =
-        network.orderer.of(ORDERER).and_then(|orderer| orderer.chain(CHANNEL)).ok_or("the orderer went away")?;
+    let mut all = network.orders().into_iter().map(|chain| blocks_of(&*chain.ok_or("an orderer went away")?));
+    let first = all.next().expect("somebody orders")?;
+    for blocks in all {
+        let blocks = blocks?;
+        if let Some(number) = (0..first.len().max(blocks.len())).find(|at| first.get(*at) != blocks.get(*at)) {
+            return Err(format!("block {number} is not the same at all orderers"));
+        }
+    }
+    Ok(first)
+}
+
+fn blocks_of(chain: &Chain) -> Result<Vec<Bytes>, String> {
     let block = |number| match chain.block(number) {
         Ok(Some(block)) => Ok(block),
         other => Err(format!("the orderer's block {number}: {other:?}")),
@@ -242,7 +255,7 @@ async fn read_all(channel: &Channel) -> Result<Vec<Bytes>, String> {
     Ok(blocks)
 }
 
-/// Stops the peers, the storage nodes and the orderer, and verifies what they leave on disk, and in memory.
+/// Stops the peers, the storage nodes and the orderers, and verifies what they leave on disk, and in memory.
 pub async fn verify_on_disk(network: &Network) -> Result<(), String> {
     for (place, name) in network.primaries().into_iter().enumerate() {
         if network.follows(place) {
@@ -270,9 +283,12 @@ pub async fn verify_on_disk(network: &Network) -> Result<(), String> {
             network.witness.check_epoch(&scenario::peer(place), number as u64, epoch)?;
         }
     }
-    // It has no orderly way to end here; its log is read as a crash leaves it.
-    network.node(ORDERER).crash();
-    verify_one(network, ORDERER, false).await.map(drop)
+    // They have no orderly way to end here; their logs are read as a crash leaves them.
+    for name in network.scenario.orderers() {
+        network.node(&name).crash();
+        verify_one(network, &name, false).await?;
+    }
+    Ok(())
 }
 
 /// Stops the compute nodes of a peer, its primary last, so that nobody takes its place.

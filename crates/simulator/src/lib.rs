@@ -1,8 +1,8 @@
 //! Whole networks of the real code of layers 0 to 6, simulated, under faults, with an oracle.
 //!
 //! * [`scenario`]: what a seed decides: sizes, delays, the fault plan.
-//! * [`network`]: an orderer and three peers, monolithic or over pools, on simulated nodes, and the links between them and
-//!   their clients.
+//! * [`network`]: an orderer, or a group of them on memory nodes or on messages, and three peers, monolithic or over pools, on
+//!   simulated nodes, and the links between them and their clients.
 //! * [`client`]: who uses and misuses the network.
 //! * [`witness`]: what outsiders saw, held against what is seen later, while a seed runs.
 //! * [`oracle`]: the ledger's rules, one transaction after the other; [`verdict`]: the end of a run against it.

@@ -18,6 +18,7 @@ use std::time::Duration;
 use base::event::Value;
 use base::rt;
 use base::rt::simulation::{Digest, FaultPoint, Plan, Report, Sim, Simulation};
+use consensus::ordered;
 use state::disaggregated::fault;
 
 use crate::client::workload::{Call, loads};
@@ -163,8 +164,9 @@ fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
         .sync_delay(micros(scenario.sync_micros));
     let mutant = order.mutant;
     let in_world = notes.clone();
-    // The hooks of the state are the thread's, on which the whole world runs.
+    // The hooks of the state and of the engines that order are the thread's, on which the whole world runs.
     fault::plant(mutant.map_or(fault::Mutant::None, Mutant::of_state));
+    ordered::fault::plant(mutant.map_or(ordered::fault::Mutant::None, Mutant::of_ordering));
     let result = simulation.run(|sim| async move {
         let witness = Witness::new(sim.clone(), in_world);
         let watching = witness.clone();
@@ -175,13 +177,18 @@ fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
         watching.watch(driven).await.expect("an error is an accusation, which ends the run")
     });
     fault::plant(fault::Mutant::None);
+    ordered::fault::plant(ordered::fault::Mutant::None);
     match result {
         Ok(Report { events, .. }) if suspicious(&events).is_some() => {
             let reason = suspicious(&events).unwrap_or_default();
             Err(Box::new(Broken { order: order.clone(), reason, plan, story: notes.story(), trace: Vec::new() }))
         }
         Ok(Report {
-            value: Facts { claims, codes, blocks, takeovers, digest }, steps, elapsed, fault_points, ..
+            value: Facts { claims, codes, blocks, takeovers, upheavals, digest },
+            steps,
+            elapsed,
+            fault_points,
+            ..
         }) => {
             let mut faults = BTreeMap::new();
             for step in &plan.steps {
@@ -190,6 +197,7 @@ fn run_part(order: &Order, part: Part) -> Result<Outcome, Box<Broken>> {
             if takeovers > 0 {
                 faults.insert(TAKEOVER, takeovers);
             }
+            faults.extend(upheavals);
             Ok(Outcome {
                 seed: order.seed,
                 digest,
@@ -227,6 +235,8 @@ struct Facts {
     codes: Codes,
     blocks: u64,
     takeovers: u64,
+    /// What happened to groups of orderers.
+    upheavals: BTreeMap<&'static str, u64>,
     /// Of everything up to the end of step 4.
     digest: Digest,
 }
@@ -292,8 +302,9 @@ async fn drive(
     }
     let after = ending::digests(&network).await?;
     let (digest, takeovers) = (sim.digest(), network.succession.takeovers());
+    let upheavals = network.orderers.counts();
     if part == Part::ToTheLastCrash {
-        return Ok(Facts { claims, codes: Codes::new(), blocks: height, takeovers, digest });
+        return Ok(Facts { claims, codes: Codes::new(), blocks: height, takeovers, upheavals, digest });
     }
     let evidence = Evidence {
         blocks: ending::orderer_blocks(&network)?,
@@ -302,7 +313,7 @@ async fn drive(
     };
     ending::verify_on_disk(&network).await?;
     let codes = verdict::reach(&network, &evidence)?;
-    Ok(Facts { claims: evidence.claims, codes, blocks: height, takeovers, digest })
+    Ok(Facts { claims: evidence.claims, codes, blocks: height, takeovers, upheavals, digest })
 }
 
 /// Has calls committed by a client of their own.

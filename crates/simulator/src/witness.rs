@@ -4,7 +4,8 @@
 //! at every moment of a run:
 //! 1. At every number there is one block, with one filter and one commit hash, at whatever peer and whenever it is seen.
 //! 2. What a node has shown it still has after a crash. A peer shows a block when its height moves, when it tells a client
-//!    of a commit, or when it endorses on what the block wrote; an orderer when a peer has the block.
+//!    of a commit, or when it endorses on what the block wrote; an orderer that orders alone when a peer has the block. What orderers of
+//!    a group may show is [`crate::network::ordering`]'s matter.
 //! 3. No block of an epoch is appended from the height on that a later epoch was opened at, at one peer.
 //! 4. A client that asks twice about a transaction is told the same.
 //!
@@ -205,7 +206,7 @@ impl Witness {
                 ));
             }
         }
-        // The orderer's as well: this peer has the block from it.
+        // The orderer's as well: where there is only one, this peer has the block from it.
         for node in [&shower.peer, crate::scenario::ORDERER] {
             let most = seen.shown.entry(node.to_owned()).or_default();
             *most = (*most).max(number + 1);

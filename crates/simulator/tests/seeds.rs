@@ -2,9 +2,9 @@
 
 use base::rt::simulation::Plan;
 use simulator::campaign::{MUTANT_SEEDS_MAX, catch};
-use simulator::coverage::TAKEOVER;
+use simulator::coverage::{FAILOVER_ON_RAFT, FAILOVER_ON_SIFT, TAKEOVER};
 use simulator::mutant::Mutant;
-use simulator::scenario::{FAULTS_MIN, OPERATIONS_MIN};
+use simulator::scenario::{FAULTS_MIN, OPERATIONS_MIN, Ordering, Scenario};
 use simulator::seed::{Order, run, run_once};
 
 #[test]
@@ -15,6 +15,20 @@ fn a_few_seeds_pass_and_repeat() {
         assert!(outcome.operations.values().sum::<u64>() >= OPERATIONS_MIN as u64);
         assert!(outcome.faults.values().sum::<u64>() >= FAULTS_MIN as u64);
         assert!(outcome.codes[&0] > 0 && outcome.codes[&11] > 0, "{:?}", outcome.codes);
+    }
+}
+
+/// Not each of them gets another leader, but most do.
+#[test]
+fn groups_of_orderers_are_among_the_first_seeds_and_change_their_leader() {
+    for (seeds, failover) in [([0, 10, 20, 30], FAILOVER_ON_SIFT), ([1, 21, 41, 61], FAILOVER_ON_RAFT)] {
+        let failovers = seeds.map(|seed| {
+            assert_eq!(Scenario::of(seed, None).ordering == Ordering::Raft, failover == FAILOVER_ON_RAFT);
+            let outcome = run_once(&Order { seed, ..Order::default() });
+            let outcome = outcome.unwrap_or_else(|broken| panic!("{broken}\n{}", broken.details(40)));
+            outcome.faults.get(failover).copied().unwrap_or_default()
+        });
+        assert!(failovers.iter().sum::<u64>() > 0, "{failover}");
     }
 }
 

@@ -30,8 +30,8 @@ use proto::rwset::TxReadWriteSet;
 
 use crate::network::Network;
 use crate::network::members::{CHANNEL, ORGANIZATIONS};
-use crate::network::nodes::{ORDER_ADDRESS, peer_address};
-use crate::network::service::{Caller, Commit, Kind, Verdict};
+use crate::network::nodes::{order_address, peer_address};
+use crate::network::service::{Answer, CallError, Caller, Commit, Kind, Verdict};
 use crate::reads;
 use crate::scenario::ORDERER;
 use envelope::{Proposal, Spoiled, endorse, read_write_set};
@@ -39,6 +39,8 @@ use workload::{Call, Workload};
 
 /// How long a client waits for one answer.
 const PATIENCE: Duration = Duration::from_millis(700);
+/// And for one of several orderers: one that has lost the lead may know late what became of an envelope.
+const PATIENCE_OF_GROUPS: Duration = Duration::from_millis(2_000);
 /// How long one operation may take before its client gives up.
 const OPERATION_MAX: Duration = Duration::from_secs(4);
 /// After how many answers that a transaction is not committed its envelope is handed over again.
@@ -101,6 +103,8 @@ pub struct Client {
     /// To each peer.
     peers: Vec<Caller>,
     orderer: Caller,
+    /// Which orderer it asks.
+    asks: usize,
     claims: Claims,
     /// What the last transaction read and wrote that has nothing to do with money.
     last: Option<TxReadWriteSet>,
@@ -124,6 +128,7 @@ impl Client {
             chance,
             peers,
             orderer: Caller::default(),
+            asks: 0,
             claims: Claims::default(),
             last: None,
             blocks: 0,
@@ -320,7 +325,7 @@ impl Client {
         self.claims.submitted.insert(tx_id.clone());
         let started = rt::now();
         loop {
-            match self.orderer.call(ORDER_ADDRESS, Kind::Order, &envelope, PATIENCE).await {
+            match self.hand_over(&envelope).await {
                 Ok(answer) if answer.verdict == Verdict::Done => break,
                 Ok(answer) if answer.verdict == Verdict::Refused => {
                     if !must_be_refused {
@@ -343,9 +348,21 @@ impl Client {
         self.blocks = self.blocks.max(block);
         if conduct == Conduct::Repeats {
             // Whatever the answer.
-            let _ = self.orderer.call(ORDER_ADDRESS, Kind::Order, &envelope, PATIENCE).await;
+            let _ = self.hand_over(&envelope).await;
         }
         if code == 0 { "valid" } else { "invalid" }
+    }
+
+    /// Hands an envelope to an orderer; one that does not take it is not asked next, where there are others.
+    async fn hand_over(&mut self, envelope: &Bytes) -> Result<Answer, CallError> {
+        let orderers = self.network.scenario.orderers();
+        let address = order_address(&orderers[self.asks % orderers.len()]);
+        let patience = if orderers.len() > 1 { PATIENCE_OF_GROUPS } else { PATIENCE };
+        let answer = self.orderer.call(&address, Kind::Order, envelope, patience).await;
+        if !matches!(&answer, Ok(answer) if answer.verdict != Verdict::Later) {
+            self.asks += 1;
+        }
+        answer
     }
 
     async fn committed(&mut self, tx_id: &str, envelope: &Bytes) -> Commit {
@@ -363,9 +380,10 @@ impl Client {
                 }
                 _ => self.pause().await,
             }
-            if asked % ASKS_BEFORE_AGAIN == 0 {
+            // Who was told that it is durable has no reason to, and shows whether that was so.
+            if asked % ASKS_BEFORE_AGAIN == 0 && !self.network.scenario.durable_acknowledgements {
                 // Whatever the answer.
-                let _ = self.orderer.call(ORDER_ADDRESS, Kind::Order, envelope, PATIENCE).await;
+                let _ = self.hand_over(envelope).await;
             }
         }
         unreachable!("the loop ends by returning")

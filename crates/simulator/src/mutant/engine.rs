@@ -13,8 +13,6 @@ use storage::tables::{Pruned, RangePage, Row, RowBatch, Savepoint, Tables, Table
 use super::Mutant;
 use crate::client::envelope::read_write_set_of;
 use crate::network::Network;
-use crate::network::members::CHANNEL;
-use crate::scenario::ORDERER;
 
 /// An engine whose tables lie.
 pub struct LyingEngine {
@@ -65,7 +63,7 @@ type Remembered = BTreeMap<(String, Vec<u8>), Option<Row>>;
 impl LyingTables {
     /// Adds what invalid transactions of the blocks that a batch covers would have written.
     fn with_invalid(&self, mut batch: RowBatch) -> Result<RowBatch, Error> {
-        let Some(chain) = self.network.orderer.of(ORDERER).and_then(|orderer| orderer.chain(CHANNEL)) else {
+        let Some(chain) = self.network.orders().into_iter().flatten().next() else {
             return Ok(batch);
         };
         for number in self.tables.savepoint().height..batch.savepoint().height {

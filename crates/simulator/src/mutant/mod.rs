@@ -3,7 +3,7 @@
 //! Most are not in the code under test. They are disks, engines, stores and hosts that lie, put under the first peer or under
 //! the orderer: to the layers above they look like a block published before its fsync, a savepoint that covers what it does
 //! not hold, a read that an invalidation did not reach, a fence that does not hold. The others are hooks that the layers
-//! below have for their own simulations; what they break must be seen from here as well.
+//! below have, most for their own simulations; what they break must be seen from here as well.
 
 mod engine;
 mod pools;
@@ -11,6 +11,7 @@ mod pools;
 use std::time::Duration;
 
 use chain::validate::borrow::When;
+use consensus::ordered;
 use state::disaggregated::fault;
 
 use crate::network::Network;
@@ -53,11 +54,17 @@ pub enum Mutant {
     LinkEarly,
     /// A fill goes on although the key was invalidated meanwhile.
     FillSurvives,
+    /// Orderers of a group show a block as soon as one disk has it.
+    OrdererShowsEarly,
+    /// An orderer that begins to lead a group goes on from its own disk, whatever the others have.
+    OrdererOwnDisk,
+    /// An orderer that has lost the lead answers for its envelopes when another's block has the number of theirs.
+    OrdererAnswersLate,
 }
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 16] = [
+    pub const ALL: [Mutant; 19] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -74,6 +81,9 @@ impl Mutant {
         Mutant::WordUnchecked,
         Mutant::LinkEarly,
         Mutant::FillSurvives,
+        Mutant::OrdererShowsEarly,
+        Mutant::OrdererOwnDisk,
+        Mutant::OrdererAnswersLate,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -97,6 +107,9 @@ impl Mutant {
             Mutant::WordUnchecked => "word-unchecked",
             Mutant::LinkEarly => "link-early",
             Mutant::FillSurvives => "fill-survives",
+            Mutant::OrdererShowsEarly => "orderer-shows-early",
+            Mutant::OrdererOwnDisk => "orderer-own-disk",
+            Mutant::OrdererAnswersLate => "orderer-answers-late",
         }
     }
 
@@ -113,7 +126,10 @@ impl Mutant {
             | Mutant::ConflictMissed
             | Mutant::InvalidApplied
             | Mutant::ReplaySkips
-            | Mutant::SavepointEmpty => Form::Monolithic,
+            | Mutant::SavepointEmpty
+            | Mutant::OrdererShowsEarly
+            | Mutant::OrdererOwnDisk
+            | Mutant::OrdererAnswersLate => Form::Monolithic,
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie where one node is told to be the primary.
                 Form::Disaggregated(Pools { follows: false, ..pools })
@@ -148,6 +164,20 @@ impl Mutant {
         network.mutant == Some(self) && place == Mutant::PEER
     }
 
+    /// Whether it shows only where several orderers order.
+    pub fn is_in_groups(self) -> bool {
+        matches!(self, Mutant::OrdererShowsEarly | Mutant::OrdererOwnDisk | Mutant::OrdererAnswersLate)
+    }
+
+    /// The hook of the engine that orders that it uses.
+    pub fn of_ordering(self) -> ordered::fault::Mutant {
+        match self {
+            Mutant::OrdererShowsEarly => ordered::fault::Mutant::OneDisk,
+            Mutant::OrdererOwnDisk => ordered::fault::Mutant::OwnDisk,
+            _ => ordered::fault::Mutant::None,
+        }
+    }
+
     /// The hook of the state that it uses.
     pub fn of_state(self) -> fault::Mutant {
         match self {
@@ -168,6 +198,7 @@ impl Mutant {
             Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
             Mutant::OfficeIgnored => network.sim.inject("chain.succession.mutant.office", 1.0),
+            Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::WordUnchecked => {
                 network.sim.inject("chain.borrow.mutant.unchecked", 1.0);
                 network.sim.inject("chain.borrow.other_rules", 0.5);

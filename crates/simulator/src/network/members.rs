@@ -9,7 +9,7 @@ use ledger::Block;
 use ledger::config::{BatchLimits, Capabilities, Consensus, GenesisSpec, OrganizationSpec};
 use prost::Message;
 
-use crate::scenario::Scenario;
+use crate::scenario::{ORDERERS, Scenario};
 
 /// The one channel.
 pub const CHANNEL: &str = "simulated";
@@ -19,7 +19,8 @@ pub const ORGANIZATIONS: usize = 3;
 /// Everybody's keys.
 pub struct Members {
     pub genesis: Block,
-    pub orderer: Signer,
+    /// One for each orderer there may be.
+    pub orderers: Vec<Signer>,
     /// One for each organisation.
     pub peers: Vec<Signer>,
     /// One for each client; they take turns belonging to the organisations.
@@ -45,6 +46,7 @@ impl Members {
         let peers = organizations.iter().map(|org| org.issue(Role::Peer, "peer0"));
         let clients = (0..scenario.clients)
             .map(|number| organizations[number % ORGANIZATIONS].issue(Role::Client, &format!("User{number}")));
+        let orderers = (0..ORDERERS).map(|number| ordering.issue(Role::Orderer, &format!("orderer{number}")));
         let spec = |org: &Organization, name: &str| OrganizationSpec {
             name: name.to_owned(),
             msp_id: org.msp_id().to_string(),
@@ -68,7 +70,7 @@ impl Members {
         };
         Ok(Members {
             genesis: genesis.build().map_err(|error| format!("building the channel: {error}"))?,
-            orderer: ordering.issue(Role::Orderer, "orderer0").map_err(failed)?,
+            orderers: orderers.collect::<Result<_, _>>().map_err(failed)?,
             peers: peers.collect::<Result<_, _>>().map_err(failed)?,
             clients: clients.collect::<Result<_, _>>().map_err(failed)?,
             stranger,

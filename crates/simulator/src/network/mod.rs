@@ -1,12 +1,15 @@
-//! The simulated network: one orderer and a peer for each organisation, on nodes of their own, running the real code.
+//! The simulated network: one orderer or a group of them, and a peer for each organisation, on nodes of their own, running the real
+//! code.
 //!
-//! * [`nodes`]: the orderer, monolithic peers, and what all peers do alike.
+//! * [`nodes`]: orderers, monolithic peers, and what all peers do alike.
 //! * [`compute`]: compute nodes of disaggregated peers; [`pools`]: their memory and storage nodes.
+//! * [`ordering`]: several orderers, and the memory nodes that they order on.
 //! * [`succession`]: who is the primary of a disaggregated peer whose compute nodes are told.
 
 pub mod compute;
 pub mod members;
 pub mod nodes;
+pub mod ordering;
 pub mod pools;
 pub mod service;
 pub mod succession;
@@ -18,14 +21,16 @@ use base::Epoch;
 use base::rt::simulation::{Node, Sim};
 use chain::Peer;
 use chain::order::Orderer;
+use chain::order::chain::Chain;
 use chain::succession::Standing;
 use rma::sim::SimFabric;
 
 use crate::mutant::Mutant;
-use crate::scenario::{self, Form, ORDERER, Scenario};
+use crate::scenario::{self, Form, Scenario};
 use crate::witness::Witness;
 use compute::{Pooled, Taking};
-use members::{Members, ORGANIZATIONS};
+use members::{CHANNEL, Members, ORGANIZATIONS};
+use ordering::Orderers;
 use pools::Store;
 use succession::Succession;
 
@@ -79,6 +84,8 @@ pub struct Network {
     /// Compute nodes that find out by themselves who is the primary.
     pub computes: Running<Taking>,
     pub orderer: Running<Orderer>,
+    /// What is known of the orderers.
+    pub orderers: Orderers,
     /// The pooled memory of compute nodes.
     pub pooled: Running<Pooled>,
     pub stores: Running<Store>,
@@ -105,11 +112,17 @@ impl Network {
             peers: Running::default(),
             computes: Running::default(),
             orderer: Running::default(),
+            orderers: Orderers::default(),
             pooled: Running::default(),
             stores: Running::default(),
             succession: Succession::default(),
         });
-        network.start_node(ORDERER.to_owned(), nodes::order);
+        for name in network.scenario.logs() {
+            network.start_node(name, ordering::remember);
+        }
+        for name in network.scenario.orderers() {
+            network.start_node(name, nodes::order);
+        }
         for place in 0..ORGANIZATIONS {
             let Form::Disaggregated(_) = &network.scenario.forms[place] else {
                 network.start_node(scenario::peer(place), nodes::endorse_and_commit);
@@ -140,6 +153,12 @@ impl Network {
     /// A node.
     pub fn node(&self, name: &str) -> Node {
         self.sim.node(name)
+    }
+
+    /// The channel at each orderer; nothing of one that does not run.
+    pub fn orders(&self) -> Vec<Option<Arc<Chain>>> {
+        let names = self.scenario.orderers();
+        names.iter().map(|name| self.orderer.of(name)?.chain(CHANNEL)).collect()
     }
 
     /// The node that commits for each peer.
@@ -187,7 +206,8 @@ impl Network {
 
     /// All nodes that run something for the network.
     pub fn server_names(&self) -> Vec<String> {
-        let mut names = vec![ORDERER.to_owned()];
+        let mut names = self.scenario.orderers();
+        names.extend(self.scenario.logs());
         for (place, form) in self.scenario.forms.iter().enumerate() {
             names.extend(self.scenario.compute_nodes(place));
             names.extend(self.scenario.memory_nodes(place));

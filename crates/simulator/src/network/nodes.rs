@@ -1,10 +1,11 @@
-//! What runs on the nodes: the orderer and the peers, each under a supervisor. [`super::compute`] and [`super::pools`] have
+//! What runs on the nodes: the orderers and the peers, each under a supervisor. [`super::compute`] and [`super::pools`] have
 //! the nodes of disaggregated peers.
 //!
 //! A supervisor starts its node's role, and starts it again a little later when the role ends by an error of its own: a
 //! full disk, a failed fsync. A crash ends the supervisor too; the node's restart runs it anew on what the disk has left.
 //! What must never happen is that a role finds its data corrupt: no fault of the simulator's plans changes durable bytes.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
 use chain::access::Definitions;
 use chain::endorse::Endorse;
-use chain::order::{Acknowledge, Broadcast, Orderer, OrdererOptions};
+use chain::order::{Acknowledge, Broadcast, Engines, Orderer, OrdererOptions};
 use chain::validate::borrow::{Borrowing, Meter, When};
 use chain::view::ChannelView;
 use chain::{BlockSources, Channel, LocalStores, Peer, PeerOptions, Stores, commit, order, peer};
@@ -27,15 +28,22 @@ use storage::{DataDirectory, GroupSync};
 
 use super::Network;
 use super::members::CHANNEL;
+use super::ordering::{self, OrdererEngines, Up};
 use super::service::{Answer, Commit, Kind, serve};
 use crate::mutant::LyingEngine;
-use crate::scenario::{self, ORDERER};
+use crate::scenario::{self, ORDERER, Ordering};
 use crate::witness::Shower;
 
-/// Where the orderer serves blocks.
-pub const BLOCKS_ADDRESS: &str = "orderer blocks";
-/// Where the orderer takes envelopes.
-pub const ORDER_ADDRESS: &str = "orderer service";
+/// Where an orderer serves blocks.
+pub fn blocks_address(orderer: &str) -> String {
+    format!("{orderer} blocks")
+}
+
+/// Where an orderer takes envelopes.
+pub fn order_address(orderer: &str) -> String {
+    format!("{orderer} service")
+}
+
 /// The data directory of every node.
 pub const DATA: &str = "/data";
 /// The directory of an orderer's logs, and of a peer's ledgers.
@@ -70,7 +78,7 @@ macro_rules! ended_from {
     };
 }
 
-ended_from!(chain::Error, storage::Error, pool::Error, rma::Error);
+ended_from!(chain::Error, storage::Error, pool::Error, rma::Error, consensus::Error);
 
 impl From<std::io::Error> for Ended {
     fn from(error: std::io::Error) -> Ended {
@@ -101,34 +109,48 @@ where
     }
 }
 
-/// The orderer's role.
+/// An orderer's role.
 pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let data = DataDirectory::open(DATA).await?;
+    let number = network.scenario.orderers().iter().position(|orderer| *orderer == name);
+    let engines = OrdererEngines::new(&network, &name);
     let acknowledge =
         if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
     let orderer = Orderer::open(OrdererOptions {
-        signer: network.members.orderer.clone(),
+        signer: network.members.orderers[number.expect("an orderer's node")].clone(),
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),
-        engines: Arc::new(order::SoloEngines),
+        engines: Arc::clone(&engines) as Arc<dyn Engines>,
         settings: order::Settings { acknowledge, ..order::Settings::default() },
     })
     .await?;
     orderer.join(&network.members.genesis).await?;
     let chain = orderer.chain(CHANNEL).expect("the channel was just joined");
-    network.witness.opened(&Shower::node(&name), chain.height());
+    let _up = Up::new(&network, &name, &chain);
+    match network.scenario.ordering {
+        Ordering::Solo => network.witness.opened(&Shower::node(&name), chain.height()),
+        // What peers have, most of the others have. It shows that once it knows again that it may.
+        _ => network.witness.tell(format_args!("{name} starts with {} blocks", chain.store().height())),
+    }
+    let watching = ordering::watch(Arc::clone(&network), name.clone(), Arc::clone(&chain), engines);
+    let _watching = rt::spawn(watching).abort_on_drop();
     let _handle = network.orderer.show(&name, Arc::clone(&orderer));
-    orderer.serve(BLOCKS_ADDRESS).await?;
+    orderer.serve(&blocks_address(&name)).await?;
     let broken = Arc::new(Notify::new());
     let handler = {
         let (orderer, broken) = (Arc::clone(&orderer), Arc::clone(&broken));
         move |kind, body| take_envelope(Arc::clone(&orderer), Arc::clone(&broken), kind, body)
     };
-    let service = serve(ORDER_ADDRESS, handler).await?;
-    broken.notified().await;
+    let service = serve(&order_address(&name), handler).await?;
+    let (asked, stopped) = (pin!(broken.notified()), pin!(chain.stopped()));
+    futures_util::future::select(asked, stopped).await;
     drop(service);
     orderer.stop().await;
-    Err(Ended { kind: ErrorKind::Closed, reason: "the orderer has stopped ordering".to_owned() })
+    let (kind, reason) = match chain.failure() {
+        Some(failure) => (failure.kind(), failure.to_string()),
+        None => (ErrorKind::Closed, "no cause given".to_owned()),
+    };
+    Err(Ended { kind, reason: format!("it has stopped ordering: {reason}") })
 }
 
 async fn take_envelope(orderer: Arc<Orderer>, broken: Arc<Notify>, kind: Kind, body: Bytes) -> Answer {
@@ -185,11 +207,12 @@ pub fn node_parts(network: &Network, place: usize) -> NodeParts {
     let meter = Meter::new(|| rt::random_below(101) as u8);
     let when = network.scenario.forms[place].pools().map_or(When::Never, |pools| pools.borrow);
     let borrowing = Borrowing { when, meter, ..Borrowing::default() };
+    let orderers = network.scenario.orderers().into_iter().map(|name| blocks_address(&name));
     NodeParts {
         signer: network.members.peers[place].clone(),
         registry: Registry::native(),
         definitions: Default::default(),
-        orderers: vec![BLOCKS_ADDRESS.to_owned()].into(),
+        orderers: orderers.collect::<Vec<String>>().into(),
         settings: peer::Settings {
             commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max, borrowing },
             ..peer::Settings::default()

@@ -3,6 +3,7 @@
 
 mod faults;
 mod form;
+mod ordering;
 
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::network::members::ORGANIZATIONS;
 
 pub use faults::kind_of;
 pub use form::{Form, Pools};
+pub use ordering::{ORDERERS, Ordering};
 
 /// Client operations that a seed has at least.
 pub const OPERATIONS_MIN: usize = 200;
@@ -23,8 +25,21 @@ pub const FAULTS_MIN: usize = 3;
 /// Records of which an index of pooled memory needs more than it begins with.
 const MANY_RECORDS: u64 = 700;
 
-/// The orderer's node.
+/// What happens so often to a group of orderers in which a mistake is planted.
+const UPHEAVALS_PLANTED: usize = 5;
+
+/// The orderer's node; of several, the first one's.
 pub const ORDERER: &str = "orderer";
+
+/// The node of an orderer.
+pub fn orderer(number: usize) -> String {
+    if number == 0 { ORDERER.to_owned() } else { format!("{ORDERER}{}", number + 1) }
+}
+
+/// A memory node of the orderers.
+pub fn log(number: usize) -> String {
+    format!("log{}", number + 1)
+}
 
 /// The node of a peer, by the place of its organisation.
 pub fn peer(place: usize) -> String {
@@ -50,6 +65,8 @@ pub fn memory(place: usize, number: usize) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Orderer,
+    /// A memory node of the orderers.
+    Log,
     /// A monolithic peer, or a compute node.
     Peer,
     Storage,
@@ -60,7 +77,8 @@ pub enum Role {
 /// The role of a node of this name.
 pub fn role_of(node: &str) -> Role {
     match node {
-        ORDERER => Role::Orderer,
+        _ if node.starts_with(ORDERER) => Role::Orderer,
+        _ if node.starts_with("log") => Role::Log,
         _ if node.starts_with("client") => Role::Client,
         _ if node.ends_with("-storage") => Role::Storage,
         _ if node.contains("-memory") => Role::Memory,
@@ -77,6 +95,7 @@ pub fn client(place: usize) -> String {
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub seed: u64,
+    pub ordering: Ordering,
     pub clients: usize,
     /// Of each client.
     pub operations: usize,
@@ -123,16 +142,23 @@ impl Scenario {
         if let Some(mutant) = mutant {
             forms[Mutant::PEER] = mutant.form(Pools::draw(&mut chance));
         }
+        let ordering = match mutant {
+            None => Ordering::of(seed),
+            Some(mutant) if mutant.is_in_groups() => Ordering::sift(seed),
+            Some(_) => Ordering::Solo,
+        };
         let (link, sync) = (&[(50, 500), (20, 100), (200, 5_000)], &[(50, 2_000), (20, 200), (1_000, 25_000)]);
         Scenario {
             seed,
+            ordering,
             clients,
             operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(2),
             think_max,
             customers: 4 + chance.below(20),
             records,
             endorsements_min: *chance.pick(&[2, 2, 2, 1, 3]),
-            durable_acknowledgements: chance.one_in(2),
+            // A group always does.
+            durable_acknowledgements: chance.one_in(2) || ordering.is_group(),
             batch_messages: 4 + chance.below(7) as u32,
             batch_timeout: Duration::from_millis(10 + chance.below(90)),
             link_micros: *chance.pick(link),
@@ -141,11 +167,21 @@ impl Scenario {
             persist_interval_blocks: if chance.one_in(5) { 30 } else { 1 + chance.below(12) },
             segment_bytes: *chance.pick(&[20_000, 60_000, 64 << 20]),
             cache_bytes: *chance.pick(&[0, 2_000, 1 << 20]),
-            fault_points: faults::points(&mut chance, &forms, records),
-            plan: faults::plan(&mut chance, &forms, clients),
+            fault_points: faults::points(&mut chance, &forms, records, ordering),
+            plan: faults::plan(&mut chance, &forms, clients, ordering, mutant.map(|_| UPHEAVALS_PLANTED)),
             forms,
             delta_bytes: *chance.pick(&[3_000, 20_000, 128 << 20]),
         }
+    }
+
+    /// The orderers.
+    pub fn orderers(&self) -> Vec<String> {
+        self.ordering.orderers()
+    }
+
+    /// The memory nodes of a group of orderers.
+    pub fn logs(&self) -> Vec<String> {
+        self.ordering.logs()
     }
 
     /// The compute nodes of a peer: the one that begins as its primary first.
