@@ -70,6 +70,28 @@ pub async fn caught_up(network: &Network) -> Result<u64, String> {
     Err(format!("orderer and peers did not come to one height within {HEALTHY_MAX:?}: {:?}{stalls}", heights()))
 }
 
+/// Waits until all peers have as many blocks as the orderers of a group, of which one is away.
+pub async fn caught_up_without(network: &Network, away: &str) -> Result<(), String> {
+    let names = network.scenario.orderers();
+    let heights = || {
+        let others = names.iter().zip(orderer_heights(network)).filter(|(name, _)| *name != away);
+        let mut heights: Vec<Option<u64>> = others.map(|(_, height)| height).collect();
+        heights.extend(network.primaries().iter().map(|name| Some(channel(network, name).ok()?.height())));
+        heights
+    };
+    let equal = || {
+        let heights = heights();
+        heights[0].is_some() && heights.iter().all(|height| *height == heights[0])
+    };
+    match wait_until(HEALTHY_MAX, equal).await {
+        true => Ok(()),
+        false => Err(format!(
+            "orderers and peers did not come to one height without {away} within {HEALTHY_MAX:?}: {:?}",
+            heights()
+        )),
+    }
+}
+
 /// Runs something on a node.
 async fn on<T: Send + 'static>(
     network: &Network,

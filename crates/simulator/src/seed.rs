@@ -2,8 +2,9 @@
 //!
 //! 1. The network starts; what contracts need is loaded, without faults yet.
 //! 2. Clients work while the fault plan runs. The witness watches.
-//! 3. Everything is healed. A fresh transaction must commit, all peers must come to the same height as the orderer, and
-//!    pooled memory must be accounted for.
+//! 3. Everything is healed. Where a group of orderers orders, now and then all but a majority of it is taken away again: what is left
+//!    must commit a transaction, and reach every peer. Then a fresh transaction must commit, all peers must come to the same height as
+//!    the orderers, and pooled memory must be accounted for.
 //! 4. All nodes crash once more, and come back with the state that they had.
 //! 5. Peers and storage nodes stop in an orderly way, and their ledgers are verified on disk. Then [`verdict`](crate::verdict) is reached.
 //!
@@ -26,7 +27,7 @@ use crate::client::{Claims, Client};
 use crate::coverage::TAKEOVER;
 use crate::ending::{self, caught_up};
 use crate::mutant::Mutant;
-use crate::network::{Network, succession};
+use crate::network::{Network, ordering, succession};
 use crate::scenario::{self, Scenario, kind_of};
 use crate::verdict::{self, Codes, Evidence};
 use crate::witness::{Notes, Witness};
@@ -284,6 +285,13 @@ async fn drive(
     drop(successions);
     network.heal();
     witness.tell("everything is healed");
+    if let Some(away) = network.scenario.away() {
+        ordering::leave_a_majority(&network, &away);
+        let call = Call::new("basic", "CreateAsset", ["majority", "red", "1", "most", "1"].map(str::to_owned));
+        claims.add(insist(&network, vec![call], "commit a transaction with a majority of the orderers").await?);
+        ending::caught_up_without(&network, &away).await?;
+        network.heal();
+    }
     let last = Call::new("basic", "CreateAsset", ["alive", "green", "1", "everybody", "1"].map(str::to_owned));
     claims.add(insist(&network, vec![last], "commit a fresh transaction after everything was healed").await?);
     // What was handed over and not waited for becomes a block, or nothing.

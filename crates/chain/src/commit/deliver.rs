@@ -4,6 +4,8 @@
 //! 2. Verify each block as described in [`super`] and give it to the pipeline.
 //! 3. When the link ends, is silent for too long, or brings anything else than the next block, turn to the next orderer.
 //!    After every round without a block wait longer, up to [`BACKOFF_MAX`]. When all have refused, the channel says what they wait for.
+//!    Where there are others, an orderer that gives signs of life and no block for [`IDLE_MAX`] is left as well: it may be cut off from
+//!    those that order.
 //! 4. More than half of the orderers have sent a block of the next number, properly signed, that continues other blocks than this peer
 //!    has, and none has sent one that continues these: the orderers have lost blocks that this peer was shown. The channel ends, with
 //!    an error that says so: its state is not that of the channel, and nothing brings them together.
@@ -28,6 +30,9 @@ pub const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The longest wait between two attempts.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
+/// How long one of several orderers may give signs of life and no block.
+pub const IDLE_MAX: Duration = SILENCE_MAX;
+
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -37,6 +42,8 @@ enum Ended {
     Link,
     #[error("it was silent for {} s", SILENCE_MAX.as_secs())]
     Silent,
+    #[error("it has sent no block for {} s, and others may have some", IDLE_MAX.as_secs())]
+    Idle,
     #[error("it refused: {0}")]
     Refused(String),
     #[error("it sent bytes that are no message")]
@@ -87,7 +94,7 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, sourc
         let orderer = &orderers[attempt % orderers.len()];
         attempt += 1;
         let height_before = tip.height;
-        let connection = receive(&ledger, &pipeline, &mut tip, orderer, &mut stalled);
+        let connection = receive(&ledger, &pipeline, &mut tip, orderer, orderers.len() > 1, &mut stalled);
         let ended = match ledger.stop().or_stopped(connection).await {
             None | Some(Ended::Stopped(_)) => break,
             Some(ended) => ended,
@@ -120,7 +127,8 @@ pub async fn follow(ledger: Arc<Ledger>, pipeline: Pipeline, mut tip: Tip, sourc
                 break;
             }
         }
-        wait = if tip.height > height_before { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
+        let was_well = tip.height > height_before || matches!(ended, Ended::Idle);
+        wait = if was_well { BACKOFF_MIN } else { (wait * 2).min(BACKOFF_MAX) };
         // Spread out, so that peers that lost the same orderer do not come back together.
         let spread = wait / 2 + Duration::from_nanos(rt::random_below((wait / 2).as_nanos() as u64 + 1));
         if ledger.stop().or_stopped(rt::sleep(spread)).await.is_none() {
@@ -138,9 +146,10 @@ async fn receive<'a>(
     pipeline: &Pipeline,
     tip: &mut Tip,
     orderer: &str,
+    has_others: bool,
     stalled: &mut Option<Stalled<'a>>,
 ) -> Ended {
-    match receive_blocks(ledger, pipeline, tip, orderer, stalled).await {
+    match receive_blocks(ledger, pipeline, tip, orderer, has_others, stalled).await {
         Err(ended) => ended,
         Ok(never) => match never {},
     }
@@ -151,21 +160,29 @@ async fn receive_blocks(
     pipeline: &Pipeline,
     tip: &mut Tip,
     orderer: &str,
+    has_others: bool,
     stalled: &mut Option<Stalled<'_>>,
 ) -> Result<std::convert::Infallible, Ended> {
     let mut link = net::connect(orderer).await.map_err(Ended::Unreachable)?;
     events::DeliverConnections.add(1);
     let request = Request { channel: ledger.rules.channel().to_string(), from: tip.height };
     link.send(request.encode()).await.map_err(|_| Ended::Link)?;
+    let mut last = rt::now();
     loop {
         let message = rt::timeout(SILENCE_MAX, link.receive()).await.map_err(|_| Ended::Silent)?;
         let message = message.map_err(|_| Ended::Link)?;
         match Reply::decode(message).map_err(|_| Ended::Malformed)? {
-            Reply::Alive => *stalled = None,
+            Reply::Alive => {
+                *stalled = None;
+                if has_others && last.elapsed() >= IDLE_MAX && !rt::fault_point("chain.deliver.mutant.stays") {
+                    return Err(Ended::Idle);
+                }
+            }
             Reply::Refusal(reason) => return Err(Ended::Refused(reason)),
             Reply::Block(bytes) => {
                 let block = verified(ledger, tip, &bytes)?;
                 *stalled = None;
+                last = rt::now();
                 let hash = block.hash();
                 pipeline.offer(block).await.map_err(Ended::Stopped)?;
                 *tip = Tip { height: tip.height + 1, hash: Some(hash), ..*tip };

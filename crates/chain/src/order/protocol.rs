@@ -3,7 +3,7 @@
 //! 1. The peer sends one request: which channel, from which block on.
 //! 2. The orderer answers with a refusal and ends the link, or with blocks in order, each one message, without end. While
 //!    there is no block to send it sends a sign of life every [`KEEPALIVE`]; a peer that hears nothing for
-//!    [`SILENCE_MAX`] asks elsewhere.
+//!    [`SILENCE_MAX`] asks elsewhere, and so does one that hears nothing else for as long and knows of other orderers.
 //! 3. The peer says of each block that it has taken it. The orderer sends at most [`WINDOW_BLOCKS`] beyond those.
 //!
 //! ```text

@@ -60,11 +60,13 @@ pub enum Mutant {
     OrdererOwnDisk,
     /// An orderer that has lost the lead answers for its envelopes when another's block has the number of theirs.
     OrdererAnswersLate,
+    /// Peers stay with an orderer that says that it is alive, though it has no blocks that others have.
+    PeerStays,
 }
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 19] = [
+    pub const ALL: [Mutant; 20] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -84,6 +86,7 @@ impl Mutant {
         Mutant::OrdererShowsEarly,
         Mutant::OrdererOwnDisk,
         Mutant::OrdererAnswersLate,
+        Mutant::PeerStays,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -110,6 +113,7 @@ impl Mutant {
             Mutant::OrdererShowsEarly => "orderer-shows-early",
             Mutant::OrdererOwnDisk => "orderer-own-disk",
             Mutant::OrdererAnswersLate => "orderer-answers-late",
+            Mutant::PeerStays => "peer-stays",
         }
     }
 
@@ -129,7 +133,8 @@ impl Mutant {
             | Mutant::SavepointEmpty
             | Mutant::OrdererShowsEarly
             | Mutant::OrdererOwnDisk
-            | Mutant::OrdererAnswersLate => Form::Monolithic,
+            | Mutant::OrdererAnswersLate
+            | Mutant::PeerStays => Form::Monolithic,
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie where one node is told to be the primary.
                 Form::Disaggregated(Pools { follows: false, ..pools })
@@ -166,7 +171,10 @@ impl Mutant {
 
     /// Whether it shows only where several orderers order.
     pub fn is_in_groups(self) -> bool {
-        matches!(self, Mutant::OrdererShowsEarly | Mutant::OrdererOwnDisk | Mutant::OrdererAnswersLate)
+        matches!(
+            self,
+            Mutant::OrdererShowsEarly | Mutant::OrdererOwnDisk | Mutant::OrdererAnswersLate | Mutant::PeerStays
+        )
     }
 
     /// The hook of the engine that orders that it uses.
@@ -198,6 +206,7 @@ impl Mutant {
             Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
             Mutant::OfficeIgnored => network.sim.inject("chain.succession.mutant.office", 1.0),
+            Mutant::PeerStays => network.sim.inject("chain.deliver.mutant.stays", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::WordUnchecked => {
                 network.sim.inject("chain.borrow.mutant.unchecked", 1.0);

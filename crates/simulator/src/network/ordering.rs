@@ -230,6 +230,18 @@ fn look_at_memory(network: &Network, engines: &OrdererEngines) {
     };
 }
 
+/// Takes as much from a group as it must do without: one orderer is cut off from the others and their memory, though not from peers
+/// and clients, and F memory nodes go.
+pub fn leave_a_majority(network: &Network, away: &str) {
+    let (orderers, logs) = (network.scenario.orderers(), network.scenario.logs());
+    for other in orderers.iter().filter(|other| *other != away).chain(&logs) {
+        network.sim.cut(away, other);
+    }
+    let lost = &logs[..logs.len() / 2];
+    lost.iter().for_each(|log| network.node(log).crash());
+    network.witness.tell(format_args!("{away} is cut off from the other orderers, and {lost:?} are gone"));
+}
+
 /// What an orderer orders with.
 pub struct OrdererEngines {
     network: Arc<Network>,

@@ -96,6 +96,8 @@ pub fn client(place: usize) -> String {
 pub struct Scenario {
     pub seed: u64,
     pub ordering: Ordering,
+    /// Whether one orderer of a group is away for a while when faults are over, whatever the seed.
+    pub looks_at_majority: bool,
     pub clients: usize,
     /// Of each client.
     pub operations: usize,
@@ -151,6 +153,7 @@ impl Scenario {
         Scenario {
             seed,
             ordering,
+            looks_at_majority: mutant == Some(Mutant::PeerStays),
             clients,
             operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(2),
             think_max,
@@ -177,6 +180,15 @@ impl Scenario {
     /// The orderers.
     pub fn orderers(&self) -> Vec<String> {
         self.ordering.orderers()
+    }
+
+    /// The orderer of a group that is to be away when faults are over, to see whether the others go on without it; in every third
+    /// seed, since it takes long.
+    pub fn away(&self) -> Option<String> {
+        let mut orderers = self.orderers();
+        let number = self.seed / 10;
+        let is_looked_at = orderers.len() > 1 && (number.is_multiple_of(3) || self.looks_at_majority);
+        is_looked_at.then(|| orderers.swap_remove(number as usize / 3 % orderers.len()))
     }
 
     /// The memory nodes of a group of orderers.
