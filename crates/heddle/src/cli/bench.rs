@@ -263,7 +263,7 @@ YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, both forms in turn:
   the state alone, write-heavy, the monolithic form with a memtable as large as the data, which blocks wait
     for when it is full, and with caches of an eighth of the data in the other form
     (large_memtable_over_monolithic_min), then as large as the monolithic one's (large_memtable_equal_caches_min)
-Ratios are medians over pairs of runs, of the worst load. Takes about ten minutes.
+Ratios are medians over pairs of runs, of the worst load. Takes about twenty minutes.
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7(Fig7),

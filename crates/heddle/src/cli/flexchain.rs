@@ -44,8 +44,8 @@ pub struct Fig7 {
     /// Pairs of runs of each load, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
-    /// How long each run takes on whole networks, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    /// How long each run takes on whole networks, in seconds; savepoints are some seconds apart
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub seconds: f64,
     /// How long each run takes on the state alone, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
