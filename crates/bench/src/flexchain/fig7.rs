@@ -79,6 +79,19 @@ fn is_write_heavy(load: &Load) -> bool {
     }
 }
 
+/// Of a form with remote memory for all data of a load, and caches of so many bytes, if that is enough for any.
+fn sizes(load: &Load, cache_bytes: usize, persist_blocks: u64) -> Sizes {
+    let cache_bytes = cache_bytes.max(CACHE_BYTES_MIN);
+    Sizes {
+        memory_bytes: load.data_bytes() * 5 / 4 + MEMORY_BESIDE_BYTES,
+        section_bytes: pool::SECTION_BYTES_DEFAULT,
+        cache_bytes,
+        metadata_bytes: metadata_bytes(load, cache_bytes),
+        delta_bytes_max: state::Settings::default().delta_bytes_max,
+        persist_blocks: Some(persist_blocks),
+    }
+}
+
 /// The metadata cache's part: in it as many entries have room as in the data cache, or more if they take little beside values.
 fn metadata_bytes(load: &Load, cache_bytes: usize) -> usize {
     (cache_bytes * ENTRY_BYTES / (2 * ENTRY_BYTES + load.value_bytes())).max(cache_bytes / 16)
@@ -113,16 +126,8 @@ async fn run_state_only(options: &Options, figure: &mut Figure, stop: &Stop, tel
         for (name, load) in options.loads() {
             check(stop)?;
             tell(&format!("state alone: {name}, {provider}, both forms in turn"));
-            let defaults = state::Settings::default();
-            let cache_bytes = defaults.cache_bytes.min(load.data_bytes() as usize * 5 / 8).max(CACHE_BYTES_MIN);
-            let sizes = Sizes {
-                memory_bytes: load.data_bytes() * 5 / 4 + MEMORY_BESIDE_BYTES,
-                section_bytes: pool::SECTION_BYTES_DEFAULT,
-                cache_bytes,
-                metadata_bytes: metadata_bytes(&load, cache_bytes),
-                delta_bytes_max: defaults.delta_bytes_max,
-                persist_blocks: Some(PERSIST_BLOCKS),
-            };
+            let cache_bytes = state::Settings::default().cache_bytes.min(load.data_bytes() as usize * 5 / 8);
+            let sizes = sizes(&load, cache_bytes, PERSIST_BLOCKS);
             let compared = compare(&options.comparison(load, latency, [sizes.clone(), sizes]), stop).await?;
             add(figure, "state", &name, &provider, &compared);
             least = least.min(compared.ratio);
@@ -155,15 +160,7 @@ async fn run_large_memtable(options: &Options, figure: &mut Figure, stop: &Stop,
         for ((part, cache_bytes), least) in caches.into_iter().zip(&mut least) {
             check(stop)?;
             tell(&format!("{part}: {name}"));
-            let cache_bytes = cache_bytes.max(CACHE_BYTES_MIN);
-            let disaggregated = Sizes {
-                memory_bytes: data as u64 * 5 / 4 + MEMORY_BESIDE_BYTES,
-                section_bytes: pool::SECTION_BYTES_DEFAULT,
-                cache_bytes,
-                metadata_bytes: metadata_bytes(&load, cache_bytes),
-                delta_bytes_max: state::Settings::default().delta_bytes_max,
-                persist_blocks: Some(savepoint_blocks(&load)),
-            };
+            let disaggregated = sizes(&load, cache_bytes, savepoint_blocks(&load));
             let monolithic = Sizes {
                 cache_bytes: all_cached,
                 delta_bytes_max: data.max(MEMTABLE_BYTES_MIN),

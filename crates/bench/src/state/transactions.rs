@@ -112,7 +112,7 @@ mod tests {
             let keys = load.keys();
             assert_eq!(load.data_bytes(), keys.len() as u64 * 8);
             let mut transaction = Transaction::default();
-            let mut writing = 0;
+            let (mut writing, mut written) = (0, 0);
             for _ in 0..10_000 {
                 load.draw(random, &mut transaction);
                 let Transaction { reads, writes } = &transaction;
@@ -121,7 +121,13 @@ mod tests {
                 let distinct: std::collections::BTreeSet<_> = writes.iter().collect();
                 assert_eq!(distinct.len(), writes.len(), "two customers of one transaction are different");
                 writing += u64::from(!writes.is_empty());
+                written += writes.len() as u64 * 8;
             }
+            let expected = load.bytes_written(10_000);
+            assert!(
+                written.abs_diff(expected) * 8 < expected,
+                "{load:?}: {written} bytes, and {expected} are expected"
+            );
             assert!(writing.abs_diff(percent * 100) < 300, "{load:?}: {writing} of 10,000 write");
         }
     }

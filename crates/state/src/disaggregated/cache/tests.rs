@@ -62,6 +62,22 @@ fn bytes_of_another_life_of_a_buffer_are_not_taken() {
 }
 
 #[test]
+fn a_version_with_a_successor_takes_no_room() {
+    let caches = Caches::new(10_000, 10_000);
+    caches.replace(hash("a"), name("a"), known(0x1000, 1), Some(kept(1, "one")));
+    let bytes = caches.bytes();
+    for block in 2..9 {
+        caches.replace(hash("a"), name("a"), known(0x1000 * block, block), Some(kept(block, "next")));
+        assert_eq!(caches.bytes(), bytes);
+        assert!(!caches.has(hash("a"), known(0x1000 * (block - 1), block - 1).pointer));
+    }
+    assert_eq!(value(caches.get(hash("a"), name("a"), 9)), Some(Bytes::from_static(b"next")));
+    // Also when the new one's value is not kept.
+    caches.replace(hash("a"), name("a"), known(0x9000, 9), None);
+    assert_eq!(caches.bytes().1, 0);
+}
+
+#[test]
 fn both_parts_keep_to_their_budgets_through_random_operations() {
     let (metadata_budget, data_budget) = (3_000, 5_000);
     let caches = Caches::new(metadata_budget, data_budget);
