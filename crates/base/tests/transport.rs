@@ -6,14 +6,14 @@ use std::task::{Context, Poll};
 
 use base::Bytes;
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
-use base::rt::net::{self, BoxFuture, Link, Listen, ReceiveHalf, SendHalf, Transport};
+use base::rt::net::{self, BoxFuture, Link, Listen, Parts, ReceiveHalf, SendHalf, Transport};
 use base::rt::production;
 
 /// Every connection is a link to itself; listeners accept nothing.
 struct Echo;
 struct Nobody;
-struct Outwards(Sender<Bytes>);
-struct Inwards(Receiver<Bytes>);
+struct Outwards(Sender<Parts>);
+struct Inwards(Receiver<Parts>);
 
 impl Transport for Echo {
     fn listen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
@@ -39,18 +39,18 @@ impl Listen for Nobody {
 }
 
 impl SendHalf for Outwards {
-    fn try_send(&self, message: Bytes) -> Result<(), TrySendError<Bytes>> {
+    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>> {
         self.0.try_send(message)
     }
 
-    fn send(&self, message: Bytes) -> BoxFuture<'_, Result<(), Closed>> {
+    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>> {
         Box::pin(self.0.send(message))
     }
 }
 
 impl ReceiveHalf for Inwards {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Closed>> {
-        self.0.poll_recv(cx).map(|message| message.ok_or(Closed))
+        self.0.poll_recv(cx).map(|message| message.map(Parts::concat).ok_or(Closed))
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use base::rt::disk::Directory;
+use base::rt::net::Parts;
 use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 use ledger::Block;
 use state::{Monolithic, WorldState};
@@ -179,9 +180,9 @@ impl fmt::Debug for NodeStores {
 pub struct BlockRows;
 
 impl Materializer for BlockRows {
-    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), storage::Error> {
+    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), storage::Error> {
         let unreadable = |reason: String| storage::Error::Unreadable { block: number, reason };
-        let parsed = Block::parse(block).map_err(|error| unreadable(error.to_string()))?;
+        let parsed = Block::parse_pieces(block.as_slice()).map_err(|error| unreadable(error.to_string()))?;
         if parsed.number() != number {
             return Err(unreadable(format!("its bytes say that it is block {}", parsed.number())));
         }
@@ -191,9 +192,10 @@ impl Materializer for BlockRows {
         }
         let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
         let value_bytes = writes.iter().filter_map(|write| write.value).map(<[u8]>::len).sum();
-        let shares = batch.shares(block, value_bytes);
+        let shares = batch.shares(block.len(), value_bytes);
+        let [_, data, _] = parsed.parts();
         writes.into_iter().try_for_each(|StoredWrite { namespace, key, value, version }| {
-            let own = |value| if shares { block.slice_ref(value) } else { Bytes::copy_from_slice(value) };
+            let own = |value| if shares { data.slice_ref(value) } else { Bytes::copy_from_slice(value) };
             batch.put(namespace, key.as_bytes(), version, value.map(own))
         })
     }

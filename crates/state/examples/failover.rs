@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use base::rt::net::{self, Link};
+use base::rt::net::{self, Link, Parts};
 use base::rt::{self, Stop, production};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId, Version};
 use pool::{AddressSpace, Donor, LentSpace, LentSpaceOptions, MemoryNode, MemoryNodeOptions, SpaceOptions};
@@ -82,7 +82,7 @@ fn hash(number: u64) -> [u8; 32] {
 struct Written;
 
 impl Materializer for Written {
-    fn materialize(&self, number: BlockNumber, _: &Bytes, batch: &mut RowBatch) -> Result<(), storage::Error> {
+    fn materialize(&self, number: BlockNumber, _: &Parts, batch: &mut RowBatch) -> Result<(), storage::Error> {
         let mut all = writes(number.get());
         all.try_for_each(|(key, version, value)| batch.put(NAMESPACE, key.as_bytes(), version, Some(value)))
     }

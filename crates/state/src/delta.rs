@@ -41,12 +41,14 @@ impl Delta {
         self.namespaces.keys()
     }
 
-    /// Adds the writes of a block newer than all before.
+    /// Adds the writes of a block newer than all before. Values are copied, for they may be parts of something that is longer
+    /// than what is charged for.
     pub fn add(&mut self, batch: UpdateBatch) {
         let before = self.bytes;
         for (namespace, keys) in batch.into_namespaces() {
             let mine = self.namespaces.entry(namespace).or_default();
-            for (key, update) in keys {
+            for (key, Update { value, version }) in keys {
+                let update = Update { value: value.map(|value| Bytes::copy_from_slice(&value)), version };
                 self.bytes += cost(&key, &update);
                 let versions = mine.entry(key).or_insert_with(|| Vec::with_capacity(1));
                 assert!(versions.last().is_none_or(|last| last.version < update.version), "blocks are added in order");

@@ -79,7 +79,7 @@ pub trait WorldState: Send + Sync + 'static {
 
     /// Applies block `number` as one batch. On return every later snapshot sees it; it is not yet durable here.
     ///
-    /// Values own their memory: they are held for longer than the block they came in, and charged for by their length.
+    /// Values may be parts of the block they came in: a state that holds one for longer holds a copy.
     ///
     /// Not cancellation safe: drive it to its end.
     ///

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use base::rt;
 use base::rt::disk::Directory;
+use base::rt::net::Parts;
 use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, Version};
 use state::disaggregated::DisaggregatedSettings;
 use state::{Disaggregated, Monolithic, WorldState};
@@ -77,9 +78,10 @@ pub struct Peer {
 struct Rows;
 
 impl Materializer for Rows {
-    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), storage::Error> {
+    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), storage::Error> {
         // Hardly anything but values is in it.
-        let shares = batch.shares(block, block.len());
+        let block = block.clone().concat();
+        let shares = batch.shares(block.len(), block.len());
         let (mut at, mut transaction) = (0, 0);
         while at < block.len() {
             let key_bytes = usize::from(u16::from_le_bytes([block[at], block[at + 1]]));
@@ -177,7 +179,7 @@ impl Peer {
         applied.map_err(|error| failed("a block", error))?;
         if let Some(store) = &self.store {
             // As a storage node does with a block that it was given.
-            store.prepare(BlockNumber(number), header_hash, &block_bytes);
+            store.prepare(BlockNumber(number), header_hash, &block_bytes.into());
         }
         if self.persist_blocks.is_some_and(|blocks| (number + 1).is_multiple_of(blocks)) {
             self.persisted().await?;

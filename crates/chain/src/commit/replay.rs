@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use base::{BlockNumber, Bytes, Version};
+use base::{BlockNumber, Version};
 use ledger::Block;
 use ledger::transaction::results_of_valid;
 use state::{UpdateBatch, WorldState};
@@ -95,12 +95,13 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
 pub fn stored_updates(block: &Block) -> Result<UpdateBatch, Error> {
     let mut batch = UpdateBatch::default();
     batch.set_block_hash(block.hash());
+    let [_, data, _] = block.parts();
     let mut name: Arc<str> = "".into();
     for StoredWrite { namespace, key, value, version } in stored_writes(block)? {
         if *name != *namespace {
             name = namespace.into();
         }
-        batch.put(&name, key.into(), value.map(Bytes::copy_from_slice), version);
+        batch.put(&name, key.into(), value.map(|value| data.slice_ref(value)), version);
     }
     Ok(batch)
 }

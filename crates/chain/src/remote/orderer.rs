@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::net::Parts;
 use base::rt::net::call::{self, CallError, Caller, Handler};
 use base::rt::sync::Mutex;
 use base::rt::{self, Stop, net};
@@ -33,10 +34,11 @@ struct Server {
 }
 
 impl Handler for Server {
-    fn request(&self, request: Bytes) -> call::Answer {
+    fn request(&self, request: Parts) -> call::Answer {
         let orderer = self.orderer.clone();
         Box::pin(async move {
-            let request = Request::decode(request).map_err(|error| rejected(format!("not a request: {error}")))?;
+            let request =
+                Request::decode(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             match request.ask {
                 Some(Ask::Hello(_)) => Ok(Welcome { version: VERSION, channels: Vec::new() }.encode_to_vec().into()),
                 Some(Ask::Broadcast(Envelope { channel, envelope })) => {

@@ -3,7 +3,8 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use base::rt::net::call::{self, Body, Handler, Notifier, Refusal};
+use base::rt::net::Parts;
+use base::rt::net::call::{self, Handler, Notifier, Refusal};
 use base::rt::{self, Stop, net};
 use base::{Bytes, ErrorKind, TxId};
 use futures_util::future::{Either, select};
@@ -80,11 +81,12 @@ impl<P: PeerView + Endorse> Handler for Connection<P> {
         let _ = self.notifier.set(notifier);
     }
 
-    fn request(&self, request: Bytes) -> call::Answer {
+    fn request(&self, request: Parts) -> call::Answer {
         let server = self.server.clone();
         let notifier = self.notifier.get().cloned();
         Box::pin(async move {
-            let request = Request::decode(request).map_err(|error| rejected(format!("not a request: {error}")))?;
+            let request =
+                Request::decode(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             let ask = request.ask.ok_or_else(|| rejected("a request that asks nothing".to_owned()))?;
             server.answer(ask, notifier).await
         })
@@ -99,12 +101,12 @@ fn refused(error: &Error) -> Refusal {
     Refusal::new(error.kind(), error.to_string())
 }
 
-fn body(message: &impl prost::Message) -> Body {
+fn body(message: &impl prost::Message) -> Parts {
     message.encode_to_vec().into()
 }
 
 impl<P: PeerView + Endorse> Server<P> {
-    async fn answer(&self, ask: Ask, notifier: Option<Notifier>) -> Result<Body, Refusal> {
+    async fn answer(&self, ask: Ask, notifier: Option<Notifier>) -> Result<Parts, Refusal> {
         let endorsed = |outcome: Result<Vec<u8>, EndorseError>| {
             Ok(body(&match outcome {
                 Ok(result) => Answer { result: result.into(), failure: None },

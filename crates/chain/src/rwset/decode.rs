@@ -149,9 +149,9 @@ impl ReadWriteSet {
         self.text(write.key)
     }
 
-    /// The new value in memory of its own, since the state holds it for longer than the block; nothing for a delete.
+    /// The new value, a part of the set's bytes; nothing for a delete.
     pub fn write_value(&self, write: &Write) -> Option<Bytes> {
-        (!write.is_delete).then(|| Bytes::copy_from_slice(write.value.of(&self.source)))
+        (!write.is_delete).then(|| self.source.slice_ref(write.value.of(&self.source)))
     }
 
     /// The first key of a range of this set, and its end.

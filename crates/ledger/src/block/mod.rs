@@ -128,20 +128,31 @@ impl Block {
     /// # Errors
     /// What is malformed in the block's own messages.
     pub fn parse(bytes: &Bytes) -> Result<Block, Error> {
+        Block::parse_pieces(std::slice::from_ref(bytes))
+    }
+
+    /// As [`Block::parse`], from pieces that stand one behind the other and of which none ends within a field of the block, such
+    /// as [`Block::parts`].
+    ///
+    /// # Errors
+    /// As [`Block::parse`]; where a piece ends within a field.
+    pub fn parse_pieces(pieces: &[Bytes]) -> Result<Block, Error> {
         let malformed = |cause| Error::Malformed { what: "block", cause };
         let (mut header, mut data, mut metadata) = (None, None, None);
-        let mut fields = Fields::new(bytes, Span::whole(bytes).map_err(malformed)?);
-        loop {
-            let start = fields.position();
-            let Some(field) = fields.next().map_err(malformed)? else { break };
-            let place = match field.number {
-                FIELD_HEADER => &mut header,
-                FIELD_DATA => &mut data,
-                FIELD_METADATA => &mut metadata,
-                unknown => return Err(Error::UnknownField { what: "block", field: unknown }),
-            };
-            field.span().map_err(malformed)?;
-            set_once(place, bytes.slice(start..fields.position())).map_err(malformed)?;
+        for bytes in pieces {
+            let mut fields = Fields::new(bytes, Span::whole(bytes).map_err(malformed)?);
+            loop {
+                let start = fields.position();
+                let Some(field) = fields.next().map_err(malformed)? else { break };
+                let place = match field.number {
+                    FIELD_HEADER => &mut header,
+                    FIELD_DATA => &mut data,
+                    FIELD_METADATA => &mut metadata,
+                    unknown => return Err(Error::UnknownField { what: "block", field: unknown }),
+                };
+                field.span().map_err(malformed)?;
+                set_once(place, bytes.slice(start..fields.position())).map_err(malformed)?;
+            }
         }
         Block::parse_parts(EncodedBlock {
             header: header.ok_or(Error::Missing { what: "the block's header" })?,

@@ -20,6 +20,21 @@ fn golden_blocks_are_sliced_not_copied_and_put_together_again() {
 }
 
 #[test]
+fn a_block_in_pieces_is_the_block_in_one_unless_a_piece_ends_within_a_field() {
+    let bytes = Bytes::from_static(BLOCK_9);
+    let whole = Block::parse(&bytes).expect("golden");
+    let [header, data, metadata] = whole.parts();
+    let with_header = Bytes::from([&header[..], &data].concat());
+    for pieces in [vec![header, data, metadata.clone()], vec![with_header, Bytes::new(), metadata]] {
+        let block = Block::parse_pieces(&pieces).expect("no piece ends within a field");
+        assert_eq!((block.hash(), block.to_bytes()), (whole.hash(), bytes.clone()));
+    }
+    for at in [1, 40, 1_000, bytes.len() - 1] {
+        assert!(Block::parse_pieces(&[bytes.slice(..at), bytes.slice(at..)]).is_err(), "cut at {at}");
+    }
+}
+
+#[test]
 fn golden_blocks_agree_with_the_generated_decoder() {
     for bytes in ALL {
         let block = golden::block(bytes);

@@ -25,7 +25,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
-use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, ReceiveHalf, SendHalf};
+use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, Parts, ReceiveHalf, SendHalf};
 use base::rt::sync::Notify;
 use base::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -102,25 +102,25 @@ impl State {
 }
 
 struct StreamSender {
-    queue: Sender<Bytes>,
+    queue: Sender<Parts>,
     state: Arc<State>,
 }
 
 impl SendHalf for StreamSender {
-    fn try_send(&self, message: Bytes) -> Result<(), TrySendError<Bytes>> {
+    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>> {
         if self.state.is_refused() || message.len() > FRAME_BYTES_MAX {
             return Err(TrySendError::Closed(message));
         }
         self.queue.try_send(message)
     }
 
-    fn send(&self, message: Bytes) -> BoxFuture<'_, Result<(), Closed>> {
+    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>> {
         Box::pin(self.queue.send(message))
     }
 }
 
 /// Writes what is queued until the queue closes, the other side wants no more, or the connection is lost.
-async fn write_until_closed<W>(mut writer: W, mut messages: Receiver<Bytes>, state: Arc<State>)
+async fn write_until_closed<W>(mut writer: W, mut messages: Receiver<Parts>, state: Arc<State>)
 where
     W: AsyncWrite + Send + Unpin + 'static,
 {
@@ -163,7 +163,7 @@ async fn first_of<T>(first: impl Future<Output = T>, second: impl Future<Output 
 }
 
 /// Writes all messages of the batch, and whether to stop, without copying them.
-async fn write_batch<W>(writer: &mut W, batch: &mut Vec<Bytes>, stop: bool) -> io::Result<()>
+async fn write_batch<W>(writer: &mut W, batch: &mut Vec<Parts>, stop: bool) -> io::Result<()>
 where
     W: AsyncWrite + Unpin,
 {
@@ -173,9 +173,7 @@ where
     for message in batch.drain(..) {
         headers.extend_from_slice(&header(message.len(), KIND_MESSAGE));
         parts.push_back(headers.split().freeze());
-        if !message.is_empty() {
-            parts.push_back(message);
-        }
+        parts.extend(message.as_slice().iter().filter(|part| !part.is_empty()).cloned());
     }
     if stop {
         headers.extend_from_slice(&header(0, KIND_STOP));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::common::{TestNetwork, args, config};
-use base::rt::net::call;
-use base::{Bytes, rt};
+use base::rt;
+use base::rt::net::{Parts, call};
 use chain::remote::messages::Welcome;
 use chain::remote::{RemotePeer, RemotePeerOptions, VERSION};
 use node::Network;
@@ -147,7 +147,7 @@ async fn a_network_may_change_its_form_at_every_start() {
 struct Stranger;
 
 impl call::Handler for Stranger {
-    fn request(&self, _: Bytes) -> call::Answer {
+    fn request(&self, _: Parts) -> call::Answer {
         let welcome = Welcome { version: VERSION + 1, channels: Vec::new() };
         Box::pin(async move { Ok(welcome.encode_to_vec().into()) })
     }

@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,11 +22,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use base::rt::channel::{Closed, TrySendError};
-use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, Listen, ReceiveHalf, SendHalf, Transport};
+use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, Listen, Parts, ReceiveHalf, SendHalf, Transport};
 use base::{Bytes, ErrorKind};
 
 use crate::{
-    Completion, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId, Tokens,
+    Completion, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX,
+    Tokens,
 };
 
 const KIND_MESSAGE: Bytes = Bytes::from_static(&[0]);
@@ -178,16 +180,23 @@ struct LinkSender {
 
 impl LinkSender {
     /// Posts, or gives what to wait for.
-    fn attempt(&self, message: &Bytes) -> Result<(), Posting> {
+    fn attempt(&self, message: &Parts) -> Result<(), Posting> {
         if message.len() > LINK_MESSAGE_BYTES_MAX {
             return Err(Posting::Closed);
         }
-        self.shared.post(&[KIND_MESSAGE, message.clone()])
+        match message.as_slice() {
+            [one] => self.shared.post(&[KIND_MESSAGE, one.clone()]),
+            parts if parts.len() < PARTS_MAX => {
+                let parts: Vec<Bytes> = iter::once(KIND_MESSAGE).chain(parts.iter().cloned()).collect();
+                self.shared.post(&parts)
+            }
+            _ => self.shared.post(&[KIND_MESSAGE, message.clone().concat()]),
+        }
     }
 }
 
 impl SendHalf for LinkSender {
-    fn try_send(&self, message: Bytes) -> Result<(), TrySendError<Bytes>> {
+    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>> {
         match self.attempt(&message) {
             Ok(()) => Ok(()),
             Err(Posting::Closed) => Err(TrySendError::Closed(message)),
@@ -199,7 +208,7 @@ impl SendHalf for LinkSender {
         }
     }
 
-    fn send(&self, message: Bytes) -> BoxFuture<'_, Result<(), Closed>> {
+    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>> {
         Box::pin(async move {
             loop {
                 match self.attempt(&message) {

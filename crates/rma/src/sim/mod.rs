@@ -292,7 +292,7 @@ impl SimFabric {
             Some(key) => {
                 let reply = [&key.to_le_bytes()[..], WELCOME].concat();
                 // A link that is broken is noticed by whoever holds it.
-                let _ = link.send(reply.into()).await;
+                let _ = link.send(reply).await;
                 self.hold(key, 1, link);
             }
             None => drop(link.send(Bytes::from_static(b"refused")).await),

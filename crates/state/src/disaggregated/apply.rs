@@ -18,9 +18,8 @@
 //!     here on snapshots see the block.
 //!
 //! A block is applied whole whatever happens in steps 1 to 5, or fails because this primary is fenced or because the block
-//! cannot be made durable, which leaves no trace of it. A key for which they
-//! fail has its new version in the delta itself, which is bounded (its owner persists when
-//! [`crate::WorldState::wants_persist`] says so), and its index entry is gone:
+//! cannot be made durable, which leaves no trace of it. A key for which they fail has its new version in the delta itself, which
+//! is bounded (its owner persists when [`crate::WorldState::wants_persist`] says so), and its index entry is gone:
 //!
 //! * *No room*, which wakes eviction, or a record too long for a pointer: the slot of the version before is swapped to empty.
 //! * *A group or a head cannot be read*: its section is given up, for nothing could be dropped from it. The key is located
@@ -34,8 +33,8 @@
 //!   up. Its keys are found in delta and storage until they are filled again. The new record may have been seen: its buffer
 //!   is put aside like a superseded one.
 //!
-//! Invariants: nothing leads to a record of a block that is not durable; when the height is raised, the slot of every key that the block wrote leads to the new version, or is empty, or
-//! lies in a section that was given up.
+//! Invariants: nothing leads to a record of a block that is not durable; when the height is raised, the slot of every key that
+//! the block wrote leads to the new version, or is empty, or lies in a section that was given up.
 
 use std::future::Future;
 use std::pin::pin;
@@ -95,12 +94,12 @@ impl<'a> Item<'a> {
         Name { namespace: self.namespace, key: self.key }
     }
 
-    /// Where the new version is.
+    /// Where the new version is. A value that must be held here is copied: it may be a part of something longer.
     fn written(&self) -> Written {
         let place = match (&self.update.value, &self.new) {
             (None, _) => Where::Deleted,
             (Some(_), Some(new)) => Where::Remote(new.pointer, new.bytes as u32),
-            (Some(value), None) => Where::Here(Box::new(value.clone())),
+            (Some(value), None) => Where::Here(Box::new(Bytes::copy_from_slice(value))),
         };
         Written { version: self.update.version, place }
     }
@@ -166,7 +165,7 @@ impl Shared {
         batch: &UpdateBatch,
         mut durable: Option<Durable<'_>>,
     ) -> Result<(), Error> {
-        while !shared.apply_once(number, batch, &mut durable).await? {
+        while !Shared::apply_once(shared, number, batch, &mut durable).await? {
             if let Some(durable) = durable.take() {
                 durable.await?;
             }
@@ -176,12 +175,11 @@ impl Shared {
 
     /// False if the block was not durable in time: then nothing has happened. `durable` is taken once it has ended.
     async fn apply_once(
-        self: &Arc<Shared>,
+        shared: &Arc<Shared>,
         number: u64,
         batch: &UpdateBatch,
         durable: &mut Option<Durable<'_>>,
     ) -> Result<bool, Error> {
-        let shared = self;
         let height = shared.height.load(Ordering::Acquire);
         if number != height {
             return Err(Error::OutOfOrder { given: number, height });
@@ -586,7 +584,7 @@ impl Shared {
                 }
                 None => {
                     let known = Known { pointer: Pointer::NULL, version, kind, bytes: 0 };
-                    let kept = item.update.value.clone().map(|value| Kept {
+                    let kept = item.update.value.as_deref().map(Bytes::copy_from_slice).map(|value| Kept {
                         version,
                         bytes: value.len(),
                         value: Some(value),

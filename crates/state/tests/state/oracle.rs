@@ -307,6 +307,40 @@ fn a_page_of_a_range_ends_by_bytes_and_one_of_versions_does_not() {
     });
 }
 
+/// Applies values that are parts of one block: nothing holds the block afterwards.
+async fn keeps_no_block(state: &dyn WorldState) {
+    let block = Bytes::from(vec![7; 100_000]);
+    let mut batch = UpdateBatch::default();
+    for (number, at) in (0..).zip((0..block.len()).step_by(2_000)) {
+        let value = block.slice(at..at + 500);
+        batch.put(&"basic".into(), format!("k{number}").into(), Some(value), Version::new(0, number));
+    }
+    state.apply(0, batch).await.expect("in order");
+    assert!(block.is_unique(), "a value of 500 bytes would keep 100,000");
+    let read = state.snapshot().get("basic", "k49").await.expect("the view is admitted").expect("it was written");
+    assert_eq!(read.value, block.slice(..500));
+}
+
+#[test]
+fn no_form_holds_on_to_the_block_that_a_value_came_in() {
+    with_model(|tables| async move {
+        keeps_no_block(&Monolithic::open(tables, Settings::default())).await;
+        [0; 32]
+    });
+    for (budget_bytes, spills) in [(256 << 10, false), (16 << 10, true)] {
+        let report = Simulation::new(1).run(move |sim| async move {
+            let donors = Donors::start(&sim, 1, 8 << 10, 1 << 20).await;
+            let space = donors.open(1, budget_bytes).await.expect("the donor is there");
+            let store = MemoryStateStore::new();
+            keeps_no_block(&disaggregated(space, &store, DisaggregatedSettings::default()).await).await;
+        });
+        let report = report.expect("the run is whole");
+        let spilled = report.events.get("heddle_state_versions_not_in_memory_total");
+        let none = spilled.is_none_or(|spilled| *spilled == base::event::Value::Counter(0));
+        assert_eq!(none, !spills, "with {budget_bytes} bytes: {spilled:?}");
+    }
+}
+
 #[test]
 fn a_block_out_of_order_is_refused() {
     with_model(|tables| async move {

@@ -134,7 +134,7 @@ fn entries(materializer: &dyn Materializer, page: &[StoredBlock]) -> Result<RowB
     let mut batch = RowBatch::new(savepoint);
     for block in page {
         let mut rows = RowBatch::new(savepoint);
-        materializer.materialize(block.number, &block.payload, &mut rows)?;
+        materializer.materialize(block.number, &block.payload.clone().into(), &mut rows)?;
         for (prefix, version) in rows.written() {
             let entry = entry(prefix, version.block);
             batch.put(NAMESPACE, &entry, Version::new(version.block, 0), Some(Bytes::new()))?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::TxId;
 use base::rt::disk::Directory;
+use base::rt::net::Parts;
 use base::rt::simulation::Simulation;
 
 use super::*;
@@ -121,7 +122,7 @@ async fn over_restarts() {
 struct Slow(AtomicUsize);
 
 impl Materializer for Slow {
-    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), Error> {
+    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), Error> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Lines.materialize(number, block, batch)
     }

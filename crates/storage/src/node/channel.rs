@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use base::rt::channel::{OneshotReceiver, OneshotSender, Receiver, Sender, bounded, oneshot};
 use base::rt::disk::Directory;
+use base::rt::net::Parts;
 use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
 use base::rt::{self, Stop, Task};
-use base::{BlockNumber, Bytes, Epoch, ErrorKind};
+use base::{BlockNumber, Epoch, ErrorKind};
 
 use super::message::{Append, Opened, Role};
 use super::server::{EngineFailure, NodeOptions};
@@ -62,7 +63,7 @@ struct Queued {
 struct Appended {
     number: BlockNumber,
     header_hash: [u8; 32],
-    payload: Bytes,
+    payload: Parts,
     answer: OneshotSender<Result<u64, Error>>,
 }
 
@@ -368,7 +369,7 @@ impl Channel {
                         header_hash: block.header_hash,
                         previous_hash: block.previous_hash,
                         epoch: block.epoch,
-                        parts: std::slice::from_ref(&block.payload),
+                        parts: block.payload.as_slice(),
                         transactions: &block.transactions,
                     };
                     self.note(self.blocks.append(new).await)

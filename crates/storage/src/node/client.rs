@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::net::call::{Body, CallError, Caller};
+use base::rt::net::Parts;
+use base::rt::net::call::{CallError, Caller};
 use base::rt::sync::Mutex as AsyncMutex;
 use base::rt::{self, net};
 use base::{Bytes, Epoch, ErrorKind};
@@ -105,7 +106,12 @@ pub async fn connect(
 }
 
 /// One call, which ends the link when it takes too long: nothing else could be known of it.
-pub async fn call(options: &RemoteOptions, caller: &Caller, request: Body, time_max: Duration) -> Result<Bytes, Error> {
+pub async fn call(
+    options: &RemoteOptions,
+    caller: &Caller,
+    request: Parts,
+    time_max: Duration,
+) -> Result<Bytes, Error> {
     match rt::timeout(time_max, caller.call(request)).await {
         Ok(outcome) => outcome.map_err(|error| options.call_error(error)),
         Err(_) => {
@@ -168,7 +174,7 @@ impl Session {
     ///
     /// # Errors
     /// The node's refusal; `Retry` when the node could not be asked.
-    pub async fn ask(&self, request: impl Into<Body>, time_max: Duration) -> Result<Bytes, Error> {
+    pub async fn ask(&self, request: impl Into<Parts>, time_max: Duration) -> Result<Bytes, Error> {
         let request = request.into();
         let mut backoff = Backoff::new();
         let mut attempt = 1;
@@ -186,7 +192,7 @@ impl Session {
         }
     }
 
-    async fn ask_once(&self, request: &Body, time_max: Duration) -> Result<Bytes, Unanswered> {
+    async fn ask_once(&self, request: &Parts, time_max: Duration) -> Result<Bytes, Unanswered> {
         let caller = self.open().await.map_err(|error| match error.kind() {
             ErrorKind::Retry | ErrorKind::Closed | ErrorKind::Ambiguous => Unanswered::Lost(error),
             _ => Unanswered::Refused(error),

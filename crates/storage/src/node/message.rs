@@ -3,7 +3,7 @@
 //! They travel as frames of [`base::rt::net::call`]. Integers are little-endian. Decoders take hostile bytes and return
 //! [`Malformed`]; counts are checked against the bytes that are there before memory is taken for them.
 
-use base::rt::net::call::Body;
+use base::rt::net::Parts;
 use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, TxIndex, Version};
 
 use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
@@ -57,6 +57,12 @@ pub struct Opened {
     pub savepoint: Savepoint,
 }
 
+/// The first byte of a request to append.
+const APPEND: u8 = 1;
+/// Bytes of such a request before the list of transactions: what it is, number, epoch, two hashes, and how many transactions
+/// there are in how many bytes.
+const APPEND_HEAD_BYTES: usize = 1 + 8 + 8 + 32 + 32 + 4 + 4;
+
 /// A block on its way to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Append {
@@ -65,7 +71,7 @@ pub struct Append {
     pub header_hash: [u8; 32],
     pub previous_hash: [u8; 32],
     pub transactions: Vec<(TxId, u8)>,
-    pub payload: Bytes,
+    pub payload: Parts,
 }
 
 /// A pair of namespace and key.
@@ -211,9 +217,7 @@ impl Fields {
 
     fn transactions(&mut self) -> Result<Vec<(TxId, u8)>, Malformed> {
         let count = self.u32()?;
-        let bytes = self.long(usize::MAX)?;
-        let list = Transactions::new(&bytes, count).map(|item| item.map(|(id, code)| (TxId::new(id), code)));
-        list.collect::<Result<_, _>>().map_err(|_| Malformed("a list of transactions is not one"))
+        transactions(&self.long(usize::MAX)?, count)
     }
 
     fn version(&mut self) -> Result<Version, Malformed> {
@@ -368,10 +372,32 @@ impl Notice {
     }
 }
 
+fn transactions(bytes: &Bytes, count: u32) -> Result<Vec<(TxId, u8)>, Malformed> {
+    let list = Transactions::new(bytes, count).map(|item| item.map(|(id, code)| (TxId::new(id), code)));
+    list.collect::<Result<_, _>>().map_err(|_| Malformed("a list of transactions is not one"))
+}
+
+impl Append {
+    /// The payload stays in the parts in which it came.
+    fn decode(mut message: Parts) -> Result<Append, Malformed> {
+        let head = message.split_to(message.len().min(APPEND_HEAD_BYTES));
+        let mut fields = Fields(head.concat());
+        fields.u8()?;
+        let (number, epoch) = (fields.block()?, fields.epoch()?);
+        let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
+        let (count, bytes) = (fields.u32()?, fields.u32()? as usize);
+        if message.len() < bytes {
+            return Err(CUT_OFF);
+        }
+        let transactions = transactions(&message.split_to(bytes).concat(), count)?;
+        Ok(Append { number, epoch, header_hash, previous_hash, transactions, payload: message })
+    }
+}
+
 /// An append, from the block itself: its bytes are not copied here.
-pub fn append(block: &NewBlock<'_>) -> Body {
+pub fn append(block: &NewBlock<'_>) -> Parts {
     let transactions = encode_transactions(block.transactions);
-    let mut writer = Writer::op(1);
+    let mut writer = Writer::op(APPEND);
     writer.u64(block.number.get()).u64(block.epoch.get()).put(&block.header_hash).put(&block.previous_hash);
     let head = writer.u32(block.transactions.len() as u32).u32(transactions.len() as u32).done();
     let mut parts = Vec::with_capacity(2 + block.parts.len());
@@ -414,7 +440,7 @@ pub fn history(below: BlockNumber, limit: u32, namespace: &str, key: &[u8]) -> B
 
 impl Request {
     /// The request's bytes.
-    pub fn encode(&self) -> Body {
+    pub fn encode(&self) -> Parts {
         let borrowed = |keys: &[Key], through, versions| {
             let keys: Vec<_> = keys.iter().map(|(namespace, key)| (namespace.as_str(), &key[..])).collect();
             rows(through, &keys, versions)
@@ -426,7 +452,7 @@ impl Request {
                     header_hash: block.header_hash,
                     previous_hash: block.previous_hash,
                     epoch: block.epoch,
-                    parts: std::slice::from_ref(&block.payload),
+                    parts: block.payload.as_slice(),
                     transactions: &block.transactions,
                 });
             }
@@ -457,16 +483,13 @@ impl Request {
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(bytes: Bytes) -> Result<Request, Malformed> {
-        let mut fields = Fields(bytes);
+    pub fn decode(message: impl Into<Parts>) -> Result<Request, Malformed> {
+        let message = message.into();
+        if message.first() == Some(APPEND) {
+            return Append::decode(message).map(Request::Append);
+        }
+        let mut fields = Fields(message.concat());
         let request = match fields.u8()? {
-            1 => {
-                let (number, epoch) = (fields.block()?, fields.epoch()?);
-                let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
-                let transactions = fields.transactions()?;
-                let payload = std::mem::take(&mut fields.0);
-                Request::Append(Append { number, epoch, header_hash, previous_hash, transactions, payload })
-            }
             2 => Request::Close,
             3 => Request::Read(fields.block()?),
             4 => Request::Page { from: fields.block()?, limit: fields.u32()? },
@@ -513,7 +536,7 @@ impl Request {
 pub mod answer {
     use super::*;
 
-    pub fn number(number: u64) -> Body {
+    pub fn number(number: u64) -> Parts {
         Writer::default().u64(number).done().into()
     }
 
@@ -524,15 +547,15 @@ pub mod answer {
     }
 
     /// Nothing is no bytes.
-    pub fn maybe_number(number: Option<u64>) -> Body {
-        number.map_or_else(Body::default, answer::number)
+    pub fn maybe_number(number: Option<u64>) -> Parts {
+        number.map_or_else(Parts::default, answer::number)
     }
 
     pub fn read_maybe_number(bytes: Bytes) -> Result<Option<u64>, Malformed> {
         if bytes.is_empty() { Ok(None) } else { read_number(bytes).map(Some) }
     }
 
-    pub fn numbers(numbers: &[BlockNumber]) -> Body {
+    pub fn numbers(numbers: &[BlockNumber]) -> Parts {
         let mut writer = Writer::default();
         writer.u32(numbers.len() as u32);
         numbers.iter().for_each(|number| {
@@ -549,8 +572,8 @@ pub mod answer {
     }
 
     /// Nothing is no bytes, a block's bytes come after a 1.
-    pub fn maybe_block(block: Option<Bytes>) -> Body {
-        block.map_or_else(Body::default, |block| vec![Bytes::from_static(&[1]), block].into())
+    pub fn maybe_block(block: Option<Bytes>) -> Parts {
+        block.map_or_else(Parts::default, |block| vec![Bytes::from_static(&[1]), block].into())
     }
 
     pub fn read_maybe_block(bytes: Bytes) -> Result<Option<Bytes>, Malformed> {
@@ -561,7 +584,7 @@ pub mod answer {
         }
     }
 
-    pub fn blocks(blocks: &[StoredBlock]) -> Body {
+    pub fn blocks(blocks: &[StoredBlock]) -> Parts {
         let mut parts = Vec::with_capacity(2 * blocks.len());
         for block in blocks {
             let transactions = encode_transactions(&block.transactions);
@@ -588,8 +611,8 @@ pub mod answer {
         Ok(blocks)
     }
 
-    pub fn maybe_transactions(list: Option<Vec<(TxId, u8)>>) -> Body {
-        let Some(list) = list else { return Body::default() };
+    pub fn maybe_transactions(list: Option<Vec<(TxId, u8)>>) -> Parts {
+        let Some(list) = list else { return Parts::default() };
         Writer::default().u32(list.len() as u32).long(&encode_transactions(&list)).done().into()
     }
 
@@ -602,7 +625,7 @@ pub mod answer {
         fields.end(Some(list))
     }
 
-    pub fn places(places: &[Option<TransactionPlace>]) -> Body {
+    pub fn places(places: &[Option<TransactionPlace>]) -> Parts {
         let mut writer = Writer::default();
         for place in places {
             match place {
@@ -628,7 +651,7 @@ pub mod answer {
         fields.end(places)
     }
 
-    pub fn tags(tags: &[u32]) -> Body {
+    pub fn tags(tags: &[u32]) -> Parts {
         let mut writer = Writer(BytesMut::with_capacity(4 * tags.len()));
         tags.iter().for_each(|tag| {
             writer.u32(*tag);
@@ -645,7 +668,7 @@ pub mod answer {
     }
 
     /// Rows for the first of the keys asked; the client asks again for those that are missing.
-    pub fn rows(rows: &[Option<Row>]) -> Body {
+    pub fn rows(rows: &[Option<Row>]) -> Parts {
         let mut writer = Writer::default();
         for row in rows {
             match row {
@@ -674,7 +697,7 @@ pub mod answer {
         }
     }
 
-    pub fn versions(versions: &[Option<(Version, bool)>]) -> Body {
+    pub fn versions(versions: &[Option<(Version, bool)>]) -> Parts {
         let mut writer = Writer::default();
         for version in versions {
             match version {
@@ -698,7 +721,7 @@ pub mod answer {
         fields.end(versions)
     }
 
-    pub fn page(page: &RangePage) -> Body {
+    pub fn page(page: &RangePage) -> Parts {
         let mut writer = Writer::default();
         match &page.next {
             None => writer.put(&[0]),
@@ -725,7 +748,7 @@ pub mod answer {
         Ok(RangePage { entries, next })
     }
 
-    pub fn names(names: &[String]) -> Body {
+    pub fn names(names: &[String]) -> Parts {
         let mut writer = Writer::default();
         names.iter().for_each(|name| {
             writer.text(name);
@@ -742,7 +765,7 @@ pub mod answer {
         Ok(names)
     }
 
-    pub fn savepoint(savepoint: &Savepoint) -> Body {
+    pub fn savepoint(savepoint: &Savepoint) -> Parts {
         Writer::default().savepoint(savepoint).done().into()
     }
 

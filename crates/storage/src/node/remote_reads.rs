@@ -25,7 +25,7 @@ impl RemoteReads {
         RemoteReads { session: Session::new(options, Role::Reader, Arc::new(|_| {})) }
     }
 
-    async fn ask(&self, request: impl Into<base::rt::net::call::Body>) -> Result<Bytes, Error> {
+    async fn ask(&self, request: impl Into<base::rt::net::Parts>) -> Result<Bytes, Error> {
         self.session.ask(request, ANSWER_TIME_MAX).await
     }
 

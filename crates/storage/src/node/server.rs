@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use base::rt::net::call::{Answer, Body, Handler, Notifier, Refusal, serve};
-use base::rt::net::{self, Link};
+use base::rt::net::call::{Answer, Handler, Notifier, Refusal, serve};
+use base::rt::net::{self, Link, Parts};
 use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
 use base::rt::{self, AbortOnDrop, Stop};
 use base::{Bytes, Epoch, ErrorKind};
@@ -276,8 +276,8 @@ impl Handler for Client {
         let _ = self.notifier.set(notifier);
     }
 
-    fn request(&self, request: Bytes) -> Answer {
-        let Some(greeted) = self.known.get() else { return self.greet(request) };
+    fn request(&self, request: Parts) -> Answer {
+        let Some(greeted) = self.known.get() else { return self.greet(request.concat()) };
         let request = match Request::decode(request) {
             Ok(request) => request,
             Err(malformed) => return refuse(Refusal::new(ErrorKind::Rejected, malformed.to_string())),
@@ -358,7 +358,7 @@ impl Client {
         Box::pin(async move {
             let Hello { role, epoch, channel, .. } = hello;
             let mut greeted = Greeted { role, epoch, channel: None, _watchers: Vec::new() };
-            let mut reply = Body::default();
+            let mut reply = Parts::default();
             if !channel.is_empty() {
                 let channel = shared.channel(&channel, role != Role::Reader).await.map_err(refusal)?;
                 let opened = channel.admit(role, epoch, number).await.map_err(refusal)?;
@@ -407,7 +407,7 @@ fn notices(channel: &Arc<Channel>, notifier: &Notifier, durable: u64, savepoint:
 }
 
 /// Answers what reads, and what writes other than blocks.
-async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body, Error> {
+async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Parts, Error> {
     let (blocks, state) = (channel.blocks(), channel.state());
     Ok(match request {
         Request::Append(_) | Request::Channels | Request::Epoch(_) | Request::Begin(_) | Request::BeginAfter { .. } => {
@@ -454,11 +454,11 @@ async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Body,
         Request::Materialize { epoch, height } => answer::savepoint(&channel.materialize(epoch, height).await?),
         Request::Prune { epoch, oldest } => {
             Arc::clone(&channel).prune(epoch, oldest).await?;
-            Body::default()
+            Parts::default()
         }
         Request::Confirm { epoch } => {
             channel.confirm(epoch)?;
-            Body::default()
+            Parts::default()
         }
     })
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
+use base::rt::net::Parts;
 use base::rt::sync::Mutex as AsyncMutex;
-use base::{BlockNumber, Bytes, Epoch, Version, rt};
+use base::{BlockNumber, Epoch, Version, rt};
 
 use super::{
     MATERIALIZE_BLOCKS_MAX, MATERIALIZE_BYTES_SOFT_MAX, Materializer, SHARED_BYTES_SOFT_MAX, StateStore, check_keys,
@@ -93,7 +94,7 @@ impl LocalStateStore {
     /// Takes a durable block while its bytes are at hand, so that they need not be read back later: its rows are made now,
     /// and written with those of other blocks when they are materialised. Blocks come in order; of those that were not
     /// shown, or whose rows are too many to be held, the bytes are read then.
-    pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &Bytes) {
+    pub fn prepare(&self, number: BlockNumber, header_hash: [u8; 32], block: &Parts) {
         let mut ahead = lock(&self.ahead);
         if ahead.batch.shared_bytes() >= SHARED_BYTES_SOFT_MAX {
             return;
@@ -182,7 +183,7 @@ fn write_batch(
     let mut batch = RowBatch::new(Savepoint { height: last.number.get() + 1, epoch, block_hash: last.header_hash });
     let mut covered = batch.savepoint();
     for block in blocks.by_ref() {
-        materializer.materialize(block.number, &block.payload, &mut batch)?;
+        materializer.materialize(block.number, &block.payload.into(), &mut batch)?;
         covered = Savepoint { height: block.number.get() + 1, epoch, block_hash: block.header_hash };
         if batch.bytes() >= MATERIALIZE_BYTES_SOFT_MAX {
             break;

@@ -24,7 +24,8 @@ mod memory;
 pub(crate) mod tests;
 
 use base::rt::channel::WatchReceiver;
-use base::{BlockNumber, Bytes, Version};
+use base::rt::net::Parts;
+use base::{BlockNumber, Version};
 
 pub use local::LocalStateStore;
 pub use memory::MemoryStateStore;
@@ -124,12 +125,13 @@ pub trait StateStore: Send + Sync + 'static {
 pub trait Materializer: Send + Sync + 'static {
     /// Adds the rows that the valid transactions of a block write to `batch`, in the order of the transactions.
     ///
-    /// `block` is what was appended, its validity filter included. The same bytes give the same rows, always. Rows are held
+    /// `block` is what was appended, its validity filter included, in one piece or in the parts in which it was appended. The same
+    /// bytes give the same rows, always. Rows are held
     /// for a while: [`RowBatch::shares`] says whether their values are to be parts of the block or copies.
     ///
     /// # Errors
     /// [`Error::Unreadable`] where the block is not one; the batch's own.
-    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), Error>;
+    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), Error>;
 }
 
 /// Checks that tables at `savepoint` were made from these blocks.

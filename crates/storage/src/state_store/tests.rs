@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::rt::disk::Directory;
+use base::rt::net::Parts;
 use base::rt::simulation::Simulation;
 use base::{BlockNumber, Bytes, Epoch, TxId, Version};
 
@@ -25,8 +26,9 @@ pub(crate) fn rows(number: u64, text: &str) -> Vec<BlockRow> {
 }
 
 impl Materializer for Lines {
-    fn materialize(&self, number: BlockNumber, block: &Bytes, batch: &mut RowBatch) -> Result<(), Error> {
-        let text = std::str::from_utf8(block);
+    fn materialize(&self, number: BlockNumber, block: &Parts, batch: &mut RowBatch) -> Result<(), Error> {
+        let block = block.clone().concat();
+        let text = std::str::from_utf8(&block);
         let text = text.map_err(|error| Error::Unreadable { block: number, reason: error.to_string() })?;
         for (namespace, key, version, value) in rows(number.get(), text) {
             batch.put(&namespace, &key, version, value)?;
@@ -140,7 +142,7 @@ fn rows_that_were_prepared_are_those_that_are_read_back() {
                     local.materialize(block.get() + 1).await.expect("it works");
                 }
                 if !chance.one_in(4) {
-                    local.prepare(block, hash(block.get()), &Bytes::from_static(text.as_bytes()));
+                    local.prepare(block, hash(block.get()), &Bytes::from_static(text.as_bytes()).into());
                 }
                 if chance.one_in(3) {
                     let savepoint = local.materialize(local.ripe()).await.expect("it works");

@@ -77,10 +77,10 @@ impl RowBatch {
 
     /// Whether the values of a block, `value_bytes` in all, are to be parts of the block: where they are a good part of it. The
     /// whole block then stays in memory for as long as one of them does. Values of other blocks are to be copies.
-    pub fn shares(&mut self, block: &Bytes, value_bytes: usize) -> bool {
-        let shares = value_bytes > block.len() / SHARED_PART;
+    pub fn shares(&mut self, block_bytes: usize, value_bytes: usize) -> bool {
+        let shares = value_bytes > block_bytes / SHARED_PART;
         if shares {
-            self.shared_bytes += block.len();
+            self.shared_bytes += block_bytes;
         }
         shares
     }
@@ -218,10 +218,10 @@ mod tests {
     fn values_are_parts_of_a_block_only_where_they_are_a_good_part_of_it_and_it_is_counted() {
         let block = Bytes::from(vec![7; 4000]);
         let mut batch = RowBatch::new(Savepoint { height: 9, ..Savepoint::default() });
-        assert!(!batch.shares(&block, 1000));
+        assert!(!batch.shares(block.len(), 1000));
         assert_eq!(batch.shared_bytes(), 0);
-        assert!(batch.shares(&block, 1001));
-        assert!(batch.shares(&block, 4000));
+        assert!(batch.shares(block.len(), 1001));
+        assert!(batch.shares(block.len(), 4000));
         assert_eq!(batch.shared_bytes(), 8000);
         // What was thinned out may have been all that came of a block: it counts as long as the batch is.
         batch.put("cc", b"a", Version::new(1, 0), Some(block.slice(..3000))).expect("it is below the savepoint");

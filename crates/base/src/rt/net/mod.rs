@@ -14,6 +14,7 @@
 //! sender learns that the other side's receiver was dropped only after a while, at the latest by its own receiver.
 
 pub mod call;
+mod parts;
 mod production;
 mod transport;
 
@@ -27,6 +28,7 @@ use bytes::Bytes;
 use super::channel::{Closed, TrySendError};
 use super::{context, simulation};
 
+pub use parts::Parts;
 pub use transport::{BoxFuture, Listen, ReceiveHalf, SendHalf, Transport, register};
 
 /// Messages in one direction of a link that were sent and not yet received; further senders wait.
@@ -61,7 +63,7 @@ pub struct LinkSender {
 }
 
 enum SenderInner {
-    Production(super::channel::Sender<Bytes>),
+    Production(super::channel::Sender<Parts>),
     Transport(Box<dyn SendHalf>),
     Simulation(simulation::LinkSender),
 }
@@ -72,7 +74,7 @@ pub struct LinkReceiver {
 }
 
 enum ReceiverInner {
-    Production(super::channel::Receiver<Bytes>),
+    Production(super::channel::Receiver<Parts>),
     Transport(Box<dyn ReceiveHalf>),
     Simulation(simulation::LinkReceiver),
 }
@@ -158,7 +160,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Closed`] when the link has ended. A message that was sent without an error may be lost all the same.
-    pub async fn send(&self, message: Bytes) -> Result<(), Closed> {
+    pub async fn send(&self, message: impl Into<Parts>) -> Result<(), Closed> {
         self.sender.send(message).await
     }
 
@@ -181,7 +183,8 @@ impl LinkSender {
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub async fn send(&self, message: Bytes) -> Result<(), Closed> {
+    pub async fn send(&self, message: impl Into<Parts>) -> Result<(), Closed> {
+        let message = message.into();
         match &self.inner {
             SenderInner::Production(sender) => sender.send(message).await,
             SenderInner::Transport(sender) => match sender.try_send(message) {
@@ -189,7 +192,7 @@ impl LinkSender {
                 Err(TrySendError::Full(message)) => sender.send(message).await,
                 Err(TrySendError::Closed(_)) => Err(Closed),
             },
-            SenderInner::Simulation(sender) => sender.send(message).await,
+            SenderInner::Simulation(sender) => sender.send(message.concat()).await,
         }
     }
 }
@@ -200,10 +203,18 @@ impl LinkReceiver {
     /// # Errors
     /// As [`Link::receive`].
     pub async fn receive(&mut self) -> Result<Bytes, Closed> {
+        self.receive_parts().await.map(Parts::concat)
+    }
+
+    /// As [`Link::receive`], in parts if it came in parts: within one process nothing is copied.
+    ///
+    /// # Errors
+    /// As [`Link::receive`].
+    pub async fn receive_parts(&mut self) -> Result<Parts, Closed> {
         match &mut self.inner {
             ReceiverInner::Production(receiver) => receiver.recv().await.ok_or(Closed),
-            ReceiverInner::Transport(receiver) => poll_fn(|cx| receiver.poll_receive(cx)).await,
-            ReceiverInner::Simulation(receiver) => receiver.receive().await,
+            ReceiverInner::Transport(receiver) => poll_fn(|cx| receiver.poll_receive(cx)).await.map(Parts::from),
+            ReceiverInner::Simulation(receiver) => receiver.receive().await.map(Parts::from),
         }
     }
 }

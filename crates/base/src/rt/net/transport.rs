@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::Link;
+use super::{Link, Parts};
 use crate::rt::channel::{Closed, TrySendError};
 
 /// A future on the heap, for traits that are used as objects.
@@ -53,10 +53,10 @@ pub trait SendHalf: Send + Sync + 'static {
     ///
     /// # Errors
     /// The message, when there is none or the link has ended.
-    fn try_send(&self, message: Bytes) -> Result<(), TrySendError<Bytes>>;
+    fn try_send(&self, message: Parts) -> Result<(), TrySendError<Parts>>;
 
     /// Waits for room, then sends. Asked when [`SendHalf::try_send`] found none, so that its box is off the hot path.
-    fn send(&self, message: Bytes) -> BoxFuture<'_, Result<(), Closed>>;
+    fn send(&self, message: Parts) -> BoxFuture<'_, Result<(), Closed>>;
 }
 
 /// A transport's receiving half. Dropping it makes the other side's sends fail, once it learns of it.

@@ -35,7 +35,7 @@ pub async fn tell_verdicts(address: &str, peer: &Peer) {
         let Some(channel) = peer.channel(CHANNEL) else { continue };
         drop(rt::spawn(async move {
             while link.receive().await.is_ok() {
-                if link.send(verdict(&channel).await.into()).await.is_err() {
+                if link.send(verdict(&channel).await.into_bytes()).await.is_err() {
                     return;
                 }
             }

@@ -20,7 +20,7 @@
 //! Invariant: whatever arrives decodes into a message or an error; every message has one encoding.
 
 use base::bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use base::rt::net::call::Body;
+use base::rt::net::Parts;
 
 use crate::{Error, Term};
 
@@ -75,7 +75,7 @@ fn put_list(head: &mut BytesMut, entries: &[Bytes]) {
     entries.iter().for_each(|entry| head.put_u64_le(entry.len() as u64));
 }
 
-fn body(head: BytesMut, entries: Vec<Bytes>) -> Body {
+fn body(head: BytesMut, entries: Vec<Bytes>) -> Parts {
     let mut parts = Vec::with_capacity(1 + entries.len());
     parts.push(head.freeze());
     parts.extend(entries);
@@ -91,7 +91,7 @@ impl Command {
         }
     }
 
-    pub fn encode(self, reign: Reign) -> Body {
+    pub fn encode(self, reign: Reign) -> Parts {
         let mut head = BytesMut::with_capacity(64);
         let kind = match &self {
             Command::Look => 1,
@@ -159,7 +159,7 @@ impl Command {
 }
 
 impl Answer {
-    pub fn encode(self) -> Body {
+    pub fn encode(self) -> Parts {
         let mut head = BytesMut::with_capacity(64);
         match self {
             Answer::Is { promised, adopted, height } => {

@@ -74,7 +74,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, WatchReceiver, WatchSender, watch};
 use base::rt::net::call::{self, Handler, Refusal};
-use base::rt::net::{self, Listener};
+use base::rt::net::{self, Listener, Parts};
 use base::rt::sync::Semaphore;
 use base::rt::{self, Stop, Task};
 use base::{Bytes, ErrorKind};
@@ -273,8 +273,8 @@ struct Port {
 }
 
 impl Handler for Port {
-    fn request(&self, request: Bytes) -> call::Answer {
-        let queued = Command::decode(request).and_then(|(reign, command)| self.queue.try_put(reign, command));
+    fn request(&self, request: Parts) -> call::Answer {
+        let queued = Command::decode(request.concat()).and_then(|(reign, command)| self.queue.try_put(reign, command));
         Box::pin(async move {
             let answered = match queued {
                 Ok(answered) => answered,

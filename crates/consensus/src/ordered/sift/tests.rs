@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use base::rt::net::Parts;
 use base::rt::production;
 use rma::{Credential, Endpoint, Fabric, Host, HostOptions};
 
@@ -96,10 +97,10 @@ fn a_panic_of_the_keeper_ends_the_engine() {
 }
 
 /// A keeper that answers, each connection after the other, whatever it is told to.
-struct Says(Mutex<Vec<base::rt::net::call::Body>>);
+struct Says(Mutex<Vec<base::rt::net::Parts>>);
 
 impl Handler for Says {
-    fn request(&self, _: Bytes) -> call::Answer {
+    fn request(&self, _: Parts) -> call::Answer {
         let answer = self.0.lock().expect("no holder panics").pop().expect("it has something to say");
         Box::pin(async move { Ok(answer) })
     }

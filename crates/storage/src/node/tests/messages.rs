@@ -1,6 +1,6 @@
 //! The messages' bytes, and bytes that are none.
 
-use base::rt::net::call::Body;
+use base::rt::net::Parts;
 use base::{TxIndex, Version};
 
 use super::*;
@@ -9,7 +9,7 @@ use crate::node::message::{Append, Hello, Notice, Opened, Request, answer};
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
 /// The body as it travels.
-fn flat(body: impl Into<Body>) -> Bytes {
+fn flat(body: impl Into<Parts>) -> Bytes {
     body.into().concat()
 }
 
@@ -37,7 +37,7 @@ fn requests() -> Vec<Request> {
         header_hash: [1; 32],
         previous_hash: [2; 32],
         transactions: vec![(TxId::from("tx"), 11), (TxId::from(""), 0)],
-        payload: Bytes::from_static(b"block"),
+        payload: Bytes::from_static(b"block").into(),
     };
     vec![
         Request::Append(append),
@@ -99,6 +99,7 @@ fn what_is_written_is_read_again() {
     assert_eq!(Hello::decode(Hello { version: 9, ..hello() }.encode()), Ok((9, None)));
     assert_eq!(Opened::decode(opened().encode()), Ok(opened()));
     for request in requests() {
+        assert_eq!(Request::decode(request.encode()).as_ref(), Ok(&request), "in parts");
         assert_eq!(Request::decode(flat(request.encode())), Ok(request));
     }
     for notice in [Notice::Durable(4), Notice::Savepoint(opened().savepoint)] {

@@ -11,9 +11,9 @@ use bytes::Bytes;
 
 use super::frame::{self, Kind, Malformed, Outgoing};
 use super::outbox::{WAITING_FRAMES_MAX, send_frames};
-use super::{BODY_BYTES_MAX, Body, CallError};
+use super::{BODY_BYTES_MAX, CallError};
 use crate::rt::channel::{OneshotReceiver, OneshotSender, Sender, bounded, oneshot};
-use crate::rt::net::{Link, LinkReceiver};
+use crate::rt::net::{Link, LinkReceiver, Parts};
 use crate::rt::sync::{Permit, Semaphore};
 use crate::rt::{AbortOnDrop, Stop, spawn};
 
@@ -85,7 +85,7 @@ impl Caller {
     ///
     /// # Errors
     /// [`CallError`].
-    pub async fn call(&self, request: impl Into<Body>) -> Outcome {
+    pub async fn call(&self, request: impl Into<Parts>) -> Outcome {
         self.begin(request).await?.await
     }
 
@@ -93,7 +93,7 @@ impl Caller {
     ///
     /// # Errors
     /// [`CallError::Closed`] and [`CallError::TooLarge`]; nothing was sent.
-    pub async fn begin(&self, request: impl Into<Body>) -> Result<Pending, CallError> {
+    pub async fn begin(&self, request: impl Into<Parts>) -> Result<Pending, CallError> {
         let body = request.into();
         let bytes = body.len();
         if bytes > BODY_BYTES_MAX {
@@ -214,16 +214,16 @@ impl Drop for Unqueued<'_> {
 
 async fn receive_answers(mut link: LinkReceiver, ending: Ending, mut noticed: impl FnMut(Bytes) + Send) {
     let shared = &ending.0;
-    while let Some(Ok(mut message)) = shared.ended.or_stopped(link.receive()).await {
+    while let Some(Ok(mut message)) = shared.ended.or_stopped(link.receive_parts()).await {
         loop {
             let taken = match frame::next(&mut message) {
                 Ok(None) => break,
                 Ok(Some(frame)) => match frame.kind {
-                    Kind::Reply => shared.answer(frame.number, Ok(frame.body)),
-                    Kind::Refusal => frame::decode_refusal(&frame.body)
+                    Kind::Reply => shared.answer(frame.number, Ok(frame.body.concat())),
+                    Kind::Refusal => frame::decode_refusal(&frame.body.concat())
                         .and_then(|refusal| shared.answer(frame.number, Err(refusal.into()))),
                     Kind::Notice => {
-                        noticed(frame.body);
+                        noticed(frame.body.concat());
                         Ok(())
                     }
                     Kind::Request => Err(Malformed("a request from the side that answers")),

@@ -2,11 +2,14 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{BODY_BYTES_MAX, Body, REFUSAL_BYTES_MAX, Refusal};
+use super::{BODY_BYTES_MAX, REFUSAL_BYTES_MAX, Refusal};
 use crate::ErrorKind;
+use crate::rt::net::Parts;
 
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 16;
+/// Parts of a body with at least so many bytes are not copied: below, one more part costs the link as much as a copy.
+const UNCOPIED_BYTES_MIN: usize = 4 << 10;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +25,7 @@ pub enum Kind {
 pub struct Outgoing {
     pub kind: Kind,
     pub number: u64,
-    pub body: Body,
+    pub body: Parts,
 }
 
 /// A frame that was received.
@@ -30,7 +33,7 @@ pub struct Outgoing {
 pub struct Incoming {
     pub kind: Kind,
     pub number: u64,
-    pub body: Bytes,
+    pub body: Parts,
 }
 
 /// Bytes that are no frame.
@@ -44,25 +47,58 @@ impl Outgoing {
         HEADER_BYTES + self.body.len()
     }
 
-    /// Appends the frame.
-    pub fn encode(&self, message: &mut BytesMut) {
+    /// Bytes of the encoded frame that are copied.
+    fn copied_bytes(&self) -> usize {
+        let short = self.body.as_slice().iter().map(Bytes::len).filter(|bytes| *bytes < UNCOPIED_BYTES_MIN);
+        HEADER_BYTES + short.sum::<usize>()
+    }
+
+    /// Appends the frame to what is copied; before a long part, that ends a part of the message, and so does the long one.
+    fn encode(&self, parts: &mut Vec<Bytes>, copied: &mut BytesMut) {
         let length = self.body.len();
         assert!(length <= BODY_BYTES_MAX, "lengths are checked where bodies come in");
-        message.put_u8(self.kind as u8);
-        message.put_bytes(0, 3);
-        message.put_u32_le(length as u32);
-        message.put_u64_le(self.number);
-        self.body.parts().iter().for_each(|part| message.put_slice(part));
+        copied.put_u8(self.kind as u8);
+        copied.put_bytes(0, 3);
+        copied.put_u32_le(length as u32);
+        copied.put_u64_le(self.number);
+        for part in self.body.as_slice() {
+            if part.len() < UNCOPIED_BYTES_MIN {
+                copied.put_slice(part);
+            } else {
+                if !copied.is_empty() {
+                    parts.push(copied.split().freeze());
+                }
+                parts.push(part.clone());
+            }
+        }
     }
 }
 
+/// Frames as one message.
+pub fn message(frames: &[Outgoing]) -> Parts {
+    let mut parts = Vec::new();
+    let mut copied = BytesMut::with_capacity(frames.iter().map(Outgoing::copied_bytes).sum());
+    frames.iter().for_each(|frame| frame.encode(&mut parts, &mut copied));
+    if parts.is_empty() {
+        return copied.freeze().into();
+    }
+    if !copied.is_empty() {
+        parts.push(copied.freeze());
+    }
+    parts.into()
+}
+
 /// Takes the next frame off a message; the body shares the message's memory. `None` at its end.
-pub fn next(message: &mut Bytes) -> Result<Option<Incoming>, Malformed> {
+pub fn next(message: &mut Parts) -> Result<Option<Incoming>, Malformed> {
     if message.is_empty() {
         return Ok(None);
     }
-    let header = message.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed("cut off in the header"))?.0;
-    let [kind, a, b, c, l0, l1, l2, l3, number @ ..] = *header;
+    if message.len() < HEADER_BYTES {
+        return Err(Malformed("cut off in the header"));
+    }
+    let header = message.split_to(HEADER_BYTES).concat();
+    let [kind, a, b, c, l0, l1, l2, l3, number @ ..] =
+        *header.first_chunk::<HEADER_BYTES>().expect("as many were taken");
     let kind = match kind {
         1 => Kind::Request,
         2 => Kind::Reply,
@@ -77,10 +113,10 @@ pub fn next(message: &mut Bytes) -> Result<Option<Incoming>, Malformed> {
     if length > BODY_BYTES_MAX {
         return Err(Malformed("a body above the limit"));
     }
-    if message.len() - HEADER_BYTES < length {
+    if message.len() < length {
         return Err(Malformed("cut off in the body"));
     }
-    let body = message.split_to(HEADER_BYTES + length).slice(HEADER_BYTES..);
+    let body = message.split_to(length);
     Ok(Some(Incoming { kind, number: u64::from_le_bytes(number), body }))
 }
 
@@ -94,7 +130,7 @@ const KINDS: [ErrorKind; 6] = [
 ];
 
 /// The body of a refusal: 1 to 6 for the kinds in the order of [`KINDS`], then the text.
-pub fn encode_refusal(refusal: &Refusal) -> Body {
+pub fn encode_refusal(refusal: &Refusal) -> Parts {
     let kind = KINDS.iter().position(|kind| *kind == refusal.kind).expect("the list has all kinds");
     let mut bytes = Vec::with_capacity(1 + refusal.text.len());
     bytes.push(kind as u8 + 1);

@@ -4,8 +4,8 @@
 //! 2. The server hands each request to its [`Handler`], in that order, and sends what becomes of it under the same number,
 //!    in whatever order that is done: bytes, or a [`Refusal`] with the kind and the text of an error.
 //! 3. At any time the server may send notices, which nobody answers; see [`Notifier`].
-//! 4. Small frames that wait at the same time travel in one message of the link. A large body is copied once, into the
-//!    message.
+//! 4. Small frames that wait at the same time travel in one message of the link. Long parts of bodies
+//!    are not copied into it.
 //! 5. When the link ends, each request whose sending had begun ends in [`CallError::Ambiguous`], each other one in
 //!    [`CallError::Closed`]: it was never sent and never will be.
 //!
@@ -35,10 +35,6 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
-use bytes::Bytes;
-
 pub use caller::{Caller, Pending};
 pub use server::{Answer, Ended, Handler, Notifier, serve};
 
@@ -48,58 +44,6 @@ use crate::ErrorKind;
 pub const BODY_BYTES_MAX: usize = 256 << 20;
 /// Bytes of the text of a refusal; the rest is cut off.
 pub const REFUSAL_BYTES_MAX: usize = 4096;
-
-/// Bytes in parts, sent one after another as one body.
-#[derive(Clone, Default)]
-pub struct Body(Vec<Bytes>);
-
-impl Body {
-    /// Bytes of all parts.
-    pub fn len(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
-    }
-
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// All parts in one piece; one part is not copied.
-    pub fn concat(&self) -> Bytes {
-        match &self.0[..] {
-            [one] => one.clone(),
-            parts => parts.concat().into(),
-        }
-    }
-
-    fn parts(&self) -> &[Bytes] {
-        &self.0
-    }
-}
-
-impl From<Bytes> for Body {
-    fn from(bytes: Bytes) -> Body {
-        Body(vec![bytes])
-    }
-}
-
-impl From<Vec<u8>> for Body {
-    fn from(bytes: Vec<u8>) -> Body {
-        Body(vec![bytes.into()])
-    }
-}
-
-impl From<Vec<Bytes>> for Body {
-    fn from(parts: Vec<Bytes>) -> Body {
-        Body(parts)
-    }
-}
-
-impl fmt::Debug for Body {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Body({} bytes)", self.len())
-    }
-}
 
 /// What a server says instead of a reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

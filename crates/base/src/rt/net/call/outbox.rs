@@ -1,8 +1,6 @@
 //! Sending frames: those that wait together travel together.
 
-use bytes::BytesMut;
-
-use super::frame::Outgoing;
+use super::frame::{Outgoing, message};
 use crate::rt::Stop;
 use crate::rt::channel::Receiver;
 use crate::rt::net::LinkSender;
@@ -28,14 +26,11 @@ pub async fn send_frames(
         }
         let mut rest = waiting.as_slice();
         while !rest.is_empty() {
-            let (together, bytes) = message(rest);
-            let (frames, after) = rest.split_at(together);
+            let (frames, after) = rest.split_at(together(rest));
             if !begin(frames) {
                 return;
             }
-            let mut message = BytesMut::with_capacity(bytes);
-            frames.iter().for_each(|frame| frame.encode(&mut message));
-            match ended.or_stopped(link.send(message.freeze())).await {
+            match ended.or_stopped(link.send(message(frames))).await {
                 Some(Ok(())) => rest = after,
                 _ => return,
             }
@@ -44,8 +39,8 @@ pub async fn send_frames(
     }
 }
 
-/// How many of these frames go into one message, and its length.
-fn message(frames: &[Outgoing]) -> (usize, usize) {
+/// How many of these frames go into one message.
+fn together(frames: &[Outgoing]) -> usize {
     let (mut count, mut bytes) = (0, 0);
     for frame in frames {
         if count > 0 && bytes + frame.bytes() > MESSAGE_BYTES_SOFT_MAX {
@@ -54,5 +49,5 @@ fn message(frames: &[Outgoing]) -> (usize, usize) {
         count += 1;
         bytes += frame.bytes();
     }
-    (count, bytes)
+    count
 }

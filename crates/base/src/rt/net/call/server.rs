@@ -5,19 +5,17 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::frame::{self, Kind, Malformed, Outgoing, encode_refusal};
 use super::outbox::{WAITING_FRAMES_MAX, send_frames};
-use super::{BODY_BYTES_MAX, Body, Refusal};
+use super::{BODY_BYTES_MAX, Refusal};
 use crate::ErrorKind;
 use crate::rt::channel::{Closed, Sender, bounded};
-use crate::rt::net::Link;
+use crate::rt::net::{Link, Parts};
 use crate::rt::sync::Semaphore;
 use crate::rt::{Stop, spawn};
 
 /// What becomes of a request, some time.
-pub type Answer = Pin<Box<dyn Future<Output = Result<Body, Refusal>> + Send>>;
+pub type Answer = Pin<Box<dyn Future<Output = Result<Parts, Refusal>> + Send>>;
 
 /// Answers the requests of one link.
 pub trait Handler: Send + Sync + 'static {
@@ -28,7 +26,7 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Takes a request. Called in the order of sending and must not wait; the answers run side by side. An answer is
     /// dropped when its link ends: what must be finished all the same is handed to somebody else.
-    fn request(&self, request: Bytes) -> Answer;
+    fn request(&self, request: Parts) -> Answer;
 }
 
 /// Why a server stopped serving a link.
@@ -56,7 +54,7 @@ impl Notifier {
     ///
     /// # Errors
     /// [`Closed`] when the link has ended. A notice that was queued may be lost all the same.
-    pub async fn notify(&self, notice: impl Into<Body>) -> Result<(), Closed> {
+    pub async fn notify(&self, notice: impl Into<Parts>) -> Result<(), Closed> {
         let body = notice.into();
         assert!(body.len() <= BODY_BYTES_MAX, "notices are small");
         let frame = Outgoing { kind: Kind::Notice, number: 0, body };
@@ -89,7 +87,7 @@ pub async fn serve(link: Link, handler: Arc<dyn Handler>, concurrency_max: usize
     let places = Semaphore::new(concurrency_max);
     handler.opened(Notifier { queue: queue.clone(), ended: ended.clone() });
     loop {
-        let mut message = match stop.or_stopped(ended.or_stopped(receiver.receive())).await {
+        let mut message = match stop.or_stopped(ended.or_stopped(receiver.receive_parts())).await {
             None => return Ended::Stopped,
             Some(Some(Ok(message))) => message,
             Some(_) if panicked.is_stopped() => return Ended::Panicked,
@@ -123,7 +121,7 @@ pub async fn serve(link: Link, handler: Arc<dyn Handler>, concurrency_max: usize
     }
 }
 
-fn reply(number: u64, outcome: Result<Body, Refusal>) -> Outgoing {
+fn reply(number: u64, outcome: Result<Parts, Refusal>) -> Outgoing {
     let outcome = outcome.and_then(|body| match body.len() {
         0..=BODY_BYTES_MAX => Ok(body),
         bytes => {

@@ -1,14 +1,15 @@
 //! What callers may rely on, in production and, for several seeds, in simulation with cut links.
 
+use std::slice;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::frame::{Incoming, Kind, Outgoing};
 use super::*;
-use crate::rt::net::{Link, connect, listen};
+use crate::rt::net::{Link, Parts, connect, listen};
 use crate::rt::simulation::{Chance, Simulation};
 use crate::rt::{self, Stop};
 
@@ -37,7 +38,8 @@ impl Handler for Next {
         *self.notifier.lock().expect("nobody panics") = Some(notifier);
     }
 
-    fn request(&self, request: Bytes) -> Answer {
+    fn request(&self, request: Parts) -> Answer {
+        let request = request.concat();
         let number = number(&request);
         self.order.lock().expect("nobody panics").push(number);
         let (running, most) = (Arc::clone(&self.running), Arc::clone(&self.most));
@@ -167,7 +169,7 @@ fn a_panic_of_the_handler_ends_the_link() {
 struct Silent;
 
 impl Handler for Silent {
-    fn request(&self, _: Bytes) -> Answer {
+    fn request(&self, _: Parts) -> Answer {
         Box::pin(std::future::pending())
     }
 }
@@ -266,24 +268,45 @@ fn a_request_that_was_said_to_be_unsent_is_never_served() {
 fn frames_have_the_documented_bytes() {
     let frame =
         Outgoing { kind: Kind::Request, number: 0x0102, body: vec![Bytes::from("he"), Bytes::from("y")].into() };
-    let mut message = BytesMut::new();
-    frame.encode(&mut message);
+    let message = frame::message(slice::from_ref(&frame)).concat();
     assert_eq!(message[..], *b"\x01\0\0\0\x03\0\0\0\x02\x01\0\0\0\0\0\0hey");
     assert_eq!(message.len(), frame.bytes());
     let refusal = Refusal::new(crate::ErrorKind::Fenced, "no");
     let body = frame::encode_refusal(&refusal);
-    assert_eq!(body.parts()[0][..], *b"\x02no");
+    assert_eq!(body.concat()[..], *b"\x02no");
     assert_eq!(frame::decode_refusal(b"\x02no"), Ok(refusal));
-    let mut both = message.clone();
-    both.put_slice(&message);
-    let mut both = both.freeze();
+    let mut both = Parts::from([&message[..], &message[..]].concat());
     for _ in 0..2 {
-        let incoming = Incoming { kind: Kind::Request, number: 0x0102, body: Bytes::from("hey") };
+        let incoming = Incoming { kind: Kind::Request, number: 0x0102, body: Bytes::from("hey").into() };
         assert_eq!(frame::next(&mut both), Ok(Some(incoming)));
     }
     assert_eq!(frame::next(&mut both), Ok(None));
     let long = Refusal::new(crate::ErrorKind::Retry, "ä".repeat(REFUSAL_BYTES_MAX));
     assert!(long.text.len() <= REFUSAL_BYTES_MAX && long.text.chars().all(|letter| letter == 'ä'));
+}
+
+#[test]
+fn long_parts_are_not_copied_into_the_message() {
+    let long = Bytes::from(vec![7; 10_000]);
+    let short = Bytes::from("short");
+    let bodies = [vec![short.clone(), long.clone(), short.clone()], vec![short.clone()], vec![long.clone()], vec![]];
+    let frame =
+        |(number, body): (u64, &Vec<Bytes>)| Outgoing { kind: Kind::Request, number, body: body.clone().into() };
+    let frames: Vec<Outgoing> = (0..).zip(&bodies).map(frame).collect();
+    let message = frame::message(&frames);
+    let shared = message.as_slice().iter().filter(|part| part.as_ptr() == long.as_ptr()).count();
+    assert_eq!((shared, message.as_slice().len()), (2, 5));
+    assert_eq!(message.len(), frames.iter().map(Outgoing::bytes).sum());
+    let mut uncopied = 0;
+    for mut rest in [message.clone(), message.concat().into()] {
+        for (number, body) in (0..).zip(&bodies) {
+            let incoming = frame::next(&mut rest).expect("they are frames").expect("there are as many");
+            assert_eq!(incoming, Incoming { kind: Kind::Request, number, body: body.concat().into() });
+            uncopied += incoming.body.as_slice().iter().filter(|part| part.as_ptr() == long.as_ptr()).count();
+        }
+        assert_eq!(frame::next(&mut rest), Ok(None));
+    }
+    assert_eq!(uncopied, 2, "what comes in parts is left in parts");
 }
 
 #[test]
@@ -310,13 +333,13 @@ fn hostile_bytes_end_the_link_and_nothing_else() {
             // To a server.
             let (near, far) = pair("a").await;
             let server = rt::spawn(serve(far, Arc::new(Silent), 4, Stop::new()));
-            near.send(bytes.clone().into()).await.expect("the link is whole");
+            near.send(bytes.clone()).await.expect("the link is whole");
             drop(near);
             assert_ne!(server.await.expect("it ends"), Ended::Panicked);
             // To a caller.
             let (near, far) = pair("b").await;
             let caller = Caller::new(near, 4, |_| {});
-            far.send(bytes.into()).await.expect("the link is whole");
+            far.send(bytes).await.expect("the link is whole");
             let answer = rt::timeout(Duration::from_secs(1), caller.call(request(1)));
             // An answer, an error or silence; and no panic.
             let _ = answer.await;
