@@ -132,7 +132,7 @@ pub fn catalogue() -> Vec<Description> {
 /// The values of all known events: of this simulation when called in one, else of the process.
 pub fn snapshot() -> Snapshot {
     if let Some(values) = rt::simulated_events(|events| events.clone()) {
-        return Snapshot { values };
+        return Snapshot { values: values.into_iter().collect() };
     }
     Snapshot { values: registry().iter().map(|(name, event)| (*name, event.process_value())).collect() }
 }

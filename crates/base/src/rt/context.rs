@@ -1,10 +1,10 @@
 //! Which world the current thread is in.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::simulation::{Life, World};
+use crate::collections::Map;
 use crate::event::Value;
 
 /// The simulation that the current thread runs, and the life of the node whose task it runs.
@@ -63,6 +63,6 @@ impl Drop for Entered {
 
 /// Runs `access` on the event values of the current simulation; `None` outside of one.
 #[inline]
-pub(crate) fn simulated_events<T>(access: impl FnOnce(&mut BTreeMap<&'static str, Value>) -> T) -> Option<T> {
+pub(crate) fn simulated_events<T>(access: impl FnOnce(&mut Map<&'static str, Value>) -> T) -> Option<T> {
     world().map(|world| world.with_events(access))
 }

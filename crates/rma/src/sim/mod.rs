@@ -126,7 +126,6 @@ impl Counts {
 /// A life of a simulated node.
 #[derive(Clone)]
 struct Place {
-    sim: Sim,
     node: Node,
     life: u64,
 }
@@ -141,7 +140,7 @@ impl Place {
     }
 
     fn is_cut_to(&self, other: &Place) -> bool {
-        self.sim.is_cut(self.node.name(), other.node.name())
+        self.node.is_cut_to(&other.node)
     }
 }
 
@@ -246,7 +245,7 @@ impl SimFabric {
     fn here(&self) -> Place {
         let node = Node::current().expect("the sim provider is used within its simulation");
         let life = node.crashes();
-        let place = Place { sim: self.0.sim.clone(), node, life };
+        let place = Place { node, life };
         let key = (place.node.name().to_owned(), life);
         let is_new = self.0.watched.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         if is_new {

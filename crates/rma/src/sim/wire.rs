@@ -320,21 +320,22 @@ impl State {
     fn run_now(&mut self, (key, side): (ConnectionKey, Side), effects: &mut Effects) {
         let connection = self.connections.get_mut(&key).expect("the caller has just seen it");
         let host = self.hosts.get_mut(&connection.host);
-        let (near, far) = (connection.ends[side].place.clone(), connection.ends[1 - side].place.clone());
-        let end = &mut connection.ends[side];
-        let front = end.queue.front_mut().expect("the caller has just put it there");
+        let [near, far] = connection.both(side);
+        let front = near.queue.front_mut().expect("the caller has just put it there");
         front.due = self.now;
         let one_sided = front.access.is_some() && !matches!(front.work, Work::Write { immediate: Some(_), .. });
         match (front.access, host) {
-            (Some(access), Some(host)) if one_sided && !near.is_cut_to(&far) && !far.is_cut_to(&near) => {
+            (Some(access), Some(host))
+                if one_sided && !near.place.is_cut_to(&far.place) && !far.place.is_cut_to(&near.place) =>
+            {
                 let outcome = loop {
                     match step(front, &access, &mut host.memory, &mut self.chance, self.profile) {
                         Some(outcome) => break outcome,
                         None => continue,
                     }
                 };
-                let mut posted = end.queue.pop_front().expect("it was just seen");
-                end.in_flight -= 1;
+                let mut posted = near.queue.pop_front().expect("it was just seen");
+                near.in_flight -= 1;
                 self.counts.in_flight -= 1;
                 effects.outcomes.extend(posted.finish(outcome));
             }

@@ -52,12 +52,12 @@ impl Clock {
 impl Core {
     /// What the clock of a node shows.
     pub(super) fn clock_of(&self, node: NodeId) -> u64 {
-        self.nodes.get(&node).map_or(self.clock, |state| state.clock.shown(self.clock))
+        self.nodes[node.index()].clock.shown(self.clock)
     }
 
     /// When the clock of a node will show `shown_nanos`, if its rate does not change.
     pub(super) fn true_time(&self, node: NodeId, shown_nanos: u64) -> u64 {
-        self.nodes.get(&node).map_or(shown_nanos, |state| state.clock.true_time(shown_nanos))
+        self.nodes[node.index()].clock.true_time(shown_nanos)
     }
 }
 

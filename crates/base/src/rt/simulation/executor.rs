@@ -9,6 +9,7 @@
 //! wake-up from another thread would be beyond the seed's control and fails the run.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -23,6 +24,7 @@ use super::task::message_of;
 use super::timer::{Call, nanos_of};
 use super::trace::Event;
 use super::world::{Core, World};
+use crate::collections::Map;
 use crate::rt::context::{self, Ambient};
 
 /// The most virtual time that one poll takes, in nanoseconds.
@@ -33,7 +35,7 @@ pub(super) type BoxedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// All tasks of a world.
 #[derive(Default)]
 pub(super) struct Tasks {
-    slots: BTreeMap<TaskId, Slot>,
+    slots: Map<TaskId, Slot>,
     made: u64,
     /// Sorted.
     ready: Vec<TaskId>,
@@ -77,8 +79,9 @@ impl Woken {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 
-    fn take(&self) -> Vec<TaskId> {
-        std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Moves them into `taken`, which is empty.
+    fn take_into(&self, taken: &mut Vec<TaskId>) {
+        std::mem::swap(taken, &mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -150,10 +153,11 @@ impl World {
 
     /// Polls tasks until `is_done` says so or the run fails.
     pub(super) fn execute(self: &Arc<Self>, mut is_done: impl FnMut() -> bool) {
+        let mut woken = Vec::new();
         loop {
-            let woken = self.woken.take();
+            self.woken.take_into(&mut woken);
             let step = self.with(|core| {
-                core.admit(woken);
+                woken.drain(..).for_each(|task| core.admit(task));
                 if self.woken.foreign.load(Ordering::SeqCst) {
                     core.fail(Reason::ForeignWake);
                 }
@@ -170,7 +174,8 @@ impl World {
 
     /// Calls a function on the driver. Its panic fails the run.
     pub(super) fn call(self: &Arc<Self>, call: Call) {
-        let life = self.current_life(DRIVER);
+        // The driver has one life.
+        let life = Life { node: DRIVER, incarnation: 0 };
         let _entered = context::enter(Ambient { world: Arc::clone(self), life });
         // Nothing of the function is left after a panic.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
@@ -186,15 +191,15 @@ impl World {
         let finished = dropped || future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
         let leftover = self.with(|core| {
             let alive = core.is_alive(life);
-            let Some(slot) = core.tasks.slots.get_mut(&task) else {
+            let Entry::Occupied(mut slot) = core.tasks.slots.entry(task) else {
                 return Some(future);
             };
             if finished || !alive {
-                core.tasks.slots.remove(&task);
+                slot.remove();
                 core.record(Event::Ended { task });
                 return Some(future);
             }
-            slot.future = Some(future);
+            slot.get_mut().future = Some(future);
             None
         });
         drop(leftover);
@@ -209,8 +214,8 @@ impl World {
                     .tasks
                     .slots
                     .iter()
-                    .find(|(_, slot)| slot.future.is_some() && node.is_none_or(|node| slot.life.node == node));
-                let task = *found?.0;
+                    .filter(|(_, slot)| slot.future.is_some() && node.is_none_or(|node| slot.life.node == node));
+                let task = *found.map(|(task, _)| task).min()?;
                 let slot = core.tasks.slots.remove(&task).expect("the task was just found");
                 core.record(Event::Ended { task });
                 Some((slot.life, slot.future))
@@ -223,16 +228,14 @@ impl World {
 }
 
 impl Core {
-    /// Makes woken tasks ready, or parks them when their node is paused.
-    fn admit(&mut self, woken: Vec<TaskId>) {
-        for task in woken {
-            let Some(slot) = self.tasks.slots.get(&task) else { continue };
-            let node = self.nodes.get_mut(&slot.life.node).expect("nodes are never removed");
-            if node.paused {
-                node.parked.push(task);
-            } else if let Err(place) = self.tasks.ready.binary_search(&task) {
-                self.tasks.ready.insert(place, task);
-            }
+    /// Makes a woken task ready, or parks it when its node is paused.
+    fn admit(&mut self, task: TaskId) {
+        let Some(slot) = self.tasks.slots.get(&task) else { return };
+        let node = &mut self.nodes[slot.life.node.index()];
+        if node.paused {
+            node.parked.push(task);
+        } else if let Err(place) = self.tasks.ready.binary_search(&task) {
+            self.tasks.ready.insert(place, task);
         }
     }
 
@@ -248,7 +251,7 @@ impl Core {
     /// Makes the parked tasks of a node ready.
     pub(super) fn unpark(&mut self, node: NodeId) {
         let parked = std::mem::take(&mut self.node(node).parked);
-        self.admit(parked);
+        parked.into_iter().for_each(|task| self.admit(task));
     }
 
     fn choose(&mut self, done: bool) -> Step {
@@ -291,7 +294,9 @@ impl Core {
 
     /// Node, number and code of every task.
     fn waiting(&self) -> Vec<String> {
-        self.tasks.slots.keys().map(|task| self.task_name(*task)).collect()
+        let mut tasks: Vec<TaskId> = self.tasks.slots.keys().copied().collect();
+        tasks.sort_unstable();
+        tasks.into_iter().map(|task| self.task_name(task)).collect()
     }
 
     pub(super) fn task_name(&self, task: TaskId) -> String {

@@ -36,6 +36,13 @@ id! {
 /// The node on which the run's own future lives. It cannot crash.
 pub(in crate::rt) const DRIVER: NodeId = NodeId(0);
 
+impl NodeId {
+    /// Where its world has it. Nodes are never removed.
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// One life of a node: from a start to the next crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rt) struct Life {

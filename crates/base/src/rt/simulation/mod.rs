@@ -192,7 +192,7 @@ impl Simulation {
         world.fail_on_unjoined_panics();
         world.drop_tasks(None);
         world.forget_functions();
-        let events = world.with_events(|events| events.clone());
+        let events = world.with_events(|events| events.clone().into_iter().collect());
         let (failure, report, recent) = world.with(|core| {
             let failure = core.failure.take();
             let recent = failure.as_ref().map(|_| core.trace.recent(|node| core.node_name(node)));
@@ -202,7 +202,7 @@ impl Simulation {
                 digest: core.trace.digest(),
                 steps: core.steps,
                 elapsed: Duration::from_nanos(core.clock),
-                fault_points: core.fault_points.clone(),
+                fault_points: core.fault_points.clone().into_iter().collect(),
                 events,
             };
             (failure, report, recent)

@@ -43,11 +43,11 @@ impl World {
     /// The node of a name, made at its first use.
     pub(super) fn node(self: &Arc<Self>, name: &str) -> Node {
         let (id, name) = self.with(|core| {
-            let found = core.nodes.iter().find(|(_, node)| &*node.name == name);
-            if let Some((id, node)) = found {
-                return (*id, Arc::clone(&node.name));
+            let found = core.nodes.iter().position(|node| &*node.name == name);
+            let id = NodeId(found.unwrap_or(core.nodes.len()) as u64);
+            if let Some(place) = found {
+                return (id, Arc::clone(&core.nodes[place].name));
             }
-            let id = NodeId(core.nodes.len() as u64);
             let name: Arc<str> = name.into();
             let state = NodeState {
                 name: Arc::clone(&name),
@@ -60,7 +60,7 @@ impl World {
                 clock: Clock::default(),
                 crash_calls: Vec::new(),
             };
-            core.nodes.insert(id, state);
+            core.nodes.push(state);
             (id, name)
         });
         Node { world: Arc::clone(self), id, name }
@@ -68,13 +68,13 @@ impl World {
 
     /// Drops all functions that are to be called: they may hold handles of the world, which would keep it alive for good.
     pub(super) fn forget_functions(&self) {
-        let boots = self.with(|core| core.nodes.values_mut().map(|node| node.boot.take()).collect::<Vec<_>>());
+        let boots = self.with(|core| core.nodes.iter_mut().map(|node| node.boot.take()).collect::<Vec<_>>());
         // Outside of the lock, because dropping may come back here.
         drop(boots);
         // Dropping one may set others, as few times as handles nest.
         loop {
             let (alarms, calls) = self.with(|core| {
-                let calls = core.nodes.values_mut().flat_map(|node| std::mem::take(&mut node.crash_calls));
+                let calls = core.nodes.iter_mut().flat_map(|node| std::mem::take(&mut node.crash_calls));
                 let calls: Vec<Call> = calls.chain(std::mem::take(&mut core.calls)).collect();
                 (core.take_alarms(), calls)
             });
@@ -256,6 +256,11 @@ impl Node {
     /// How often the node has crashed: the number of its present life, or, while it is down, of its next.
     pub fn crashes(&self) -> u64 {
         self.world.with(|core| core.node(self.id).incarnation)
+    }
+
+    /// Whether messages from it to another node are stopped.
+    pub fn is_cut_to(&self, other: &Node) -> bool {
+        self.world.with(|core| core.is_cut(self.id, other.id))
     }
 
     /// Its disk, which outlives crashes.

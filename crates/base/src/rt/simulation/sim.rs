@@ -106,7 +106,7 @@ impl Sim {
 
     /// Cuts a group of nodes off from all others.
     pub fn isolate(&self, group: &[&str]) {
-        let names = self.world.with(|core| core.nodes.values().map(|node| node.name.to_string()).collect::<Vec<_>>());
+        let names = self.world.with(|core| core.nodes.iter().map(|node| node.name.to_string()).collect::<Vec<_>>());
         for outsider in names.iter().filter(|name| !group.contains(&name.as_str())) {
             for insider in group {
                 self.cut(insider, outsider);

@@ -3,12 +3,12 @@
 //! Everything sits behind one lock that only the simulation's thread takes. Wakers are called, and futures are polled
 //! and dropped, only while it is free, because each of these may run code that comes back here.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
+use super::FaultPoint;
 use super::chance::Chance;
 use super::executor::{Tasks, Woken};
 use super::failure::Reason;
@@ -17,6 +17,7 @@ use super::net::Net;
 use super::node::NodeState;
 use super::timer::{Call, Timers};
 use super::trace::{Event, Trace};
+use crate::collections::Map;
 use crate::event::Value;
 
 /// What a run may take, and how slow its world is.
@@ -35,7 +36,7 @@ pub(in crate::rt) struct World {
     pub(super) settings: Settings,
     pub(super) woken: Arc<Woken>,
     core: Mutex<Core>,
-    events: Mutex<BTreeMap<&'static str, Value>>,
+    events: Mutex<Map<&'static str, Value>>,
 }
 
 /// All that changes while a world runs.
@@ -48,10 +49,11 @@ pub(super) struct Core {
     pub trace: Trace,
     pub tasks: Tasks,
     pub timers: Timers,
-    pub nodes: BTreeMap<NodeId, NodeState>,
+    /// By their numbers.
+    pub nodes: Vec<NodeState>,
     pub net: Net,
-    pub fault_points: BTreeMap<&'static str, super::FaultPoint>,
-    pub injections: BTreeMap<String, Injection>,
+    pub fault_points: Map<&'static str, FaultPoint>,
+    pub injections: Map<String, Injection>,
     /// Called when the lock is free again.
     pub deferred: Vec<Waker>,
     /// Called by the executor, between tasks.
@@ -76,10 +78,10 @@ impl World {
             trace: Trace::new(settings.trace_lines_max),
             tasks: Tasks::default(),
             timers: Timers::default(),
-            nodes: BTreeMap::new(),
+            nodes: Vec::new(),
             net: Net::default(),
-            fault_points: BTreeMap::new(),
-            injections: BTreeMap::new(),
+            fault_points: Map::default(),
+            injections: Map::default(),
             deferred: Vec::new(),
             calls: Vec::new(),
             failure: None,
@@ -100,7 +102,7 @@ impl World {
     }
 
     /// Runs `access` on the values of events.
-    pub(in crate::rt) fn with_events<T>(&self, access: impl FnOnce(&mut BTreeMap<&'static str, Value>) -> T) -> T {
+    pub(in crate::rt) fn with_events<T>(&self, access: impl FnOnce(&mut Map<&'static str, Value>) -> T) -> T {
         access(&mut self.events.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -133,25 +135,27 @@ impl Core {
     }
 
     pub(super) fn node(&mut self, node: NodeId) -> &mut NodeState {
-        self.nodes.get_mut(&node).expect("nodes are never removed")
+        &mut self.nodes[node.index()]
     }
 
     pub(super) fn node_name(&self, node: NodeId) -> String {
-        self.nodes.get(&node).map_or_else(|| node.to_string(), |state| state.name.to_string())
+        self.nodes[node.index()].name.to_string()
     }
 
     /// Whether this life of its node has not ended.
     pub(super) fn is_alive(&self, life: Life) -> bool {
-        self.nodes.get(&life.node).is_some_and(|node| node.up && node.incarnation == life.incarnation)
+        let node = &self.nodes[life.node.index()];
+        node.up && node.incarnation == life.incarnation
     }
 
     fn fault_point(&mut self, name: &'static str) -> bool {
-        let injection = self.injections.entry(name.to_owned()).or_default();
-        let injected = if injection.next_times > 0 {
-            injection.next_times -= 1;
-            true
-        } else {
-            injection.probability > 0.0 && self.chance.with_probability(injection.probability)
+        let injected = match self.injections.get_mut(name) {
+            Some(injection) if injection.next_times > 0 => {
+                injection.next_times -= 1;
+                true
+            }
+            Some(injection) => injection.probability > 0.0 && self.chance.with_probability(injection.probability),
+            None => false,
         };
         let counted = self.fault_points.entry(name).or_default();
         counted.reached += 1;

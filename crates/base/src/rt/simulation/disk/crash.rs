@@ -9,7 +9,7 @@ impl Core {
     /// Leaves on a node's disk what a crash leaves.
     pub(in super::super) fn crash_disk(&mut self, node: NodeId) {
         let Core { nodes, chance, .. } = self;
-        let disk = &mut nodes.get_mut(&node).expect("nodes are never removed").disk;
+        let disk = &mut nodes[node.index()].disk;
         // Crashes that keep or lose everything are the common ones, so they are drawn more often than chance would.
         let survival = match chance.below(10) {
             0 => Survival::All,

@@ -126,7 +126,7 @@ impl Disk {
     pub fn rot(&self) -> Option<(std::path::PathBuf, u64)> {
         let target = self.world.with(|core| {
             let Core { nodes, chance, .. } = core;
-            let disk = &nodes.get(&self.node).expect("nodes are never removed").disk;
+            let disk = &nodes[self.node.index()].disk;
             let mut files = Vec::new();
             for (path, directory) in &disk.directories {
                 for (name, inode) in &directory.names {

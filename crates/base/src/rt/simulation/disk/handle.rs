@@ -204,7 +204,7 @@ impl File {
             check_life(core, *life)?;
             let failed = core.check_disk(life.node, DiskOperation::Sync);
             let Core { nodes, chance, .. } = core;
-            let disk = &mut nodes.get_mut(&life.node).expect("nodes are never removed").disk;
+            let disk = &mut nodes[life.node.index()].disk;
             let lying = disk.lying;
             let state = disk.inode(inode);
             match failed {
