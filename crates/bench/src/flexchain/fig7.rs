@@ -39,8 +39,8 @@ const SAVEPOINT_BLOCKS: [u64; 2] = [PERSIST_BLOCKS, 128];
 const SAVEPOINT_BYTES: u64 = 120 << 20;
 /// About what an entry of a cache takes besides its value.
 const ENTRY_BYTES: usize = 170;
-/// The shortest run beside a large memtable, in which either form persists.
-const MEMTABLE_WINDOW_MIN: Duration = Duration::from_secs(4);
+/// What [`Options::memtable_window_min`] has to be for either form to persist in each run.
+pub const MEMTABLE_WINDOW_MIN: Duration = Duration::from_secs(4);
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -53,6 +53,8 @@ pub struct Options {
     pub pairs: usize,
     /// How long each run takes.
     pub window: Duration,
+    /// The shortest run beside a large memtable.
+    pub memtable_window_min: Duration,
     /// Of a verb, beside `shm` as it is.
     pub latency: Duration,
     pub seed: u64,
@@ -168,7 +170,7 @@ async fn run_large_memtable(options: &Options, figure: &mut Figure, stop: &Stop,
                 ..disaggregated.clone()
             };
             let mut comparison = options.comparison(load.clone(), None, [disaggregated, monolithic]);
-            comparison.window = comparison.window.max(MEMTABLE_WINDOW_MIN);
+            comparison.window = comparison.window.max(options.memtable_window_min);
             let compared = compare(&comparison, stop).await?;
             add(figure, part, &name, &setup::provider(None), &compared);
             *least = least.min(compared.ratio);

@@ -80,9 +80,10 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of machines with much else to do, where nobody is to take over.
+    /// Of machines with much else to do, and a processor whose place nobody is to take: it need not wait for another's heartbeat,
+    /// only, before it serves, for the lease of one that may have been before.
     pub fn patient() -> Times {
-        Times { heartbeat_ms: 5, lease_ms: 5000, election_ms: 5000, copy_bytes_per_second: Timing::UNLIMITED }
+        Times { heartbeat_ms: 5, lease_ms: 5000, election_ms: 100, copy_bytes_per_second: Timing::UNLIMITED }
     }
 
     fn timing(self) -> Timing {

@@ -132,6 +132,7 @@ pub async fn fig7(arguments: &Fig7, stop: &Stop) -> Result<(), Failure> {
             customers: count(arguments.customers),
             pairs: count(arguments.pairs),
             window: Duration::from_secs_f64(arguments.state_seconds),
+            memtable_window_min: if arguments.common.quick { Duration::ZERO } else { fig7::MEMTABLE_WINDOW_MIN },
             latency: Duration::from_micros(arguments.latency_us),
             seed: arguments.common.seed,
         };
