@@ -70,6 +70,9 @@ pub struct Add {
     /// Where it answers the other orderers
     #[arg(long, value_name = "ADDRESS", requires_all = ["node", "number"])]
     pub address: Option<String>,
+    /// Give up waiting for its vote after so many seconds; it goes on learning
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub timeout: u64,
 }
 
 /// Make the files of one orderer more, to run on another host, or take one that was removed out of the files

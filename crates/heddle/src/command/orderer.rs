@@ -85,11 +85,11 @@ impl Group {
         }
     }
 
-    /// Has the leader go step after step until a report is as wanted.
+    /// Has the leader go step after step until a report is as wanted, or `tell` gives up.
     async fn until(
         &self,
         request: &Request,
-        mut tell: impl FnMut(&OrderersReport),
+        mut tell: impl FnMut(&OrderersReport) -> Result<(), Failure>,
         is_done: impl Fn(&OrderersReport) -> bool,
     ) -> Result<OrderersReport, Failure> {
         let (mut since, mut doubt) = (Instant::now(), None);
@@ -99,7 +99,7 @@ impl Group {
                 Ok(report) if is_done(&report) => return Ok(report),
                 Ok(report) => {
                     (since, doubt) = (Instant::now(), None);
-                    tell(&report);
+                    tell(&report)?;
                 }
                 Err(ControlError::NotLeading { leader, address }) if self.dir.is_none() => {
                     return Err(elsewhere(leader, address));
@@ -211,19 +211,32 @@ pub async fn add(arguments: &Add) -> Result<(), Failure> {
     };
     let Added { number, address } = new;
     let name = orderer_of(number);
-    let mut told = Instant::now();
+    let (start, mut told) = (Instant::now(), Instant::now());
     let tell = |report: &OrderersReport| {
+        let behind = report.orderer(number).and_then(|orderer| orderer.behind);
+        let behind = behind.map_or_else(String::new, |behind| format!(", {behind} entries behind"));
+        if start.elapsed() > Duration::from_secs(arguments.timeout) {
+            return Err(late(&name, &behind, arguments.timeout));
+        }
         if told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
-            let behind = report.orderer(number).and_then(|orderer| orderer.behind);
-            let behind = behind.map_or_else(String::new, |behind| format!(", {behind} entries behind"));
             eprintln!("{name} learns{behind}");
         }
+        Ok(())
     };
     let request = Request::AdmitOrderer { number, address };
     let votes = |report: &OrderersReport| report.orderer(number).is_some_and(|orderer| orderer.votes);
     let report = group.until(&request, tell, votes).await?;
     output::print(&text(&report))
+}
+
+/// An orderer that is to be a member has not caught up in time.
+fn late(name: &str, behind: &str, seconds: u64) -> Failure {
+    Failure::new(format!(
+        "{name} has no vote after {seconds} s{behind}: see that it runs and that the orderers reach it; \
+         `heddle orderer members` says how far it is. The same command goes on with it, longer with --timeout, and \
+         `heddle orderer remove {name}` gives it up"
+    ))
 }
 
 /// What is to be a member.
@@ -314,7 +327,7 @@ pub async fn remove(arguments: &Remove) -> Result<(), Failure> {
         tokio::time::sleep(POLL).await;
     }
     let is_gone = |report: &OrderersReport| report.orderer(number).is_none();
-    let report = group.until(&Request::RemoveOrderer { number }, |_| {}, is_gone).await?;
+    let report = group.until(&Request::RemoveOrderer { number }, |_| Ok(()), is_gone).await?;
     if let Some(dir) = &group.dir {
         enlist::strike(dir, number)?;
     }

@@ -151,7 +151,7 @@ fn figure_8b_limits_the_memory_nodes_processor_in_either_way() {
 }
 
 #[test]
-fn sifts_figures_5_and_6_set_both_engines_beside_each_other() {
+fn sifts_figure_5_sets_both_engines_beside_each_other() {
     let ratios = [
         "write_over_raft",
         "read_over_raft",
@@ -163,22 +163,34 @@ fn sifts_figures_5_and_6_set_both_engines_beside_each_other() {
     ];
     let figure = quick_sift("sift-fig5", &ratios, &[]);
     assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 4), "{figure:#}");
+}
+
+#[test]
+fn sifts_figure_6_sets_both_engines_beside_each_other() {
     let figure = quick_sift("sift-fig6", &["write_p50_over_raft", "read_p50_over_raft"], &[]);
     assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 2 * 2), "{figure:#}");
 }
 
 #[test]
-fn sifts_figure_7_limits_every_node_and_table_2_prices_what_it_finds() {
+fn sifts_figure_7_limits_every_node() {
     let ratios = ["sift_over_raft_f1", "coded_over_raft_f1", "sift_over_raft_f2", "coded_over_raft_f2"];
     let figure = quick_sift("sift-fig7", &ratios, &["--limit", "pauses"]);
     assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 2 * 2), "{figure:#}");
     assert_eq!(figure["settings"]["limiter"], "pauses (SIGSTOP and SIGCONT)");
+}
+
+#[test]
+fn sifts_table_2_prices_what_figure_7_finds() {
     let ratios = ["saving_aws_f1", "saving_gcp_f1", "saving_aws_f2", "saving_gcp_f2"];
     let figure = quick_sift("sift-table2", &ratios, &[]);
     let rows = figure["rows"].as_array().expect("rows");
     let cores = |machine: &str| rows.iter().find(|row| row["machine"] == machine).and_then(|row| row["cores"].as_f64());
     assert_eq!((cores("raft node"), cores("sift memory node")), (Some(8.0), Some(1.0)), "{figure:#}");
     assert!(cores("sift processor").is_some_and(|cores| cores >= 1.0), "{figure:#}");
+}
+
+#[test]
+fn sifts_figures_9_and_10_price_groups_that_survive_one_loss_and_two() {
     quick_sift("sift-fig9", &["saving_aws_f1", "saving_gcp_f1"], &[]);
     quick_sift("sift-fig10", &["saving_aws_f2", "saving_gcp_f2"], &[]);
 }
@@ -204,6 +216,15 @@ fn sifts_figure_8_says_how_many_backups_are_enough() {
 
 #[test]
 fn sifts_figure_11_has_a_memory_node_back_that_was_killed() {
+    figure_11(&[]);
+}
+
+#[test]
+fn sifts_figure_11_has_a_coded_memory_node_back_that_was_killed() {
+    figure_11(&["--coded"]);
+}
+
+fn figure_11(more: &[&str]) {
     let ratios = [
         "lowest_over_before",
         "lowest_reads_over_before",
@@ -212,11 +233,9 @@ fn sifts_figure_11_has_a_memory_node_back_that_was_killed() {
         "longest_without_reads_ms",
         "readmitted_s",
     ];
-    for more in [&[][..], &["--coded"]] {
-        let figure = quick_sift("sift-fig11", &ratios, more);
-        assert!(figure["ratios"]["readmitted_s"].as_f64().is_some_and(|seconds| seconds > 0.5), "{figure:#}");
-        assert!(figure["ratios"]["mean_over_before"].as_f64().is_some_and(|ratio| ratio > 0.0), "{figure:#}");
-    }
+    let figure = quick_sift("sift-fig11", &ratios, more);
+    assert!(figure["ratios"]["readmitted_s"].as_f64().is_some_and(|seconds| seconds > 0.5), "{figure:#}");
+    assert!(figure["ratios"]["mean_over_before"].as_f64().is_some_and(|ratio| ratio > 0.0), "{figure:#}");
 }
 
 #[test]

@@ -265,9 +265,16 @@ fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays()
     assert!(planned.status.success(), "{}", text(&planned));
     let address = format!("tcp:{host}:7303");
     assert!(text(&planned).contains(&format!("--number 4 --address {address}")), "{}", text(&planned));
+    let add_within = |asked: &Started, seconds: &str| {
+        let add = ["orderer", "add", "--node", &asked.folder, "--number", "4", "--address", &address];
+        run(&[&add[..], &["--timeout", seconds]].concat())
+    };
+    // While it does not run it learns nothing.
+    let (late, ..) = at_leader(&running, |asked| add_within(asked, "1"));
+    assert_eq!(late.status.code(), Some(1), "{}", text(&late));
+    assert!(text(&late).contains("orderer-4 has no vote after 1 s"), "{}", text(&late));
     let mut fourth = Started::start(&nodes, "orderer-4");
-    let add =
-        |asked: &Started| run(&["orderer", "add", "--node", &asked.folder, "--number", "4", "--address", &address]);
+    let add = |asked: &Started| add_within(asked, "60");
     for what in ["it is added", "what is done is done"] {
         let (added, _, named) = at_leader(&running, add);
         assert!(added.status.success() && named, "{what}: {}", text(&added));
