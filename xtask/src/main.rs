@@ -119,6 +119,10 @@ const SEEDS_FIXED: u64 = 1000;
 /// Number of fixed seeds of the disaggregated state alone, which are much shorter.
 const STATE_SEEDS_FIXED: u64 = 5000;
 
+/// Tests of one program that run at a time: more than a small machine has processors, since those of processes mostly wait, for
+/// leases to run out and for runs of a given length.
+const TEST_THREADS: &str = "4";
+
 /// Fixed seeds of consensus alone, besides those that its tests run.
 const CONSENSUS_SEEDS_FIXED: &str = "300..5000";
 
@@ -135,7 +139,8 @@ fn steps() -> Vec<Step> {
         Step::new("tests", || {
             hosts::tools()?;
             // Examples are built for those who run them; clippy has seen that they compile.
-            step::run(&mut tests(&["--lib", "--bins", "--tests", "--no-fail-fast"]))?;
+            let mut all = tests(&["--lib", "--bins", "--tests", "--no-fail-fast"]);
+            step::run(all.env("RUST_TEST_THREADS", TEST_THREADS))?;
             step::run(&mut tests(&["--doc"]))
         }),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_FIXED.to_string(), "--mutants"])),
