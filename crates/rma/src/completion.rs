@@ -110,6 +110,13 @@ impl<T> Completion<T> {
         (Completer(Some(Arc::clone(&slot))), Completion(State::Pending(slot)))
     }
 
+    /// Whether the verb had succeeded when its completion was made. Asked in place: an outcome that is moved is read in pieces that
+    /// are not those in which it was written, which waits until the processor has stored all that the verb has copied.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        matches!(&self.0, State::Ready(Ok(_)))
+    }
+
     /// Why the verb failed, if its completion was ready from the start and is a failure.
     #[inline]
     pub fn failure(&self) -> Option<&Error> {

@@ -342,13 +342,19 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordinator::read`], in which case nothing was written; [`Error::Invalid`]; [`Error::Busy`].
     pub async fn post_record(&self, mark: u64, bytes: Bytes) -> Result<(Posted, u64), Error> {
-        let writes = Writes::One(Write { address: mark, bytes });
-        entry::check(writes.as_slice(), self.shared.group.layout.entry_bytes_max())?;
-        let mut unheld = Holding(false);
-        let step = |state: &mut State| state.append(&writes, Kind::Record, &mut unheld);
-        let Posting { ticket, index, .. } = self.shared.step(step).await?;
-        self.shared.tell_changed();
+        let Posting { ticket, index, .. } =
+            self.post(Writes::One(Write { address: mark, bytes }), Kind::Record).await?;
         Ok((Posted(ticket), index))
+    }
+
+    /// As [`Coordinator::transact`], but returns when the writes are on their way. What is posted is committed in that order, and
+    /// [`Coordinator::confirm`] waits for it; reads wait by themselves. When the future is dropped before it completes, nothing was
+    /// posted.
+    ///
+    /// # Errors
+    /// As [`Coordinator::read`], in which case nothing was written; [`Error::Invalid`]; [`Error::Busy`].
+    pub async fn post_transaction(&self, writes: Vec<Write>) -> Result<Posted, Error> {
+        Ok(Posted(self.post(Writes::Many(writes), Kind::Writes).await?.ticket))
     }
 
     /// Gives up the records up to and with an index.
@@ -432,6 +438,14 @@ impl Coordinator {
     }
 
     async fn append(&self, writes: Writes, kind: Kind) -> Result<u64, Error> {
+        let Posting { ticket, index, committed } = self.post(writes, kind).await?;
+        if !committed {
+            self.committed(ticket).await?;
+        }
+        Ok(index)
+    }
+
+    async fn post(&self, writes: Writes, kind: Kind) -> Result<Posting, Error> {
         let layout = &self.shared.group.layout;
         entry::check(writes.as_slice(), layout.entry_bytes_max())?;
         let mut held = None;
@@ -444,12 +458,9 @@ impl Coordinator {
         }
         let mut unheld = Holding(false);
         let holds = held.as_mut().map_or(&mut unheld, |held| &mut held.holding);
-        let Posting { ticket, index, committed } = self.shared.step(|state| state.append(&writes, kind, holds)).await?;
-        if !committed {
-            self.shared.tell_changed();
-            self.committed(ticket).await?;
-        }
-        Ok(index)
+        let posting = self.shared.step(|state| state.append(&writes, kind, holds)).await?;
+        self.shared.tell_changed();
+        Ok(posting)
     }
 
     /// Whether a majority has what was posted.

@@ -47,6 +47,8 @@ pub(crate) use writing::is_whole;
 const APPLY_BATCH: usize = 32;
 /// The same where verbs do not complete while they are posted, so that each is taken in later.
 const APPLY_BATCH_ASYNCHRONOUS: usize = 4;
+/// Bytes of committed entries that wait to be applied before somebody who appends does it: few, since everybody else waits meanwhile.
+const APPLY_BATCH_BYTES: u64 = 16 << 10;
 /// Bytes of entries' heads that are allocated at once.
 const HEADS_BYTES: usize = 64 << 10;
 
@@ -119,6 +121,8 @@ pub(super) struct Posting {
 struct Unapplied {
     ticket: u64,
     after: Cursor,
+    /// Of the log.
+    bytes: u64,
     kind: Kind,
     writes: Writes,
 }
@@ -162,6 +166,8 @@ pub(super) struct State {
     last: Cursor,
     pub applied: Cursor,
     unapplied: VecDeque<Unapplied>,
+    /// Bytes of the log that those take.
+    unapplied_bytes: u64,
     /// Entries behind what a majority's headers cover, oldest first.
     kept: VecDeque<Kept>,
     /// Before the first of those.
@@ -229,6 +235,7 @@ impl State {
             last: end,
             applied: end,
             unapplied: VecDeque::new(),
+            unapplied_bytes: 0,
             kept: VecDeque::new(),
             kept_from: kept,
             used_bytes: 0,

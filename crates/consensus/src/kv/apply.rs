@@ -1,13 +1,16 @@
 //! The background: entries of the log become records in chains (step 4 at the head of [`super`]), and the index is loaded.
 //!
-//! 1. Take a *window*: the oldest entries that are not applied and, where there are tables, in these; [`WINDOW`] at most. Fewer wait
-//!    for others, up to [`PAUSE`], unless somebody waits for room or watches: a window costs as much as several entries. Wait until a
-//!    majority has them; tell watchers. Of each key the newest entry of the window is applied.
+//! 1. Take a *window*: the oldest entries that are not applied and, where there are tables, in these; [`WINDOW_MAX`] at most. Fewer
+//!    than [`WINDOW`] wait for others, up to [`PAUSE`], unless somebody waits for room or watches: a window costs as much as several
+//!    entries. Wait until a majority has them; tell watchers. Of each key the newest entry of the window is applied.
 //! 2. Read the chains that those belong to, all at once; those of late are known ([`Chains`]).
-//! 3. Put the changes of one entry after the other into a transaction, until the next would not fit: records, pointers, and
-//!    the lines of the bitmap that tell of blocks taken or given back. Count the stripes up, commit, count them up again.
-//!    A record that keeps its blocks is one write. A new one goes to the front of its chain.
-//! 4. The last transaction of the window moves the cursor behind it. When that is committed, the log has room again.
+//! 3. Count the stripes of the window's buckets up. Put the changes of one entry after the other into a transaction, until the next
+//!    would not fit: records, pointers, and the lines of the bitmap that tell of blocks taken or given back. Post it, and begin
+//!    another, whose blocks are of other lines: it would wait for the one before to be committed where both write a line. A record
+//!    that keeps its blocks is one write. A new one goes to the front of its chain.
+//! 4. The last transaction of the window moves the cursor behind it. They are committed in the order in which they were posted, so
+//!    that a new coordinator finds the first few of them, whole. When the last is committed, count the stripes up again; the
+//!    log has room.
 //!
 //! Only this task changes chains and bitmap. Invariant: what the bitmap says is taken is exactly what chains hold, after each
 //! transaction.
@@ -29,10 +32,11 @@ use super::layout::{
 use super::watch::Event;
 use super::{Pending, STRIPES, Shared, UNKNOWN, lock, table};
 use crate::layout::word;
-use crate::{Error, WRITES_MAX, Write};
+use crate::{Error, Posted, WRITES_MAX, Write};
 
-/// Entries that are applied together.
+/// Entries that are worth being applied together, and that are at most.
 pub(super) const WINDOW: usize = 64;
+const WINDOW_MAX: usize = 256;
 /// How long fewer wait for others.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Chains that are remembered, and records of one.
@@ -113,6 +117,12 @@ impl Blocks {
         Err(Error::Corrupt("a put was acknowledged for which there is no room"))
     }
 
+    /// Looks in the next line from now on.
+    fn leave_line(&mut self) {
+        let line_words = (LINE_BLOCKS / 64) as usize;
+        self.hand = (self.hand / line_words + 1) * line_words % self.words.len();
+    }
+
     fn give_back(&mut self, block: u32) {
         let (word, bit) = (block as usize / 64, 1 << (block % 64));
         assert!(self.words[word] & bit != 0, "a block is given back by the chain that holds it");
@@ -133,8 +143,11 @@ struct Transaction {
     writes: Vec<Write>,
     bytes: u64,
     lines: BTreeSet<u64>,
-    /// Buckets, with the pointers that they have after it.
-    buckets: Map<u64, u64>,
+}
+
+/// The pointer of a bucket with such a chain.
+fn first_of(chain: &[Record]) -> u64 {
+    chain.first().map_or(0, |record| pointer(record.blocks[0]))
 }
 
 impl Transaction {
@@ -223,6 +236,8 @@ impl Applier<'_> {
             chains.extend(buckets.into_iter().zip(read));
         }
 
+        let stripes: BTreeSet<usize> = chains.keys().map(|bucket| *bucket as usize % STRIPES).collect();
+        self.count_up(&stripes);
         let mut transaction = Transaction::default();
         let cursor = Write { address: shared.sizes.cursor_at(), bytes: encode_cursor(last.after) };
         if mutant(Mutant::CursorFirst) {
@@ -237,14 +252,25 @@ impl Applier<'_> {
         }
         self.make_room(&mut transaction, 1, 80).await?;
         transaction.write(cursor);
-        self.commit(&mut transaction).await?;
+        let posted = self.post(&mut transaction).await?;
+        shared.confirm(posted).await?;
+        crash_point("consensus.kv.committed").await;
+        {
+            let mut state = lock(&shared.state);
+            for (bucket, chain) in &chains {
+                let known = &mut state.index[*bucket as usize];
+                let before = std::mem::replace(known, first_of(chain));
+                state.known += u64::from(before == UNKNOWN);
+            }
+        }
+        self.count_up(&stripes);
+        shared.applied.notify_waiters();
         if !mutant(Mutant::StaleChain) {
             chains.into_iter().for_each(|(bucket, chain)| self.chains.put(bucket, chain));
         }
         crash_point("consensus.kv.applied").await;
         self.finish(&window);
         shared.room.notify_one();
-        // With verbs that complete at once nothing here waits.
         rt::yield_now().await;
         Ok(())
     }
@@ -255,12 +281,13 @@ impl Applier<'_> {
         let mut since = None;
         loop {
             {
+                let has_watchers = lock(&shared.feed).has_watchers();
                 let state = lock(&shared.state);
                 let is_kept =
                     |entry: &&Pending| entry.after.index <= state.persisted || mutant(Mutant::ApplyUnpersisted);
-                let window = state.pending.iter().take(WINDOW).take_while(is_kept);
+                let window = state.pending.iter().take(WINDOW_MAX).take_while(is_kept);
                 let count = window.clone().count();
-                let waits = count < WINDOW && !state.is_short && !state.feed.has_watchers();
+                let waits = count < WINDOW && !state.is_short && !has_watchers;
                 if count > 0 && !(waits && since.is_none_or(|since: rt::Instant| since.elapsed() < PAUSE)) {
                     return window.cloned().collect();
                 }
@@ -279,10 +306,10 @@ impl Applier<'_> {
 
     /// Tells watchers, except what the takeover has told them.
     fn tell(&self, window: &[Pending]) {
-        let mut state = lock(&self.shared.state);
-        for entry in window.iter().filter(|entry| entry.posted > crate::Posted::default()) {
+        let mut feed = lock(&self.shared.feed);
+        for entry in window.iter().filter(|entry| entry.posted > Posted::default()) {
             let (key, value, version) = (entry.key.clone(), entry.value.clone(), entry.after.index);
-            state.feed.tell(Event { key, value, version });
+            feed.tell(Event { key, value, version });
         }
     }
 
@@ -293,7 +320,7 @@ impl Applier<'_> {
             let gone = state.pending.pop_front().expect("only this task takes entries away");
             assert!(gone.after == entry.after, "entries are applied in order");
             state.used_bytes -= entry.bytes;
-            state.reserved -= self.blocks_of(entry) as u64;
+            state.reserved -= entry.blocks;
             state.applied = entry.after.index;
         }
         state.free = self.blocks.free;
@@ -384,7 +411,7 @@ impl Applier<'_> {
                 for _ in 0..self.blocks_of(entry) {
                     blocks.push(self.take(transaction)?);
                 }
-                let next = chain.first().map_or(0, |record| pointer(record.blocks[0]));
+                let next = first_of(chain);
                 let version = entry.after.index;
                 record_writes(next, version, &entry.key, value, &blocks, sizes)
                     .into_iter()
@@ -395,8 +422,6 @@ impl Applier<'_> {
                 chain.insert(0, record);
             }
         }
-        let first = chain.first().map_or(0, |record| pointer(record.blocks[0]));
-        transaction.buckets.insert(bucket, first);
         Ok(())
     }
 
@@ -416,43 +441,36 @@ impl Applier<'_> {
         transaction.lines.insert(u64::from(block) / LINE_BLOCKS);
     }
 
-    /// Commits what there is when so much more would not fit.
-    async fn make_room(&self, transaction: &mut Transaction, writes: usize, bytes: u64) -> Result<(), Error> {
+    /// Posts what there is when so much more would not fit.
+    async fn make_room(&mut self, transaction: &mut Transaction, writes: usize, bytes: u64) -> Result<(), Error> {
         let bytes_max = self.shared.coordinator.layout().entry_bytes_max();
-        match transaction.fits(writes, bytes, bytes_max) {
-            true => Ok(()),
-            false => self.commit(transaction).await,
+        if !transaction.fits(writes, bytes, bytes_max) {
+            self.post(transaction).await?;
+            // With verbs that complete at once nothing here waits.
+            rt::yield_now().await;
         }
+        Ok(())
     }
 
-    async fn commit(&self, transaction: &mut Transaction) -> Result<(), Error> {
-        let shared = self.shared;
-        let Transaction { mut writes, lines, buckets, .. } = std::mem::take(transaction);
+    async fn post(&mut self, transaction: &mut Transaction) -> Result<Posted, Error> {
+        let Transaction { mut writes, lines, .. } = std::mem::take(transaction);
+        if !lines.is_empty() {
+            self.blocks.leave_line();
+        }
         for line in lines {
-            writes.push(Write { address: shared.sizes.line_at(line), bytes: self.blocks.line(line) });
+            writes.push(Write { address: self.shared.sizes.line_at(line), bytes: self.blocks.line(line) });
         }
         if writes.is_empty() {
-            return Ok(());
+            return Ok(Posted::default());
         }
-        let stripes: BTreeSet<usize> = buckets.keys().map(|bucket| *bucket as usize % STRIPES).collect();
-        let count_up = || {
-            let mut state = lock(&shared.state);
-            stripes.iter().for_each(|stripe| state.stripes[*stripe] = state.stripes[*stripe].wrapping_add(1));
-        };
-        count_up();
-        shared.coordinator.transact(writes).await?;
-        crash_point("consensus.kv.committed").await;
-        {
-            let mut state = lock(&shared.state);
-            for (bucket, first) in buckets {
-                let known = &mut state.index[bucket as usize];
-                let before = std::mem::replace(known, first);
-                state.known += u64::from(before == UNKNOWN);
-            }
-        }
-        count_up();
-        shared.applied.notify_waiters();
-        Ok(())
+        let posted = self.shared.coordinator.post_transaction(writes).await?;
+        crash_point("consensus.kv.posted").await;
+        Ok(posted)
+    }
+
+    fn count_up(&self, stripes: &BTreeSet<usize>) {
+        let mut state = lock(&self.shared.state);
+        stripes.iter().for_each(|stripe| state.stripes[*stripe] = state.stripes[*stripe].wrapping_add(1));
     }
 }
 

@@ -19,6 +19,8 @@ pub enum Mutant {
     EvictPending,
     /// A get believes in a chain that changed while it was walked.
     WalkUnguarded,
+    /// A change takes no room for its blocks, as if its key had some already.
+    AdmitUnreserved,
     /// The cursor passes entries before they are applied.
     CursorFirst,
     /// A chain is remembered as it was before it was changed.

@@ -31,7 +31,9 @@
 //!
 //! Why it may be applied twice. Takeover keeps of each key the newest entry alone. Applying one is a matter of that key, and
 //! one that is applied already has its version in the chain. Room: a put is admitted only when the free blocks suffice for all
-//! that is not applied, without those that deletes would give back.
+//! that is not applied, without those that deletes and shorter values would give back. Where the cache knows what the key has, a
+//! put needs no more blocks than that has too few. The sum of what a key's entries need more than the one before is at least what
+//! applying takes, whichever of them are left out and whatever of them is applied already.
 //!
 //! Why a get that walks a chain is right. Before a transaction changes a chain, the count of its stripe of buckets becomes
 //! odd, and even again behind it. A walk counts only if that count was even, and is the same at its end, and the cache still
@@ -185,6 +187,7 @@ struct Shared {
     /// Held by whoever makes an entry, for which it has the memory.
     log: rt::sync::Mutex<BytesMut>,
     state: Mutex<State>,
+    feed: Mutex<watch::Feed>,
     /// There may be something to apply.
     work: Notify,
     /// There may be room.
@@ -211,6 +214,8 @@ struct Pending {
     after: Cursor,
     /// Bytes of the log, with what was skipped before it.
     bytes: u64,
+    /// Blocks that applying it may take, beside those that its key has by then.
+    blocks: u64,
     posted: Posted,
     key: Bytes,
     value: Option<Bytes>,
@@ -221,6 +226,8 @@ struct Room {
     offset: u64,
     /// Of the log that it takes, with what is skipped.
     bytes: u64,
+    /// Blocks that it may take.
+    blocks: u64,
     /// The entry before.
     last: Cursor,
 }
@@ -241,14 +248,13 @@ struct State {
     index: Vec<u64>,
     known: u64,
     stripes: Vec<u32>,
-    feed: watch::Feed,
     recovered: usize,
     /// Somebody waits for room.
     is_short: bool,
     ended: Option<Error>,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -260,7 +266,8 @@ impl State {
     /// Whether an entry fits; then its offset, and the bytes it takes with what is skipped.
     fn place(&self, length: u64, blocks: u64, sizes: &Sizes) -> Option<(u64, u64)> {
         let (offset, skipped) = log::place(self.last.position, length, sizes.log_bytes);
-        let fits = self.used_bytes + skipped + length <= sizes.log_bytes && self.reserved + blocks <= self.free;
+        let has_blocks = blocks == 0 || self.reserved + blocks <= self.free;
+        let fits = self.used_bytes + skipped + length <= sizes.log_bytes && has_blocks;
         fits.then_some((offset, skipped + length))
     }
 }
@@ -306,7 +313,7 @@ impl Store {
         // In a box, so that the compiler sees at once that it may be sent.
         let recovered = recover::recover(unopened.coordinator(), &sizes, persistent.as_ref()).boxed().await?;
         let (seed, kept) = (recovered.seed, recovered.kept);
-        let (state, bitmap) = recovered.into_state(&sizes, options);
+        let (state, feed, bitmap) = recovered.into_state(&sizes, options);
         let coordinator = match mutant(Mutant::OpenAtOnce) {
             true => unopened.into_coordinator_at_once(),
             false => unopened.open().await?,
@@ -317,6 +324,7 @@ impl Store {
             seed,
             log: rt::sync::Mutex::default(),
             state: Mutex::new(state),
+            feed: Mutex::new(feed),
             work: Notify::new(),
             room: Notify::new(),
             applied: Notify::new(),
@@ -394,7 +402,7 @@ impl Store {
     /// [`Coordinator::read`].
     pub fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<Watch, Error> {
         self.shared.coordinator.check_serving()?;
-        lock(&self.shared.state).feed.watch(prefix, from)
+        lock(&self.shared.feed).watch(prefix, from)
     }
 
     /// How it is.
@@ -459,9 +467,9 @@ impl Shared {
         if state.ended.is_none() {
             tracing::debug!(%error, "a key-value store ends");
             state.ended = Some(error);
-            state.feed.close();
         }
         drop(state);
+        lock(&self.feed).close();
         self.stop.stop();
         self.applied.notify_waiters();
         self.persisted.notify_waiters();
@@ -578,7 +586,7 @@ impl Shared {
         let _waiting = Waiting(&self.waiting);
         let _permit = self.in_flight.acquire().await;
         let length = log::padded(log::entry_bytes(&key, value.as_ref()));
-        let blocks = value.as_ref().map_or(0, |value| self.sizes.record_blocks(key.len(), value.len()) as u64);
+        let needed = self.blocks_of(&key, value.as_ref());
         if let Some(Expected::Version(_) | Expected::Value(_) | Expected::Present | Expected::Absent) = &expected
             && self.cached(&key).is_none()
         {
@@ -597,9 +605,9 @@ impl Shared {
                 return self.answer(cached).await.map(Swap::Found);
             }
         }
-        let Room { offset, bytes, last } = match self.room(length, blocks)? {
+        let Room { offset, bytes, blocks, last } = match self.room(&key, length, needed, None)? {
             Some(found) => found,
-            None => self.wait_for_room(length, blocks).boxed().await?,
+            None => self.wait_for_room(&key, length, needed).boxed().await?,
         };
         let index = last.index + 1;
         let (raw, chain) = log::encode(index, self.coordinator.term(), last.chain, &key, value.as_ref(), &mut log);
@@ -613,7 +621,7 @@ impl Shared {
             state.reserved += blocks;
             let applied = state.applied;
             state.cache.put(&key, Slot::new(value.clone(), index, posted), applied);
-            state.pending.push_back(Pending { after, bytes, posted, key, value });
+            state.pending.push_back(Pending { after, bytes, blocks, posted, key, value });
             // The first has somebody wait for more, and enough are not waited for.
             state.pending.len() == 1 || state.pending.len() == apply::WINDOW
         };
@@ -629,14 +637,22 @@ impl Shared {
         Ok(Swap::Done(index))
     }
 
-    /// Where an entry goes, if it fits; else others are applied at once.
-    fn room(&self, length: u64, blocks: u64) -> Result<Option<Room>, Error> {
+    /// Blocks of a record.
+    fn blocks_of(&self, key: &[u8], value: Option<&Bytes>) -> u64 {
+        value.map_or(0, |value| self.sizes.record_blocks(key.len(), value.len()) as u64)
+    }
+
+    /// Where an entry goes, if it fits; else others are applied at once. `has` are the blocks that the newest entry gives its key;
+    /// without them the cache is asked.
+    fn room(&self, key: &[u8], length: u64, needed: u64, has: Option<u64>) -> Result<Option<Room>, Error> {
         let mut state = lock(&self.state);
         state.ended.clone().map_or(Ok(()), Err)?;
+        let has = has.or_else(|| state.cache.get(key).map(|slot| self.blocks_of(key, slot.value.as_ref())));
+        let blocks = if mutant(Mutant::AdmitUnreserved) { 0 } else { needed.saturating_sub(has.unwrap_or_default()) };
         if let Some((offset, bytes)) = state.place(length, blocks, &self.sizes) {
-            return Ok(Some(Room { offset, bytes, last: state.last }));
+            return Ok(Some(Room { offset, bytes, blocks, last: state.last }));
         }
-        if state.pending.is_empty() && blocks > state.free {
+        if state.pending.is_empty() && has.is_some() && blocks > state.free {
             return Err(Error::NoRoom);
         }
         state.is_short = true;
@@ -646,13 +662,19 @@ impl Shared {
     }
 
     /// Waits until an entry fits; gives what [`Shared::room`] does.
-    async fn wait_for_room(&self, length: u64, blocks: u64) -> Result<Room, Error> {
+    async fn wait_for_room(&self, key: &[u8], length: u64, needed: u64) -> Result<Room, Error> {
+        let cached = match self.cached(key) {
+            Some(cached) => cached,
+            None => self.load(key).await?,
+        };
+        // Nobody else makes an entry now, so that this stays true.
+        let has = self.blocks_of(key, cached.found.as_ref().map(|found| &found.value));
         loop {
+            if let Some(found) = self.room(key, length, needed, Some(has))? {
+                return Ok(found);
+            }
             if self.stop.or_stopped(self.room.notified()).await.is_none() {
                 self.check_open()?;
-            }
-            if let Some(found) = self.room(length, blocks)? {
-                return Ok(found);
             }
         }
     }

@@ -269,7 +269,7 @@ async fn write_back(coordinator: &Coordinator, entries: &[Found]) -> Result<(), 
 
 impl Recovered {
     /// What a store begins with, and its bitmap.
-    pub(super) fn into_state(self, sizes: &Sizes, options: Options) -> (State, Vec<u64>) {
+    pub(super) fn into_state(self, sizes: &Sizes, options: Options) -> (State, Feed, Vec<u64>) {
         let Recovered { cursor, entries, end, bitmap, persisted, .. } = self;
         let recovered = entries.len();
         let (mut newest, mut cache, mut feed) = (
@@ -289,10 +289,12 @@ impl Recovered {
                 overtaken_bytes += bytes;
                 continue;
             }
-            reserved += value.as_ref().map_or(0, |value| sizes.record_blocks(key.len(), value.len()) as u64);
+            // What its key has already is not known here.
+            let blocks = value.as_ref().map_or(0, |value| sizes.record_blocks(key.len(), value.len()) as u64);
+            reserved += blocks;
             cache.put(&key, Slot::new(value.clone(), after.index, Posted::default()), cursor.index);
             let bytes = bytes + std::mem::take(&mut overtaken_bytes);
-            pending.push_back(Pending { after, bytes, posted: Posted::default(), key, value });
+            pending.push_back(Pending { after, bytes, blocks, posted: Posted::default(), key, value });
         }
         let taken: u64 = bitmap.iter().map(|word| u64::from(word.count_ones())).sum();
         let state = State {
@@ -307,11 +309,10 @@ impl Recovered {
             index: vec![UNKNOWN; sizes.buckets as usize],
             known: 0,
             stripes: vec![0; STRIPES],
-            feed,
             recovered,
             is_short: false,
             ended: None,
         };
-        (state, bitmap)
+        (state, feed, bitmap)
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use base::Bytes;
 use base::rt::{self, Stop};
+use consensus::kv::fault::{Mutant, plant};
 use consensus::kv::{Event, Expected, Options, Sizes, Store, Swap, Versioned};
 use consensus::{
     Coordinator, Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
@@ -160,6 +161,72 @@ fn a_store_is_what_a_map_is_also_after_takeovers() {
         let records = model.iter().map(|(key, (value, _))| (48 + key.len() + value.len()).div_ceil(128) as u64);
         assert_eq!(store.status().blocks_free, SIZES.blocks - records.sum::<u64>());
         assert!(store.status().cache_bytes < 20_000, "{:?}", store.status());
+    });
+}
+
+/// A put once took room for all its blocks, as if its key had none: a store that was nearly full took no more puts at a time than it
+/// had free blocks, and a full one took none.
+#[test]
+fn a_full_store_takes_new_values_of_the_keys_that_it_has() {
+    for (name, options) in [("overwritten", Options::default()), ("overwritten-uncached", Options { cache_bytes: 0 })] {
+        run(async {
+            // A log that holds all that is done at a time.
+            let sizes = Sizes { log_bytes: 1 << 20, blocks: 512, ..SIZES };
+            let world = World::start(name, sizes).await;
+            let store = world.store(sizes, options).await;
+            let value = |blocks: usize, fill: u8| Bytes::from(vec![fill; blocks * 128 - 60]);
+            for key in 0..256 {
+                store.put(bytes(&format!("key-{key}")), value(2, 0)).await.expect("it has room");
+            }
+            settle(&store).await;
+            assert_eq!(store.status().blocks_free, 0);
+            assert_eq!(store.put(bytes("another"), value(1, 0)).await, Err(Error::NoRoom));
+            assert_eq!(store.put(bytes("key-0"), value(3, 0)).await, Err(Error::NoRoom));
+            let puts =
+                (0..1000).map(|put| store.put(bytes(&format!("key-{}", put % 256)), value(2, (put / 256) as u8)));
+            for put in futures_util::future::join_all(puts).await {
+                put.expect("its key has the blocks that it needs");
+            }
+            // What one gives back is another's once it is applied, and not before.
+            store.put(bytes("key-1"), value(1, 9)).await.expect("it needs less");
+            settle(&store).await;
+            store.delete(bytes("key-2")).await.expect("it serves");
+            store.put(bytes("key-2"), value(1, 9)).await.expect("it needs less than it had");
+            for key in ["key-3", "key-4"] {
+                store.put(bytes(key), value(3, 9)).await.expect("one is free soon");
+            }
+            assert_eq!(store.put(bytes("key-5"), value(3, 9)).await, Err(Error::NoRoom));
+            drop(store);
+            let store = world.store(sizes, options).await;
+            for key in 0..256 {
+                let expected = match key {
+                    1 | 2 => value(1, 9),
+                    3 | 4 => value(3, 9),
+                    _ => value(2, ((999 - key) / 256) as u8),
+                };
+                let found = store.get(format!("key-{key}").as_bytes()).await.expect("it serves");
+                assert_eq!(found.map(|found| found.value), Some(expected), "{key}");
+            }
+            settle(&store).await;
+            assert_eq!(store.status().blocks_free, 0);
+        });
+    }
+}
+
+#[test]
+fn changes_that_take_no_room_for_their_blocks_are_found_out() {
+    // What is planted is planted in one thread.
+    rt::production::run(async {
+        plant(Mutant::AdmitUnreserved);
+        let sizes = Sizes { blocks: 512, ..SIZES };
+        let world = World::start("unreserved", sizes).await;
+        let store = world.store(sizes, Options::default()).await;
+        let mut key = 0;
+        while key < 1024 && store.put(bytes(&format!("key-{key}")), bytes("value")).await.is_ok() {
+            key += 1;
+        }
+        assert_eq!(store.ended().await, Error::Corrupt("a put was acknowledged for which there is no room"));
+        plant(Mutant::None);
     });
 }
 

@@ -91,6 +91,10 @@ impl Member {
         if let Some(journal) = &mut self.journal {
             journal.add(at, parts, ticket, header);
         }
+        if self.posted.is_empty() && completion.is_success() {
+            self.complete(ticket, header);
+            return Ok(());
+        }
         let completion = match self.posted.is_empty() {
             false => completion,
             true => match completion.now() {

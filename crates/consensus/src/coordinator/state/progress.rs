@@ -120,6 +120,7 @@ impl State {
                     }
                 }
             }
+            self.unapplied_bytes -= entry.bytes;
             self.applied = entry.after;
             self.committed_index = entry.after.index;
             applied = true;

@@ -6,7 +6,9 @@ use std::ops::Range;
 use base::{Bytes, BytesMut};
 use rma::PARTS_MAX;
 
-use super::{HEADS_BYTES, Kept, Member, Phase, Posting, State, Step, Unapplied, Writes, region_bytes};
+use super::{
+    APPLY_BATCH_BYTES, HEADS_BYTES, Kept, Member, Phase, Posting, State, Step, Unapplied, Writes, region_bytes,
+};
 use crate::Error;
 use crate::entry::{Kind, Write, encode_head, entry_bytes, padded};
 use crate::layout::Cursor;
@@ -116,9 +118,10 @@ impl State {
         }
         let raw = (!self.records.is_empty()).then(|| (offset, parts.to_vec()));
         self.kept.push_back(Kept { after: self.last, bytes: skipped + length, raw });
-        self.unapplied.push_back(Unapplied { ticket, after: self.last, kind, writes: writes.share() });
+        self.unapplied.push_back(Unapplied { ticket, after: self.last, bytes: length, kind, writes: writes.share() });
+        self.unapplied_bytes += length;
         self.commit();
-        if self.unapplied.len() >= self.apply_batch {
+        if self.unapplied.len() >= self.apply_batch || self.unapplied_bytes >= APPLY_BATCH_BYTES {
             self.apply();
         }
         if self.used_bytes > log / 2 {

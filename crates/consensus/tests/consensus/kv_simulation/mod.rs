@@ -49,6 +49,7 @@ const CRASH_POINTS: &[&str] = &[
     "consensus.kv.applied",
     "consensus.kv.applying",
     "consensus.kv.committed",
+    "consensus.kv.posted",
     "consensus.kv.read",
     "consensus.kv.sealed",
     "consensus.kv.writing_back",
@@ -56,7 +57,8 @@ const CRASH_POINTS: &[&str] = &[
 ];
 
 /// Points that are come by all the time.
-const OFTEN: &[&str] = &["consensus.kv.applied", "consensus.kv.applying", "consensus.kv.committed"];
+const OFTEN: &[&str] =
+    &["consensus.kv.applied", "consensus.kv.applying", "consensus.kv.committed", "consensus.kv.posted"];
 
 /// What one seed is about.
 #[derive(Clone)]
