@@ -26,9 +26,10 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use base::rt::Task;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 use futures_util::future::select;
-use storage::tables::{RowBatch, Savepoint, Tables};
+use storage::tables::{Pruned, RowBatch, Savepoint, Tables};
 
 use super::fault::{Mutant, crash_point, mutant};
 use super::layout::{LINE_BLOCKS, LINE_BYTES, PART_BYTES, Sizes, encode_base, encode_cursor, pointer, record_writes};
@@ -39,8 +40,9 @@ use crate::{Coordinator, Error, GroupId, Term, WRITES_MAX, Write};
 /// Entries, and about so many bytes of them, that are written at once.
 const BATCH_ENTRIES: usize = 4096;
 const BATCH_BYTES: usize = 4 << 20;
-/// Batches between two looks for versions that nobody reads any more, and rows of one look.
-const PRUNE_EVERY: u32 = 16;
+/// Entries between two looks for versions that nobody reads any more, and rows of one look: of every four rows at most one is such a
+/// version in the long run.
+const PRUNE_EVERY: usize = 4 << 10;
 const PRUNE_ROWS: usize = 16 << 10;
 /// Rows that are restored at once.
 const PAGE_ROWS: usize = 1024;
@@ -252,7 +254,7 @@ pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent, kept: K
 }
 
 async fn run(shared: &Shared, persistent: &Persistent, mut kept: Kept) -> Error {
-    let mut batches = 0;
+    let (mut unpruned, mut pruning) = (0, None::<Task<Result<Pruned, storage::Error>>>);
     loop {
         let batch: Vec<Pending> = {
             let state = lock(&shared.state);
@@ -275,18 +277,23 @@ async fn run(shared: &Shared, persistent: &Persistent, mut kept: Kept) -> Error 
         };
         let index = last.after.index;
         kept.index = index;
+        unpruned += batch.len();
         if let Err(error) = write(shared, persistent, &kept, batch).await {
             return error;
         }
         lock(&shared.state).persisted = index;
         shared.persisted.notify_waiters();
         shared.work.notify_one();
-        batches += 1;
-        if batches % PRUNE_EVERY == 0 {
-            let tables = Arc::clone(&persistent.tables);
-            if let Err(error) = rt::blocking(move || tables.prune(BlockNumber(index), PRUNE_ROWS)).await {
+        if unpruned >= PRUNE_EVERY && pruning.as_ref().is_none_or(Task::is_finished) {
+            // Beside the batches that follow: a look takes as long as many of them.
+            if let Some(pruned) = pruning.take()
+                && let Ok(Err(error)) = pruned.await
+            {
                 return failed("pruning the tables of a key-value store", shared.coordinator.term())(error);
             }
+            let tables = Arc::clone(&persistent.tables);
+            let look = rt::blocking(move || tables.prune(BlockNumber(index), PRUNE_ROWS));
+            (unpruned, pruning) = (0, Some(rt::spawn(look)));
         }
     }
 }
