@@ -5,7 +5,8 @@
 //!    the times of the machine's one monotonic clock.
 //! 2. It disturbs them: a processor is paused for longer than its lease and goes on, or is killed; a memory node is paused, or
 //!    killed. Persistent memory nodes are killed at any time, also all of them. Volatile ones one at a time, when the others
-//!    hold everything.
+//!    hold everything; where the store is kept in tables by whoever coordinates, also all of them, and then the group is formatted
+//!    anew. Tables are open in one process at a time, so that a processor is killed and not paused there.
 //! 3. In the end all go on. The history of each key must be that of one register ([`check`]).
 //!
 //! `PROCESSES_SECONDS=300 cargo test --release -p heddle-consensus --test consensus processes:: -- --nocapture` goes on for longer.
@@ -21,10 +22,13 @@ use base::rt::disk::Directory;
 use base::rt::production::run;
 use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind};
-use consensus::kv::{Options, Sizes, Store};
-use consensus::{Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing};
+use consensus::kv::{Options, Persistent, Sizes, Store};
+use consensus::{
+    Coordinator, Error, Group, GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby, Timing,
+};
 use rma::shm::Shm;
 use rma::{HostOptions, NodeId, TOKEN_BYTES, Token};
+use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
 
 const MEMORY_NODES: usize = 3;
 const PROCESSORS: usize = 3;
@@ -38,6 +42,11 @@ const SECONDS: u64 = 8;
 const CALM_MAX: Duration = Duration::from_secs(60);
 
 const ROLE: &str = "PROCESSES_ROLE";
+
+/// What outlives memory nodes.
+const VOLATILE: &str = "volatile";
+const PERSISTENT: &str = "persistent";
+const IN_TABLES: &str = "tables";
 
 /// Wide enough for a machine with much else to do.
 fn timing() -> Timing {
@@ -84,8 +93,8 @@ fn child() {
         });
         let folder = PathBuf::from(folder);
         match what.as_str() {
-            "memory" => remember(&folder, number as usize, more == "persistent").await,
-            _ => process(&folder, number).await,
+            "memory" => remember(&folder, number as usize, more == PERSISTENT).await,
+            _ => process(&folder, number, more == IN_TABLES).await,
         }
     });
 }
@@ -116,19 +125,36 @@ fn say(line: &str) {
     let _ = out.write_all(format!("\n{line}\n").as_bytes()).and_then(|()| out.flush());
 }
 
-async fn process(folder: &Path, number: u64) {
+async fn take_over_in_tables(coordinator: Coordinator, folder: &Path) -> Result<(Store, Arc<FjallEngine>), Error> {
+    let failed = |error: storage::Error| Error::Disk { doing: "opening tables", reason: error.to_string() };
+    // One that coordinated before may have them open for a while.
+    let engine = FjallEngine::open(&folder.join("tables"), FjallOptions::default()).await.map_err(failed)?;
+    let tables = engine.tables("store").await.map_err(failed)?;
+    let persistent = Persistent { tables, is_synchronous: true };
+    Ok((Store::take_over_persistent(coordinator, SIZES, Options { cache_bytes: 2000 }, persistent).await?, engine))
+}
+
+async fn process(folder: &Path, number: u64, is_in_tables: bool) {
     let mut standby = Standby::new(group(folder), number).expect("a good group");
     let values = Arc::new(Mutex::new(number << 32));
     loop {
         let outcome = match standby.take_over().await {
-            Ok(coordinator) => Store::take_over(coordinator, SIZES, Options { cache_bytes: 2000 }).await,
+            Ok(coordinator) if is_in_tables => {
+                take_over_in_tables(coordinator, folder).await.map(|(store, engine)| (store, Some(engine)))
+            }
+            Ok(coordinator) => {
+                Store::take_over(coordinator, SIZES, Options { cache_bytes: 2000 }).await.map(|store| (store, None))
+            }
             Err(error) => Err(error),
         };
         let error = match outcome {
-            Ok(store) => serve(store, &values).await,
+            Ok((store, _engine)) => serve(store, &values).await,
             Err(error) => error,
         };
-        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
+        if is_in_tables && matches!(error, Error::MemoryLost { .. } | Error::Disk { .. }) {
+            // Until the group is formatted anew, or another has closed the tables.
+            rt::sleep(Duration::from_millis(50)).await;
+        } else if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
             say(&format!("fail {error}"));
         }
     }
@@ -330,25 +356,28 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-async fn disturb(is_persistent: bool) {
+async fn format(group: &Group) {
+    let start = rt::now();
+    while let Err(error) = consensus::format(group).await {
+        assert!(start.elapsed() < CALM_MAX, "the group is not formatted: {error}");
+        rt::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn disturb(kind: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let seconds = std::env::var("PROCESSES_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(SECONDS);
     let history = Arc::new(Mutex::new(History::default()));
-    let kind = if is_persistent { "persistent" } else { "volatile" };
     let memory_role = |slot: usize| format!("memory {slot} {kind} {}", folder.path().display());
     let mut lives = 0;
     // Values of each life differ from all others.
     let mut processor_role = || {
         lives += 1;
-        format!("processor {lives} - {}", folder.path().display())
+        format!("processor {lives} {kind} {}", folder.path().display())
     };
     let mut memory: Vec<Process> = (0..MEMORY_NODES).map(|slot| Process::start(memory_role(slot), &history)).collect();
     let group = group(folder.path());
-    let start = rt::now();
-    while let Err(error) = consensus::format(&group).await {
-        assert!(start.elapsed() < CALM_MAX, "the group is not formatted: {error}");
-        rt::sleep(Duration::from_millis(50)).await;
-    }
+    format(&group).await;
     let mut processors: Vec<Process> = (0..PROCESSORS).map(|_| Process::start(processor_role(), &history)).collect();
     let begun = rt::now();
     let mut counts = BTreeMap::<&str, u32>::new();
@@ -356,14 +385,14 @@ async fn disturb(is_persistent: bool) {
         rt::sleep(Duration::from_millis(200 + rt::random_below(600))).await;
         let which = rt::random_below(PROCESSORS as u64) as usize;
         let what = match rt::random_below(6) {
-            0 | 1 => {
+            0 | 1 if kind != IN_TABLES => {
                 // Longer than its lease: whoever goes on must know that it coordinates no more.
                 processors[which].signal("-STOP");
                 rt::sleep(Duration::from_millis(100 + rt::random_below(900))).await;
                 processors[which].signal("-CONT");
                 "processor paused"
             }
-            2 => {
+            0..=2 => {
                 processors[which].restart(&history, processor_role());
                 "processor killed"
             }
@@ -374,16 +403,19 @@ async fn disturb(is_persistent: bool) {
                 memory[which].signal("-CONT");
                 "memory node paused"
             }
-            4 if is_persistent => {
+            4 if kind != VOLATILE => {
                 for (slot, process) in memory.iter_mut().enumerate() {
                     process.restart(&history, memory_role(slot));
+                }
+                if kind == IN_TABLES {
+                    format(&group).await;
                 }
                 "all memory nodes killed"
             }
             _ => {
                 look(&history, |history| history.live = 0);
                 rt::sleep(Duration::from_millis(300)).await;
-                if !is_persistent && look(&history, |history| history.live) < MEMORY_NODES {
+                if kind != PERSISTENT && look(&history, |history| history.live) < MEMORY_NODES {
                     continue;
                 }
                 let which = rt::random_below(MEMORY_NODES as u64) as usize;
@@ -418,14 +450,21 @@ async fn disturb(is_persistent: bool) {
 #[test]
 fn what_is_told_is_linearizable_whoever_is_killed_or_paused() {
     if std::env::var(ROLE).is_err() {
-        run(disturb(false));
+        run(disturb(VOLATILE));
     }
 }
 
 #[test]
 fn what_is_told_is_linearizable_though_all_persistent_memory_nodes_are_killed() {
     if std::env::var(ROLE).is_err() {
-        run(disturb(true));
+        run(disturb(PERSISTENT));
+    }
+}
+
+#[test]
+fn what_is_told_is_linearizable_though_all_memory_is_lost_of_a_store_in_tables() {
+    if std::env::var(ROLE).is_err() {
+        run(disturb(IN_TABLES));
     }
 }
 

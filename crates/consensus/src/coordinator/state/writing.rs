@@ -1,10 +1,10 @@
 //! Appending to the log, writing without it, and the locks of blocks (steps 1 and 2 at the head of
 //! [`crate::coordinator`]).
 
+use std::iter;
 use std::ops::Range;
 
 use base::{Bytes, BytesMut};
-use rma::PARTS_MAX;
 
 use super::{
     APPLY_BATCH_BYTES, HEADS_BYTES, Kept, Member, Phase, Posting, State, Step, Unapplied, Writes, region_bytes,
@@ -101,12 +101,19 @@ impl State {
         }
         let index = self.last.index + 1;
         let chain = encode_head(index, self.term, self.last.chain, kind, slice, &mut self.heads);
-        let mut parts: [Bytes; PARTS_MAX] = Default::default();
-        parts[0] = self.heads.split().freeze();
-        for (part, write) in parts[1..].iter_mut().zip(slice) {
-            *part = write.bytes.clone();
-        }
-        let parts = &parts[..=slice.len()];
+        let head = self.heads.split().freeze();
+        let (two, more);
+        let parts: &[Bytes] = match slice {
+            [write] => {
+                two = [head, write.bytes.clone()];
+                &two
+            }
+            writes => {
+                let bytes = writes.iter().map(|write| write.bytes.clone());
+                more = iter::once(head).chain(bytes).collect::<Vec<Bytes>>();
+                &more
+            }
+        };
         self.last = Cursor { index, position: offset + length, chain };
         self.used_bytes += skipped + length;
         self.ticket += 1;
