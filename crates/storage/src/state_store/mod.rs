@@ -126,8 +126,8 @@ pub trait Materializer: Send + Sync + 'static {
     /// Adds the rows that the valid transactions of a block write to `batch`, in the order of the transactions.
     ///
     /// `block` is what was appended, its validity filter included, in one piece or in the parts in which it was appended. The same
-    /// bytes give the same rows, always. Rows are held
-    /// for a while: [`RowBatch::shares`] says whether their values are to be parts of the block or copies.
+    /// bytes give the same rows, always. Rows are held for a while: [`RowBatch::shares`] says whether their values are to be parts
+    /// of the block or copies.
     ///
     /// # Errors
     /// [`Error::Unreadable`] where the block is not one; the batch's own.
