@@ -172,6 +172,17 @@ impl<T> Completion<T> {
             State::Done => Err(Completion(State::Done)),
         }
     }
+
+    /// The outcome, if it is there by now; it is taken. Never waits.
+    pub fn take_now(&mut self) -> Option<Result<T, Error>> {
+        match Completion(std::mem::replace(&mut self.0, State::Done)).now() {
+            Ok(outcome) => Some(outcome),
+            Err(completion) => {
+                *self = completion;
+                None
+            }
+        }
+    }
 }
 
 impl<T> Completer<T> {

@@ -475,7 +475,7 @@ impl Coordinator {
         }
         poll_fn(|cx: &mut Context<'_>| {
             let mut state = lock(&self.shared.state);
-            let woken = state.take_in(cx);
+            let woken = state.take_in(ticket, cx);
             let outcome = state.poll_committed(ticket, cx);
             drop(state);
             woken.wake();

@@ -16,7 +16,7 @@ use crate::layout::{Cursor, Header};
 impl State {
     /// Takes in what has completed, applies what is committed, and makes room; `cx` is woken for more.
     pub(in crate::coordinator) fn advance(&mut self, cx: &mut Context<'_>) -> Woken {
-        let woken = self.take_in(cx);
+        let woken = self.take_in(u64::MAX, cx);
         self.apply();
         if self.used_bytes > self.layout.log_bytes / 2 {
             self.post_headers();
@@ -25,29 +25,43 @@ impl State {
         woken
     }
 
-    /// Takes in what has completed; `cx` is woken for more. Whoever waits for a commit does no more than this.
-    pub(in crate::coordinator) fn take_in(&mut self, cx: &mut Context<'_>) -> Woken {
+    /// Takes in what has completed. Then waits until a majority has everything up to a ticket, and for nothing else, which matters
+    /// where waiting is spinning; `cx` is woken for that.
+    pub(in crate::coordinator) fn take_in(&mut self, until: u64, cx: &mut Context<'_>) -> Woken {
         let mut progress = false;
         for slot in 0..self.members.len() {
-            loop {
-                let member = &mut self.members[slot];
-                let Some(front) = member.posted.front_mut() else { break };
-                match Pin::new(&mut front.completion).poll(cx) {
-                    Poll::Pending => break,
-                    Poll::Ready(Ok(())) => {
-                        let Posted { ticket, header, .. } = member.posted.pop_front().expect("it was just polled");
-                        member.complete(ticket, header);
-                        progress = true;
-                    }
-                    Poll::Ready(Err(error)) => {
-                        self.lose_slot(slot, &error);
-                        progress = true;
-                        break;
-                    }
-                }
+            while let Some(front) = self.members[slot].posted.front_mut()
+                && let Some(outcome) = front.completion.take_now()
+            {
+                self.completed(slot, outcome);
+                progress = true;
+            }
+        }
+        for slot in 0..self.members.len() {
+            if self.common(|member| member.acked) >= until {
+                break;
+            }
+            while self.members[slot].acked < until
+                && let Some(front) = self.members[slot].posted.front_mut()
+                && let Poll::Ready(outcome) = Pin::new(&mut front.completion).poll(cx)
+            {
+                self.completed(slot, outcome);
+                progress = true;
             }
         }
         if progress { self.progressed() } else { Woken::default() }
+    }
+
+    /// The verb that was posted first to a node, of those that are under way, has completed.
+    fn completed(&mut self, slot: usize, outcome: Result<(), rma::Error>) {
+        match outcome {
+            Ok(()) => {
+                let member = &mut self.members[slot];
+                let Posted { ticket, header, .. } = member.posted.pop_front().expect("one is under way");
+                member.complete(ticket, header);
+            }
+            Err(error) => self.lose_slot(slot, &error),
+        }
     }
 
     /// Something was acknowledged, or a node was lost.
