@@ -52,6 +52,20 @@ impl Timing {
     /// A rate without limit.
     pub const UNLIMITED: u64 = u64::MAX;
 
+    /// Of machines with much else to do, as orderers have: a dead coordinator's place is taken within a second or so.
+    pub fn of_busy_machines() -> Timing {
+        Timing {
+            heartbeat: Duration::from_millis(20),
+            lease: Duration::from_millis(400),
+            election_timeout: Duration::from_millis(500),
+            attempt_max: Duration::from_millis(300),
+            answer_max: Duration::from_secs(1),
+            grace: Duration::from_millis(20),
+            reconnect: Duration::from_millis(200),
+            copy_bytes_per_second: Timing::UNLIMITED,
+        }
+    }
+
     /// What a new coordinator waits, on its clock, until the lease of any earlier one has run out on theirs.
     pub fn lease_over(&self) -> Duration {
         // The old clock may be slow, so that the lease lasts longer in true time; ours may be fast, so that we wait less.

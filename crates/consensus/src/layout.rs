@@ -67,6 +67,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// That of a group which orders: a log of so many bytes and nothing else.
+    pub const fn of_log(log_bytes: u64) -> Layout {
+        Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 }
+    }
+
     /// Whether the sizes make sense.
     ///
     /// # Errors

@@ -96,7 +96,7 @@ impl System {
         let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
         register(&scheme, &token);
         let mut system = System { logs: Vec::new(), memory: Vec::new(), stop: Stop::new(), _folder: None };
-        let layout = Layout { log_bytes: LOG_BYTES, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
+        let layout = Layout::of_log(LOG_BYTES);
         let place = |node: u32| Place {
             address: format!("local:{scheme}-{node}"),
             name: "bench".to_owned(),
@@ -127,7 +127,7 @@ impl System {
                         layout,
                         nodes: (0..nodes).map(place).collect(),
                         fabric: fabric.clone(),
-                        timing: timing(),
+                        timing: Timing::of_busy_machines(),
                     };
                     let neighbour = |number| Neighbour { processor: Processor(number), address: address(number) };
                     let options = SiftOptions {
@@ -144,7 +144,7 @@ impl System {
                     let member = |id| Member { id, address: address(id), learns: false };
                     let options = raft::Options {
                         directory: Some(path.join("raft")),
-                        timing: raft::Timing { tick: Duration::from_millis(25), ..raft::Timing::default() },
+                        timing: raft::Timing::of_busy_machines(),
                         is_commit_lazy: true,
                         snapshot_after_bytes: LOG_BYTES as usize,
                         ..raft::Options::new(1, number, (1..=orderers).map(member).collect())
@@ -193,20 +193,6 @@ fn register(scheme: &str, token: &Token) {
     let known = token.clone();
     let links = RmaLinks::new(Arc::new(Shm::default()), credential, Arc::new(move |_| Some(known.clone())));
     rt::net::register(scheme, Arc::new(links));
-}
-
-/// As a network's orderers have them.
-fn timing() -> Timing {
-    Timing {
-        heartbeat: Duration::from_millis(20),
-        lease: Duration::from_millis(400),
-        election_timeout: Duration::from_millis(500),
-        attempt_max: Duration::from_millis(300),
-        answer_max: Duration::from_secs(1),
-        grace: Duration::from_millis(20),
-        reconnect: Duration::from_millis(200),
-        copy_bytes_per_second: Timing::UNLIMITED,
-    }
 }
 
 /// What takes entries and does nothing.

@@ -9,12 +9,11 @@ use async_trait::async_trait;
 use base::ErrorKind;
 use consensus::Error;
 use consensus::ordered::OrderedLog as _;
-use consensus::raft::{RaftLog, Report};
+use consensus::raft::{RaftLog, Report, Standing, Timing};
 use serde::{Deserialize, Serialize};
 
 use super::{Operated, Reply, Request, refused};
 use crate::network::layout::orderer_name;
-use crate::roles::orderer::raft_timing;
 
 /// The orderers of a group, as one of them knows them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,7 +70,7 @@ pub(crate) struct Orderer {
 
 impl Orderer {
     fn told(&self, report: Report) -> Reply {
-        let orderer = |standing: consensus::raft::Standing| OrdererReport {
+        let orderer = |standing: Standing| OrdererReport {
             number: standing.member.id,
             address: standing.member.address,
             votes: !standing.member.learns,
@@ -116,7 +115,7 @@ impl Orderer {
                     let reason = "it is the last orderer with a vote: nobody is there to hand over to";
                     return Err(Error::Invalid(reason.to_owned()));
                 }
-                raft.hand_over(&raft_timing());
+                raft.hand_over(&Timing::of_busy_machines());
             }
             Request::Memory {} | Request::Node {} | Request::SetMemory { .. } => {
                 return Err(Error::Invalid("this is an orderer; ask a compute node for that".to_owned()));

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::Stop;
-use consensus::{GroupMemory, MemoryNode, MemoryNodeOptions};
+use consensus::{GroupMemory, Layout, MemoryNode, MemoryNodeOptions};
 use rma::{Fabric, HostOptions, NodeId, Token};
 
-use super::orderer::{GROUP, layout};
+use super::orderer::GROUP;
 use crate::network::NodeError;
 
 /// What such a memory node is made of.
@@ -38,7 +38,7 @@ impl LogMemory {
         };
         let host = options.fabric.host(options.address, host_options).await;
         let host = host.map_err(|source| NodeError::Fabric { who: name, source })?;
-        let groups = vec![GroupMemory { id: GROUP, layout: layout(options.log_bytes) }];
+        let groups = vec![GroupMemory { id: GROUP, layout: Layout::of_log(options.log_bytes) }];
         Ok(LogMemory(MemoryNode::start(MemoryNodeOptions { host, groups, stop: Stop::new() }).await?))
     }
 

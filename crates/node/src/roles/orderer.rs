@@ -127,25 +127,6 @@ pub(crate) const GROUP: GroupId = GroupId(1);
 /// How long a disk of another orderer may take.
 const DISK_MAX: Duration = Duration::from_secs(10);
 
-/// The sizes of a group that orders: a log and nothing else.
-pub(crate) fn layout(log_bytes: u64) -> Layout {
-    Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 }
-}
-
-/// Times of a group on machines with much else to do: another orderer leads within a second or so.
-fn timing() -> Timing {
-    Timing {
-        heartbeat: Duration::from_millis(20),
-        lease: Duration::from_millis(400),
-        election_timeout: Duration::from_millis(500),
-        attempt_max: Duration::from_millis(300),
-        answer_max: Duration::from_secs(1),
-        grace: Duration::from_millis(20),
-        reconnect: Duration::from_millis(200),
-        copy_bytes_per_second: Timing::UNLIMITED,
-    }
-}
-
 /// Orders together with others, on passive memory nodes.
 pub(crate) struct SiftEngines {
     pub fabric: Arc<dyn Fabric>,
@@ -169,10 +150,10 @@ impl Engines for SiftEngines {
             |address: &String| Place { address: address.clone(), name: self.name.clone(), token: self.token.clone() };
         let group = Group {
             id: GROUP,
-            layout: layout(self.log_bytes),
+            layout: Layout::of_log(self.log_bytes),
             nodes: self.memory.iter().map(place).collect(),
             fabric: Arc::clone(&self.fabric),
-            timing: timing(),
+            timing: Timing::of_busy_machines(),
         };
         let keepers = (1..).map(Processor).zip(&self.keepers);
         let processors = keepers.map(|(processor, address)| Neighbour { processor, address: address.clone() });
@@ -217,7 +198,7 @@ impl Engines for RaftEngines {
             directory: Some(self.directory.join(channel)),
             listen: self.members.get(&self.number).cloned().unwrap_or_default(),
             addresses: self.members.clone(),
-            timing: raft_timing(),
+            timing: raft::Timing::of_busy_machines(),
             snapshot_after_bytes: RAFT_LOG_BYTES,
             ..raft::Options::new(GROUP.0, self.number, founders)
         };
@@ -225,9 +206,4 @@ impl Engines for RaftEngines {
         assert!(self.log.set(Arc::clone(&log)).is_ok(), "an orderer has one channel");
         Ok(log)
     }
-}
-
-/// Times of a group on machines with much else to do, as with [`timing`]: another orderer leads within a second or so.
-pub(crate) fn raft_timing() -> raft::Timing {
-    raft::Timing { tick: Duration::from_millis(25), ..raft::Timing::default() }
 }
