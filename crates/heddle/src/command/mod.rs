@@ -96,25 +96,6 @@ async fn block_store(network: &DataDirectory, peer: &str, channel: &str) -> Resu
     store_in(&network.directory().path().join("peers").join(peer), channel).await
 }
 
-/// The blocks of a stopped network's orderer.
-async fn orderer_store(network: &DataDirectory, channel: &str) -> Result<HeldStore, Failure> {
-    store_in(&network.directory().path().join("orderer"), channel).await
-}
-
-/// The blocks of the other orderers of a stopped network, with the names of their processes.
-async fn other_orderer_stores(network: &DataDirectory, channel: &str) -> Result<Vec<(String, HeldStore)>, Failure> {
-    let folder = network.directory().path().join("orderers");
-    let mut stores = Vec::new();
-    for number in 2.. {
-        let path = folder.join(number.to_string());
-        if !path.is_dir() {
-            break;
-        }
-        stores.push((format!("orderer-{number}"), store_in(&path, channel).await?));
-    }
-    Ok(stores)
-}
-
 async fn store_in(path: &Path, channel: &str) -> Result<HeldStore, Failure> {
     // A process of its own may still hold it, although the network has ended.
     let data = DataDirectory::open(path).await.map_err(Failure::new)?;

@@ -1,7 +1,7 @@
 //! `heddle ledger verify`.
 //!
 //! 1. Take the directory's lock, so that nothing changes meanwhile.
-//! 2. Check the blocks of each peer and of the orderer (`ledger::verify`).
+//! 2. Check the blocks of each peer and of each orderer that the network has now (`ledger::verify`).
 //! 3. Replay each peer's valid transactions and compare what they leave behind with the peer's stored state, key by key,
 //!    at the height up to which the state is durable; later blocks are applied again at the next start.
 //! 4. Compare the ledgers with each other: same blocks, same verdicts. After a crash one may hold more than another.
@@ -16,6 +16,7 @@ use base::{BlockNumber, Version};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::verify::{Report, VerifyOptions};
 use ledger::{Block, Hash};
+use node::network::roster::Roster;
 use storage::DataDirectory;
 use storage::blocks::BlockStore;
 use storage::tables::{Tables, TablesEngine};
@@ -38,7 +39,8 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
         );
         return Err(Failure::new(message));
     }
-    let node::config::NetworkConfig { channel, organizations, .. } = super::config(dir)?.network;
+    let node::config::Config { network: config, ordering, .. } = super::config(dir)?;
+    let node::config::NetworkConfig { channel, organizations, .. } = config;
     let names = match &arguments.peer {
         None => organizations,
         Some(wanted) => vec![organizations[super::organization(organizations.iter(), wanted)?].clone()],
@@ -49,9 +51,13 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
         ledgers.push(check_peer(dir, &network, &name, &channel).await?);
     }
     if arguments.peer.is_none() {
-        let mut stores = vec![("orderer".to_owned(), super::orderer_store(&network, &channel).await?)];
-        stores.extend(super::other_orderer_stores(&network, &channel).await?);
-        for (name, store) in stores {
+        let roster = Roster::load(dir, ordering.count()).map_err(Failure::new)?;
+        for (name, path) in roster.places(dir) {
+            if !path.is_dir() {
+                output::print(&format!("{name:<8} has no blocks yet\n"))?;
+                continue;
+            }
+            let store = super::store_in(&path, &channel).await?;
             let options = VerifyOptions { validated: false, ..VerifyOptions::default() };
             let report = check_blocks(&name, &store, options).await?;
             output::print(&line(&name, &report, None))?;

@@ -165,6 +165,14 @@ async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
     let network = Network::start(&dir, &["--isolate"]);
     assert_eq!(voters(&shown), [4, 5]);
     network.down();
+    let verify = run(&["ledger", "verify", "--dir", &shown]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    let told_of = text(&verify);
+    let verified: Vec<&str> = told_of
+        .lines()
+        .filter_map(|line| line.split_whitespace().next().filter(|name| name.starts_with("orderer")))
+        .collect();
+    assert_eq!(verified, ["orderer-4", "orderer-5"], "those that the network has now: {told_of}");
     // They answer one another elsewhere in this form, which their logs do not know.
     let network = Network::start(&dir, &[]);
     end_with_all(network, &dir, 1, &told).await;

@@ -4,11 +4,12 @@
 //! The group's own log decides who is a member; this file says which processes are to run, and is written before one is added, and
 //! after one was removed. A number is used once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+use super::layout::{orderer_data, orderer_name};
 use super::{NodeError, write};
 
 const FILE: &str = "orderers.json";
@@ -62,6 +63,12 @@ impl Roster {
         write(&network.join(FILE), (text + "\n").as_bytes())
     }
 
+    /// The name of each orderer's process, and its data directory in that of its network.
+    pub fn places<'a>(&'a self, network: &'a Path) -> impl Iterator<Item = (String, PathBuf)> + 'a {
+        let name = |number: u64| orderer_name(number as usize - 1);
+        self.numbers.iter().map(move |number| (name(*number), network.join(orderer_data(*number))))
+    }
+
     /// When that of a network was written, if it was.
     pub fn written(network: &Path) -> Option<SystemTime> {
         std::fs::metadata(network.join(FILE)).and_then(|file| file.modified()).ok()
@@ -79,6 +86,9 @@ mod tests {
         assert_eq!(first, Roster { numbers: vec![1, 2, 3], next: 4, has_changed: false });
         let changed = Roster { numbers: vec![2, 3, 4], next: 5, has_changed: true };
         changed.store(folder.path()).expect("it can be written");
+        let places: Vec<(String, PathBuf)> = changed.places(Path::new("net")).collect();
+        let place = |number| (format!("orderer-{number}"), PathBuf::from(format!("net/orderers/{number}")));
+        assert_eq!(places, [place(2), place(3), place(4)], "a removed one's folder is not the group's any more");
         assert_eq!(Roster::load(folder.path(), 3).expect("it is there"), changed);
         for wrong in
             ["", "{}", r#"{"numbers":[],"next":1}"#, r#"{"numbers":[2,1],"next":3}"#, r#"{"numbers":[0],"next":3}"#]
