@@ -18,10 +18,14 @@ base::events! {
     counter MessagesRefused("heddle_chain_messages_refused_total");
     /// Messages that an orderer turned away because its queue was full.
     counter MessagesOverloaded("heddle_chain_messages_overloaded_total");
-    /// Blocks that an orderer made durable.
+    /// Blocks that orderers made durable; each is counted by every orderer of a group.
     counter BlocksOrdered("heddle_chain_blocks_ordered_total");
     /// Time from cutting a block to its being durable at the orderer.
     histogram OrderTime("heddle_chain_order_seconds", seconds);
+    /// Orderers of this process that lead their group now; one that orders alone leads.
+    gauge OrderersLeading("heddle_chain_orderers_leading");
+    /// Times that an orderer of this process began to lead.
+    counter LeadsBegun("heddle_chain_leads_begun_total");
     /// Blocks that an orderer sent to peers.
     counter BlocksServed("heddle_chain_blocks_served_total");
 
@@ -57,13 +61,13 @@ base::events! {
     histogram CommitTime("heddle_chain_commit_seconds", seconds);
     /// Transactions whose signatures another compute node of the peer has verified.
     counter TransactionsBorrowed("heddle_chain_transactions_borrowed_total");
-    /// Transactions that were given to another one, and whose signatures this one has verified after all.
+    /// Transactions that were given to another compute node of the peer, and whose signatures the primary has verified after all.
     counter TransactionsNotBorrowed("heddle_chain_transactions_not_borrowed_total");
     /// Transactions whose signatures this compute node has verified for the primary of its peer.
     counter TransactionsLent("heddle_chain_transactions_lent_total");
     /// Times that a compute node of a peer became its primary, where there are several.
     counter Promotions("heddle_chain_promotions_total");
-    /// Times that one ceased to be it, or could not begin.
+    /// Times that a compute node of a peer ceased to be its primary, or could not begin to be it.
     counter Demotions("heddle_chain_demotions_total");
     /// Compute nodes among several that are the primary of their peer now.
     gauge PrimaryNodes("heddle_chain_primary_nodes");

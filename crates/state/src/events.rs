@@ -17,19 +17,19 @@ base::events! {
     gauge MetadataCacheBytes("heddle_state_metadata_cache_bytes");
     /// Bytes that the data caches of disaggregated states are charged with.
     gauge DataCacheBytes("heddle_state_data_cache_bytes");
-    /// Look-ups of a key whose newest version was known.
+    /// Look-ups of a key whose newest version the metadata cache knew.
     counter MetadataCacheHits("heddle_state_metadata_cache_hits_total");
-    /// Look-ups of a key of which nothing was known.
+    /// Look-ups of a key of which the metadata cache knew nothing.
     counter MetadataCacheMisses("heddle_state_metadata_cache_misses_total");
-    /// Reads whose answer was there.
+    /// Reads that the data cache answered.
     counter DataCacheHits("heddle_state_data_cache_hits_total");
-    /// Reads whose version was known and whose value was not there.
+    /// Reads whose version was known and whose value the data cache did not have.
     counter DataCacheMisses("heddle_state_data_cache_misses_total");
     /// Steps from a version that was too new to the one before.
     counter ChainSteps("heddle_state_chain_steps_total");
     /// Reads that began anew because their lease ended under them.
     counter ReadsLate("heddle_state_reads_late_total");
-    /// Buckets that did not belong to the subtable expected there.
+    /// Buckets of the index that did not belong to the subtable expected there.
     counter DirectoriesStale("heddle_state_directories_stale_total");
     /// Records under a live lease, in a section that is there, whose bytes were not to be trusted: damage, or a defect.
     counter RecordsUntrusted("heddle_state_records_untrusted_total");
@@ -57,13 +57,13 @@ base::events! {
     counter SectionsGivenUp("heddle_state_sections_given_up_total");
     /// Sections emptied and given back because the budget was lowered.
     counter SectionsDrained("heddle_state_sections_drained_total");
-    /// Parts of the index that were moved out of such sections.
+    /// Parts of the index that were moved out of sections that are emptied.
     counter SubtablesMoved("heddle_state_subtables_moved_total");
     /// Records found to which nothing led any more.
     counter OrphansFound("heddle_state_orphans_found_total");
     /// Records evicted from remote memory.
     counter RecordsEvicted("heddle_state_evicted_records_total");
-    /// Bytes that they took there.
+    /// Bytes that evicted records took in remote memory.
     counter BytesEvicted("heddle_state_evicted_bytes_total");
     /// Superseded versions evicted although a view may still ask for them: storage has them.
     counter SupersededEvicted("heddle_state_evicted_superseded_total");
@@ -79,7 +79,7 @@ base::events! {
     counter BytesReclaimed("heddle_state_reclaimed_bytes_total");
     /// Bytes of remote memory that the last state to look has leased.
     gauge RemoteBytesLeased("heddle_state_remote_leased_bytes");
-    /// Bytes of them that are free.
+    /// Bytes that are free of the remote memory that the last state to look has leased.
     gauge RemoteBytesFree("heddle_state_remote_free_bytes");
     /// Readers that follow this primary.
     gauge Readers("heddle_state_readers");
@@ -89,7 +89,7 @@ base::events! {
     counter ReadersFenced("heddle_state_readers_fenced_total");
     /// Pieces of work that readers have done for the primary, and that counted.
     counter PiecesDone("heddle_state_reader_pieces_total");
-    /// Pieces that a reader was given and did not do, not in time, or not under a lease: the primary did them itself.
+    /// Pieces of work that a reader was given and did not do, not in time, or not under a lease: the primary did them itself.
     counter PiecesFailed("heddle_state_reader_pieces_failed_total");
     /// Blocks that readers have put in force.
     counter BlocksFollowed("heddle_state_reader_blocks_total");

@@ -15,7 +15,7 @@ base::events! {
     counter SyncsRequested("heddle_storage_syncs_requested_total");
     /// Rounds of fsync; each serves every request that waited when it began.
     counter SyncRounds("heddle_storage_sync_rounds_total");
-    /// Files synced in those rounds.
+    /// Files synced in rounds of fsync.
     counter FilesSynced("heddle_storage_files_synced_total");
     /// Time of one round of fsync.
     histogram SyncRoundTime("heddle_storage_sync_round_seconds", seconds);

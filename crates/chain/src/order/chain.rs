@@ -323,6 +323,23 @@ struct Reign {
     previous: Hash,
 }
 
+/// That this orderer leads, counted while it lives: whatever ends the lead, its task's end included, ends the count.
+struct Lead;
+
+impl Lead {
+    fn begin() -> Lead {
+        events::LeadsBegun.add(1);
+        events::OrderersLeading.add(1);
+        Lead
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        events::OrderersLeading.add(-1);
+    }
+}
+
 impl Cut {
     async fn run(mut self, mut queue: Receiver<Queued>) -> Result<(), Error> {
         let mut role = self.chain.role();
@@ -335,9 +352,11 @@ impl Cut {
             let before = self.chain.journal.block(next - 1)?;
             let before = before.ok_or_else(|| Error::Stored { block: next - 1, reason: "it is missing".to_owned() })?;
             let reign = Reign { term, number: next, previous: Block::parse(&before)?.hash() };
+            let lead = Lead::begin();
             if self.reign(reign, &mut queue).await? {
                 return Ok(());
             }
+            drop(lead);
             tracing::info!(channel = %self.chain.rules.channel(), %term, "this orderer does not lead any more");
             // None of these is in any block.
             let error = self.chain.not_leading();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::disk::Directory;
+use base::rt::simulation::Simulation;
 use base::rt::{self, net, production};
-use base::{Bytes, ErrorKind};
+use base::{Bytes, ErrorKind, event};
 use identity::issue::{Organization, Terms};
 use identity::{KeyKind, Role};
 use ledger::config::EndorsementRule;
@@ -94,6 +95,25 @@ fn envelopes_are_refused_with_fabrics_status() {
         orderer.broadcast(CHANNEL, good).await.expect("the good one is taken");
         orderer.stop().await;
     });
+}
+
+#[test]
+fn an_orderer_counts_that_it_leads_until_it_does_not() {
+    let run = Simulation::new(1).run(|_| async {
+        let consortium = consortium();
+        let root = Directory::open("root").await.expect("it is made");
+        let orderer = orderer(&consortium, &root).await;
+        orderer.broadcast(CHANNEL, message(&consortium.client(), Shape::default(), "x")).await.expect("it leads");
+        at_height(&orderer, 2).await;
+        let counted = || {
+            let events = event::snapshot();
+            (events.gauge("heddle_chain_orderers_leading"), events.counter("heddle_chain_leads_begun_total"))
+        };
+        assert_eq!(counted(), (1, 1));
+        orderer.stop().await;
+        assert_eq!(counted(), (0, 1));
+    });
+    run.expect("the run succeeds");
 }
 
 #[test]
