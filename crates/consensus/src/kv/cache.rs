@@ -1,7 +1,9 @@
 //! The cache: values of keys, and that a key has none, within a budget of bytes.
 //!
-//! 1. Keys stand in a queue. What is looked up is marked. When the budget is exceeded the front of the queue is looked at: what is
-//!    marked loses its mark and goes to the end, what is not marked is forgotten.
+//! 1. Keys stand in a queue. What is looked up or changed is marked. When the budget is exceeded the front of the queue is looked at:
+//!    what is marked loses its mark and has passed, what is not marked is forgotten. Those that have passed are looked at again when
+//!    the queue has come to its end, new ones included: these leave soon if nobody wants them, and what is wanted is seldom looked
+//!    at (SIEVE: Zhang et al., NSDI 2024).
 //! 2. What is not applied (its version is greater than the last applied entry) stays, whatever the budget: it is the overlay
 //!    of the log, and the only answer for its key.
 //! 3. A short key lies beside its value, so that a lookup touches one place of memory.
@@ -105,8 +107,9 @@ pub(super) struct Cache {
     slots: Vec<Map<Key, Slot>>,
     /// Of keys to maps, with a key that clients do not know: they cannot have one map take all.
     hashing: Hashing,
-    /// Every key once.
+    /// With those that have passed every key once.
     queue: VecDeque<Key>,
+    passed: VecDeque<Key>,
     bytes: usize,
     budget: usize,
 }
@@ -114,7 +117,8 @@ pub(super) struct Cache {
 impl Cache {
     pub(super) fn new(budget: usize) -> Cache {
         let slots = std::iter::repeat_with(Map::default).take(SHARDS).collect();
-        Cache { slots, hashing: Hashing::default(), queue: VecDeque::new(), bytes: 0, budget }
+        let (queue, passed) = Default::default();
+        Cache { slots, hashing: Hashing::default(), queue, passed, bytes: 0, budget }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -141,7 +145,7 @@ impl Cache {
         let shard = self.shard(key);
         let slots = &mut self.slots[shard];
         match slots.get_mut(key) {
-            Some(place) => self.bytes -= std::mem::replace(place, slot).bytes(key),
+            Some(place) => self.bytes -= std::mem::replace(place, Slot { marked: true, ..slot }).bytes(key),
             None => {
                 let key = Key::new(key);
                 self.queue.push_back(key.clone());
@@ -157,6 +161,9 @@ impl Cache {
             if self.bytes <= self.budget {
                 return;
             }
+            if self.queue.is_empty() {
+                std::mem::swap(&mut self.queue, &mut self.passed);
+            }
             let Some(key) = self.queue.pop_front() else { return };
             let shard = self.shard(key.bytes());
             let Entry::Occupied(mut slot) = self.slots[shard].entry(key) else {
@@ -164,7 +171,7 @@ impl Cache {
             };
             let is_pending = slot.get().version > applied && !mutant(Mutant::EvictPending);
             if is_pending || std::mem::take(&mut slot.get_mut().marked) {
-                self.queue.push_back(slot.key().clone());
+                self.passed.push_back(slot.key().clone());
                 continue;
             }
             let (key, gone) = slot.remove_entry();
@@ -220,6 +227,18 @@ mod tests {
         }
         assert!(cache.get(&[3]).is_some());
         assert!(cache.bytes() <= 10 * (SLOT_BYTES + 101));
+    }
+
+    #[test]
+    fn what_is_wanted_survives_many_that_are_not() {
+        let mut cache = Cache::new(20 * (SLOT_BYTES + 101));
+        (0..10).for_each(|key| put(&mut cache, key, 0, 0));
+        // Looked up once while twice as many pass by as there is room for.
+        for round in 0..6 {
+            (0..10).for_each(|key| assert!(cache.get(&[key]).is_some(), "{key} in round {round}"));
+            (0..40).for_each(|other| put(&mut cache, 10 + 40 * round + other, 0, 0));
+        }
+        assert_eq!(cache.queue.len() + cache.passed.len(), cache.slots.iter().map(Map::len).sum::<usize>());
     }
 
     #[test]
