@@ -1,6 +1,7 @@
 //! What code may rely on in either world. Every claim is checked on tokio and, for several seeds, in simulation.
 
 use std::future::Future;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -270,6 +271,23 @@ fn files_hold_what_was_written_under_the_names_they_were_given() {
         drop(lock);
         assert!(rival.try_lock().expect("it is open"));
     });
+}
+
+/// Blocks, tables and logs could be read by every user of the machine, where only keys were kept from them.
+#[test]
+fn what_is_made_is_readable_by_its_owner_alone_and_what_there_is_keeps_its_mode() {
+    let scratch = tempfile::tempdir().expect("the machine has room for temporary files");
+    let there = scratch.path().join("there");
+    std::fs::DirBuilder::new().mode(0o755).create(&there).expect("it can be made");
+    let mode = |path: &str| std::fs::metadata(there.join(path)).expect("it is there").permissions().mode() & 0o777;
+    let before = mode("");
+    rt::production::run(async {
+        let directory = Directory::open(there.join("data/blocks")).await.expect("it can be made");
+        directory.open_file("segment", true).expect("it can be made");
+        Directory::open(&there).await.expect("it is there").open_file("LOCK", true).expect("it can be made");
+    });
+    let modes = ["", "data", "data/blocks", "data/blocks/segment", "LOCK"].map(mode);
+    assert_eq!(modes, [before, 0o700, 0o700, 0o600, 0o600]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use base::rt::disk::Directory;
 use gateway::client::Connection;
 use node::kv::{KvClient, KvEndpoint, KvOptions, KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
 
@@ -72,7 +73,7 @@ impl Isolated {
     pub async fn start(options: &KvOptions, signals: &mut StopSignals) -> Result<Option<Isolated>, Failure> {
         let directory = options.directory.clone();
         let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", directory.display()));
-        std::fs::create_dir_all(&directory).map_err(failed)?;
+        Directory::open(&directory).await.map_err(failed)?;
         let sockets = sockets(&directory.canonicalize().map_err(failed)?)?;
         let plan = KvPlan::make(options, sockets.path()).await?;
         let supervised = |role: KvRole| Supervised {

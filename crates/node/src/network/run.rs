@@ -193,9 +193,7 @@ async fn bind_all(config: &Config) -> Result<(TcpListener, Vec<TcpListener>, Tcp
 
 /// A part's data directory.
 async fn open(network: &Network, inside: &str) -> Result<DataDirectory, NodeError> {
-    let path = network.path.join(inside);
-    std::fs::create_dir_all(&path).map_err(NodeError::file("creating", &path))?;
-    Ok(DataDirectory::open(&path).await?)
+    Ok(DataDirectory::open(network.path.join(inside)).await?)
 }
 
 fn blocks_address(network: &Network, place: usize) -> String {

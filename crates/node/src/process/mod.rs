@@ -173,12 +173,6 @@ impl Process {
     }
 }
 
-/// Opens a data directory, made when it is missing.
-async fn data_directory(path: &Path) -> Result<DataDirectory, NodeError> {
-    std::fs::create_dir_all(path).map_err(NodeError::file("creating", path))?;
-    Ok(DataDirectory::open(path).await?)
-}
-
 /// Where a compute node finds memory and storage.
 fn elsewhere(section: &file::PooledFile, among: Option<&file::AmongFile>, folder: &Path) -> Elsewhere {
     let donors = section.memory.iter();
@@ -287,7 +281,7 @@ impl Here<'_> {
         let directory = self.path(&section.directory);
         let storage = Storage::start(storage_role::Options {
             name: &self.file.name,
-            data: data_directory(&directory).await?,
+            data: DataDirectory::open(&directory).await?,
             sync: GroupSync::new(),
             memtable_bytes: section.memtable_bytes as u64,
             address: &section.address,
@@ -346,7 +340,7 @@ impl Here<'_> {
 
     /// A disk of its own.
     async fn local(&self, section: &file::LocalFile) -> Result<Local, NodeError> {
-        let data = data_directory(&self.path(&section.directory)).await?;
+        let data = DataDirectory::open(&self.path(&section.directory)).await?;
         let tables = FjallOptions { memtable_bytes: section.storage.memtable_bytes as u64, ..FjallOptions::default() };
         let tables = FjallEngine::open(&data.directory().path().join(TABLES), tables).await?;
         let state = compute::local_state(&section.storage);
@@ -389,7 +383,7 @@ impl Here<'_> {
                 (Arc::new(engines), Acknowledge::Durable)
             }
         };
-        let data = data_directory(&directory).await?;
+        let data = DataDirectory::open(&directory).await?;
         let ordering = Ordering::start(orderer::Options {
             name: &self.file.name,
             signer: self.signer(&section.msp_id)?,

@@ -6,6 +6,8 @@
 //!    has returned; before that a crash may undo it.
 //! 3. A directory that [`Directory::open`] or [`Directory::subdirectory`] created is durable when they return.
 //!
+//! Directories and files that are made in production are readable by their owner alone (modes 0700 and 0600).
+//!
 //! Reads and writes go to the page cache and do not wait, so they are plain functions; whatever waits for the device
 //! is a future. In production a future of `sync` runs on the pool for blocking calls; dropping it does not undo what it
 //! has begun.

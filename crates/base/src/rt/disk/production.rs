@@ -1,8 +1,8 @@
-//! Files of the operating system.
+//! Files of the operating system. What is made here is its owner's alone: ledgers, states and keys lie in it.
 
 use std::fs;
 use std::io::{self, IoSlice};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +12,9 @@ use crate::rt::blocking;
 
 /// Parts given to the kernel in one call; Linux takes at most 1024.
 const PARTS_PER_CALL_MAX: usize = 256;
+/// Modes of what is made; what there is already keeps its own.
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 #[derive(Clone)]
 pub struct Directory {
@@ -48,9 +51,9 @@ impl Directory {
     }
 
     pub fn open_file(&self, name: &str, create: bool) -> io::Result<File> {
-        let file =
-            fs::OpenOptions::new().read(true).write(true).create(create).truncate(false).open(self.path.join(name))?;
-        Ok(File { file: Arc::new(file) })
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(true).create(create).truncate(false).mode(FILE_MODE);
+        Ok(File { file: Arc::new(options.open(self.path.join(name))?) })
     }
 
     pub fn remove(&self, name: &str) -> io::Result<()> {
@@ -74,7 +77,7 @@ fn create_durably(path: &Path) -> io::Result<()> {
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     create_durably(parent)?;
-    match fs::create_dir(path) {
+    match fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
         // Another task was faster; it syncs the name too, but perhaps not yet.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         created => created?,
