@@ -25,7 +25,7 @@ const RATES: [(&str, &str, bool); 5] = [
     ("ordered", "heddle_chain_messages_ordered_total", false),
     ("valid", "heddle_chain_transactions_valid_total", true),
     ("conflicting", "heddle_chain_transactions_conflicted_total", true),
-    ("blocks", "heddle_chain_blocks_ordered_total", false),
+    ("blocks", "heddle_chain_blocks_committed_total", true),
 ];
 
 pub async fn run(arguments: &Status) -> Result<(), Failure> {
@@ -146,10 +146,13 @@ mod tests {
 
     #[test]
     fn counters_become_rates_and_missing_ones_are_left_out() {
-        let before = "heddle_chain_transactions_valid_total 100\nheddle_gateway_endorsed_total 0\n";
-        let after = "heddle_chain_transactions_valid_total 700\nheddle_gateway_endorsed_total 210\nheddle_x 7\n";
+        let before = "heddle_chain_transactions_valid_total 100\nheddle_gateway_endorsed_total 0\n\
+                      heddle_chain_blocks_committed_total 30\nheddle_chain_blocks_ordered_total 10\n";
+        // Three orderers count each block, and three peers.
+        let after = "heddle_chain_transactions_valid_total 700\nheddle_gateway_endorsed_total 210\nheddle_x 7\n\
+                     heddle_chain_blocks_committed_total 54\nheddle_chain_blocks_ordered_total 34\n";
         let rates = rates(before, after, Duration::from_secs(2), 3);
-        assert_eq!(Value::from(rates), json!({ "endorsed": 105, "valid": 100 }));
+        assert_eq!(Value::from(rates), json!({ "endorsed": 105, "valid": 100, "blocks": 4 }));
     }
 
     #[test]
