@@ -1,7 +1,7 @@
 //! Whether a network's directory is in use, and by which process.
 //!
 //! The truth is the lock that the running process holds on `LOCK`; `endpoints.json` says which process that is and where
-//! it listens, but stays behind when the process ends.
+//! it listens, but stays behind when the process ends. Of a network that was planned for several hosts nothing runs here.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,18 +14,49 @@ use crate::cli::exit;
 use crate::command;
 use crate::failure::Failure;
 
+/// As the running process writes it.
+const ENDPOINTS: &str = "endpoints.json";
 const POLL: Duration = Duration::from_millis(20);
 
 /// The endpoints of the network that runs in a directory; `None` when none runs there.
 ///
 /// # Errors
-/// There is no network in the directory, or its files cannot be read.
+/// There is no network in the directory, its processes run on hosts of their own, or its files cannot be read.
 pub fn running(dir: &Path) -> Result<Option<Endpoints>, Failure> {
     command::expect_network(dir)?;
-    if !dir.join("endpoints.json").exists() || !is_locked(dir)? {
+    if is_planned(dir) {
+        let message = format!(
+            "the processes of the network in {} run on hosts of their own (`heddle plan`): ask there, where the command \
+             has --node with the folder of a process, or read the page of metrics of each",
+            dir.display()
+        );
+        return Err(Failure::with_code(exit::NOT_RUNNING, message));
+    }
+    if !dir.join(ENDPOINTS).exists() || !is_locked(dir)? {
         return Ok(None);
     }
     Ok(Some(Endpoints::load(dir)?))
+}
+
+/// Whether the processes of the network in a directory run on hosts of their own.
+pub fn is_planned(dir: &Path) -> bool {
+    Endpoints::load(dir).is_ok_and(|endpoints| endpoints.is_planned)
+}
+
+/// That a network may be started here: one that was planned has its ledgers elsewhere, and would be there twice.
+///
+/// # Errors
+/// Its processes run on hosts of their own.
+pub fn expect_not_planned(dir: &Path) -> Result<(), Failure> {
+    if !is_planned(dir) {
+        return Ok(());
+    }
+    let (dir, file) = (dir.display(), dir.join(ENDPOINTS));
+    Err(Failure::new(format!(
+        "the processes of the network in {dir} run on hosts of their own (`heddle plan`), and here it would begin a second \
+         time, with empty ledgers; choose another --dir, or remove {} if none of them will run again",
+        file.display()
+    )))
 }
 
 /// As [`running`], for commands that need a running network.
@@ -47,6 +78,10 @@ fn is_locked(dir: &Path) -> Result<bool, Failure> {
     let file = match File::open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let message = format!("{}: {error}; ask as the user who runs the network", path.display());
+            return Err(Failure::new(message));
+        }
         Err(error) => return Err(failed(error)),
     };
     match file.try_lock_shared() {

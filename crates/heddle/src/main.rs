@@ -59,7 +59,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Peer(cli::peer::Peer::Nodes(nodes)) => command::peer::nodes(&nodes).await,
             Command::Orderer(cli::orderer::Orderer::Members(members)) => command::orderer::members(&members).await,
             Command::Orderer(cli::orderer::Orderer::Add(add)) => command::orderer::add(&add).await,
-            Command::Orderer(cli::orderer::Orderer::Plan(plan)) => command::orderer::plan(&plan),
+            Command::Orderer(cli::orderer::Orderer::Plan(plan)) => command::orderer::plan(&plan).await,
             Command::Orderer(cli::orderer::Orderer::Remove(remove)) => command::orderer::remove(&remove).await,
             Command::Kv(kv) => command::kv::run(&kv).await,
             Command::Ledger(cli::ledger::Ledger::Verify(verify)) => command::verify::run(&verify).await,

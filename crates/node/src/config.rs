@@ -253,8 +253,7 @@ pub enum ConfigError {
     },
     /// A value differs from the one that the network was created with.
     #[error(
-        "{key} was {was} when the network was created and cannot be changed to {now}; put the old value back, or create \
-         a new network in another directory"
+        "{key} was {was} when the network was created and cannot be changed to {now}; put the old value back, {remedy}"
     )]
     Fixed {
         /// The key.
@@ -263,6 +262,8 @@ pub enum ConfigError {
         was: String,
         /// The value of the file.
         now: String,
+        /// What else can be done.
+        remedy: &'static str,
     },
 }
 
@@ -407,7 +408,15 @@ impl Config {
         fixed("network.policy", &created.network.policy, &self.network.policy)?;
         fixed("batch", &created.batch, &self.batch)?;
         fixed("ordering.engine", &created.ordering.engine, &self.ordering.engine)?;
-        fixed("the number of orderers", &created.ordering.count(), &self.ordering.count())?;
+        let orderers = fixed("ordering.orderers", &created.ordering.count(), &self.ordering.count());
+        orderers.map_err(|error| match error {
+            ConfigError::Fixed { key, was, now, .. } if self.ordering.engine == Engine::Raft => {
+                let remedy =
+                    "and change them with `heddle orderer add` and `heddle orderer remove` while the network runs";
+                ConfigError::Fixed { key, was, now, remedy }
+            }
+            error => error,
+        })?;
         fixed("contracts", &created.contracts.0, &self.contracts.0)
     }
 
@@ -440,7 +449,8 @@ fn fixed<T: PartialEq + fmt::Debug>(key: &'static str, was: &T, now: &T) -> Resu
     if was == now {
         return Ok(());
     }
-    Err(ConfigError::Fixed { key, was: format!("{was:?}"), now: format!("{now:?}") })
+    let remedy = "or create a new network in another directory";
+    Err(ConfigError::Fixed { key, was: format!("{was:?}"), now: format!("{now:?}"), remedy })
 }
 
 /// Reads a policy: a word, or a signature policy.

@@ -29,8 +29,11 @@ pub struct Endpoints {
     pub process: u32,
     /// One gateway an organisation, in order.
     pub gateways: Vec<GatewayEndpoint>,
-    /// The orderer's port.
+    /// The orderer's port; of several with ports of their own the first one's.
     pub orderer: SocketAddr,
+    /// The ports of all orderers, where several have one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orderers: Vec<SocketAddr>,
     /// The port of metrics and health.
     pub metrics: SocketAddr,
     /// The processes of the roles, where these are processes of their own; `process` then supervises them.
@@ -39,6 +42,9 @@ pub struct Endpoints {
     /// The folder of their sockets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<PathBuf>,
+    /// Whether its processes run on hosts of their own: `process` has planned them and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_planned: bool,
 }
 
 /// One organisation's gateway.
@@ -65,6 +71,8 @@ impl Endpoints {
             let endpoint = endpoints.iter().find(|endpoint| endpoint.role == role);
             endpoint.expect("a network that runs has one of each role").address
         };
+        let orderers = endpoints.iter().filter(|endpoint| endpoint.role == Role::Orderer);
+        let orderers: Vec<SocketAddr> = orderers.map(|endpoint| endpoint.address).collect();
         let relative = |path: PathBuf| path.strip_prefix(network.path()).map(Path::to_path_buf).unwrap_or(path);
         let peers = endpoints.iter().filter(|endpoint| endpoint.role == Role::Peer);
         Endpoints {
@@ -83,9 +91,11 @@ impl Endpoints {
                 })
                 .collect(),
             orderer: address(Role::Orderer),
+            orderers: if orderers.len() > 1 { orderers } else { Vec::new() },
             metrics: address(Role::Metrics),
             processes: Vec::new(),
             sockets: None,
+            is_planned: false,
         }
     }
 

@@ -25,7 +25,7 @@ use identity::issue::{Organization as Issuer, TlsIdentity};
 
 use crate::config::{Engine, Form, Provider};
 use crate::control::orderer_of;
-use crate::enlist::Enlisted;
+use crate::enlist::{self, Enlisted};
 use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
 use crate::network::roster::Roster;
 use crate::network::{Endpoint, Network, NodeError, Role, material, write};
@@ -37,13 +37,16 @@ use crate::process::file::{
 use crate::{Endpoints, profile};
 
 const ORDERER: &str = "orderer";
+/// Whom gateways and orderers answer over gRPC.
+const CLIENTS: &str = "clients";
+const METRICS: &str = "ports.metrics";
 /// Stands where the number of a compute node does, and tells memory nodes of the orderers' log from those of the pool.
 const LOG: usize = usize::MAX;
 /// The longest path of a socket that the system takes, without the closing zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// From `ports.links` on: two of the orderer, then one of each compute node; from here on those of links within an
 /// organisation, where they are sockets.
-const INNER_PORTS: u16 = 40;
+const INNER_PORTS: usize = 40;
 /// How many ports a network can have.
 const PORTS_MAX: usize = 1024;
 /// Where free ports are taken from. A process listens some time after its port was tried, and again after every restart:
@@ -75,7 +78,6 @@ pub struct Plan {
     /// Each of them.
     pub processes: Vec<Planned>,
     gateways: Vec<SocketAddr>,
-    orderer: SocketAddr,
     sockets: Option<PathBuf>,
 }
 
@@ -103,10 +105,15 @@ impl Planned {
     /// An orderer that was added on this machine after the plan was made.
     pub fn orderer(enlisted: &Enlisted) -> Planned {
         let Enlisted { name, folder, address, answers: [blocks, intake, clients], .. } = enlisted.clone();
-        let answers =
-            vec![("compute nodes", blocks), ("gateways", intake), ("clients", clients), ("orderers", address)];
+        let answers = vec![("compute nodes", blocks), ("gateways", intake), (CLIENTS, clients), ("orderers", address)];
         let host = IpAddr::from(Ipv4Addr::LOCALHOST);
         Planned { name, role: ProcessRole::Orderer, host, folder, answers, place: 0, node: 0 }
+    }
+
+    /// Where it answers clients.
+    fn clients(&self) -> Option<SocketAddr> {
+        let (_, address) = self.answers.iter().find(|(whom, _)| *whom == CLIENTS)?;
+        address.parse().ok()
     }
 
     /// Its configuration.
@@ -175,6 +182,15 @@ fn orderer_tokens(secrets: &Secrets) -> impl Iterator<Item = (String, Secret)> +
     secrets.orderers.iter().enumerate().map(|(place, token)| (orderer_name(place), token.clone()))
 }
 
+/// A port so far behind the first one of its kind; where that is 0, any free one, it is 0 too.
+pub(crate) fn port_behind(first: u16, offset: usize, key: &'static str) -> Result<u16, NodeError> {
+    let behind = u16::try_from(offset).ok().and_then(|offset| first.checked_add(offset));
+    match first {
+        0 => Ok(0),
+        _ => behind.ok_or(NodeError::NoPort { key, first, more: offset }),
+    }
+}
+
 /// Binds one of [`FREE_PORTS`].
 pub(crate) fn bind_free(host: IpAddr) -> io::Result<TcpListener> {
     let mut tries = 0;
@@ -192,8 +208,8 @@ impl Network {
     ///
     /// # Errors
     /// [`NodeError::UnknownProcess`] when a host is given to a process that there is not; [`NodeError::AnyPort`] when the
-    /// configuration leaves a port of another host open; [`NodeError::Port`] when a port of this machine is taken; files
-    /// that cannot be written.
+    /// configuration leaves a port of another host open; [`NodeError::NoPort`] when there are not enough behind its first
+    /// one; [`NodeError::Port`] when a port of this machine is taken; files that cannot be written.
     pub fn plan(&self, placement: &Placement) -> Result<Plan, NodeError> {
         let config = self.config();
         let is_pooled = config.pool.form == Form::Disaggregated;
@@ -218,27 +234,63 @@ impl Network {
     /// # Errors
     /// Files that cannot be written.
     pub fn announce(&self, plan: &Plan, metrics: SocketAddr, processes: Vec<Ready>) -> Result<Endpoints, NodeError> {
-        let organizations = self.organizations().iter().zip(&plan.gateways);
-        let mut endpoints: Vec<Endpoint> = organizations
-            .map(|(organization, address)| Endpoint {
-                role: Role::Peer,
-                msp_id: organization.msp_id.clone(),
-                host: organization.host.clone(),
-                address: *address,
-            })
-            .collect();
-        endpoints.push(Endpoint {
+        let orderers = plan.processes.iter().filter(|process| process.role == ProcessRole::Orderer);
+        let orderers = orderers.filter_map(|orderer| Some((orderer.name.clone(), orderer.clients()?)));
+        let endpoints = self.write_profiles(&plan.gateways, orderers, metrics)?;
+        let (sockets, is_planned) = (plan.sockets.clone(), plan.sockets.is_none());
+        let endpoints = Endpoints { processes, sockets, is_planned, ..endpoints };
+        endpoints.store(self.path())?;
+        Ok(endpoints)
+    }
+
+    /// As [`Network::announce`], where orderers on Raft have come or gone and everything else is where it was.
+    ///
+    /// # Errors
+    /// Files that cannot be read or written.
+    pub fn announce_orderers(&self) -> Result<(), NodeError> {
+        let known = Endpoints::load(self.path())?;
+        let gateways: Vec<SocketAddr> = known.gateways.iter().map(|gateway| gateway.address).collect();
+        let mut orderers = Vec::new();
+        for number in enlist::roster(self.path())?.numbers {
+            let Enlisted { name, answers: [.., clients], .. } = enlist::enlisted(self.path(), number)?;
+            orderers.extend(clients.parse().ok().map(|address| (name, address)));
+        }
+        let Endpoints { process, processes, sockets, is_planned, metrics, .. } = known;
+        let endpoints = self.write_profiles(&gateways, orderers.into_iter(), metrics)?;
+        Endpoints { process, processes, sockets, is_planned, ..endpoints }.store(self.path())
+    }
+
+    /// Writes what clients read, and gives what `endpoints.json` is to say of it.
+    fn write_profiles(
+        &self,
+        gateways: &[SocketAddr],
+        orderers: impl Iterator<Item = (String, SocketAddr)>,
+        metrics: SocketAddr,
+    ) -> Result<Endpoints, NodeError> {
+        let gateways = self.organizations().iter().zip(gateways).map(|(organization, address)| Endpoint {
+            role: Role::Peer,
+            msp_id: organization.msp_id.clone(),
+            host: organization.host.clone(),
+            name: organization.host.clone(),
+            address: *address,
+        });
+        let orderers = orderers.map(|(name, address)| Endpoint {
             role: Role::Orderer,
             msp_id: self.orderer().msp_id.clone(),
             host: self.orderer().host.clone(),
-            address: plan.orderer,
+            name: format!("{name}.{}", material::ORDERER_DOMAIN),
+            address,
         });
-        let metrics = Endpoint { role: Role::Metrics, msp_id: String::new(), host: String::new(), address: metrics };
-        endpoints.push(metrics);
+        let metrics = Endpoint {
+            role: Role::Metrics,
+            msp_id: String::new(),
+            host: String::new(),
+            name: String::new(),
+            address: metrics,
+        };
+        let endpoints: Vec<Endpoint> = gateways.chain(orderers).chain([metrics]).collect();
         profile::write_profiles(self, &endpoints)?;
-        let endpoints = Endpoints { processes, sockets: plan.sockets.clone(), ..Endpoints::new(self, &endpoints) };
-        endpoints.store(self.path())?;
-        Ok(endpoints)
+        Ok(Endpoints::new(self, &endpoints))
     }
 }
 
@@ -250,6 +302,10 @@ impl Planner<'_> {
         {
             let known = processes.iter().map(|process| process.name.as_str()).collect::<Vec<_>>().join(", ");
             return Err(NodeError::UnknownProcess { name: unknown.clone(), known });
+        }
+        if let Placement::Hosts { .. } = self.placement {
+            // Before anything is written.
+            port_behind(self.network.config().ports.metrics, processes.len() - 1, METRICS)?;
         }
         let addresses = self.addresses()?;
         let secrets = |count: usize| (0..count).map(|_| Secret::random()).collect::<Vec<_>>();
@@ -269,7 +325,7 @@ impl Planner<'_> {
             Placement::Here { sockets } => Some(sockets.clone()),
             Placement::Hosts { .. } => None,
         };
-        Ok(Plan { processes, gateways: addresses.gateways, orderer: addresses.orderers[0], sockets })
+        Ok(Plan { processes, gateways: addresses.gateways, sockets })
     }
 
     fn processes(&self) -> Vec<Planned> {
@@ -323,11 +379,8 @@ impl Planner<'_> {
         Ok(address)
     }
 
-    fn link_port(&mut self, name: &str, offset: u16) -> Result<SocketAddr, NodeError> {
-        let port = match self.network.config().ports.links {
-            0 => 0,
-            first => first.saturating_add(offset),
-        };
+    fn link_port(&mut self, name: &str, offset: usize) -> Result<SocketAddr, NodeError> {
+        let port = port_behind(self.network.config().ports.links, offset, "ports.links")?;
         self.port(SocketAddr::new(self.host(name), port), "ports.links")
     }
 
@@ -346,10 +399,7 @@ impl Planner<'_> {
                 }
                 Ok(format!("shm:{}", path.display()))
             }
-            _ => {
-                let offset = INNER_PORTS + u16::try_from(offset).unwrap_or(u16::MAX - INNER_PORTS);
-                Ok(format!("tcp:{}", self.link_port(name, offset)?))
-            }
+            _ => Ok(format!("tcp:{}", self.link_port(name, INNER_PORTS + offset)?)),
         }
     }
 
@@ -386,7 +436,7 @@ impl Planner<'_> {
             }
             let name = compute_name(&organization, 0);
             compute.push(vec![self.inner(&name, next())?]);
-            others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index as u16)?)]);
+            others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index)?)]);
         }
         // Behind all others, so that these stay where they are.
         let among_others = if self.compute_nodes > 1 { organizations } else { 0 };
@@ -395,8 +445,7 @@ impl Planner<'_> {
                 let name = compute_name(&self.names[index], node);
                 if node > 0 {
                     compute[index].push(self.inner(&name, next())?);
-                    let offset = INNER_PORTS.saturating_add(u16::try_from(next()).unwrap_or(u16::MAX));
-                    others[index].push(format!("tls:{}", self.link_port(&name, offset)?));
+                    others[index].push(format!("tls:{}", self.link_port(&name, INNER_PORTS + next())?));
                 }
                 among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
             }
@@ -410,7 +459,7 @@ impl Planner<'_> {
                 keepers.push(self.inner(name, next())?);
             }
         }
-        let mut outer = || INNER_PORTS.saturating_add(u16::try_from(next()).unwrap_or(u16::MAX));
+        let mut outer = || INNER_PORTS + next();
         for name in &names[1..] {
             blocks.push(format!("tls:{}", self.link_port(name, outer())?));
             intakes.push(format!("tls:{}", self.link_port(name, outer())?));
@@ -438,20 +487,20 @@ impl Planner<'_> {
                 let always = [
                     ("compute nodes", at.blocks[place].clone()),
                     ("gateways", at.intakes[place].clone()),
-                    ("clients", at.orderers[place].to_string()),
+                    (CLIENTS, at.orderers[place].to_string()),
                 ];
                 always.into_iter().chain(at.keepers.get(place).map(|address| ("orderers", address.clone()))).collect()
             }
-            ProcessRole::Gateway => vec![("clients", at.gateways[place].to_string())],
+            ProcessRole::Gateway => vec![(CLIENTS, at.gateways[place].to_string())],
         }
     }
 
     /// Writes a process's folder.
     fn write(&self, process: &Planned, index: usize, at: &Addresses, secrets: &Secrets) -> Result<(), NodeError> {
         let config = self.network.config();
-        let metrics_port = match (self.placement, config.ports.metrics) {
-            (Placement::Here { .. }, _) | (_, 0) => 0,
-            (_, first) => first.saturating_add(index as u16),
+        let metrics_port = match self.placement {
+            Placement::Here { .. } => 0,
+            Placement::Hosts { .. } => port_behind(config.ports.metrics, index, METRICS)?,
         };
         let mut file = NodeFile {
             name: process.name.clone(),

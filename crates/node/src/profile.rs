@@ -1,7 +1,7 @@
 //! What clients need to find the network: connection profiles, and a client to start from.
 //!
 //! Profiles are Fabric's common connection profiles, as JSON and as YAML, one of each an organisation. They name ports
-//! and are written whenever the network starts.
+//! and are written whenever the network starts, and when its orderers change.
 
 use std::path::Path;
 
@@ -98,11 +98,14 @@ fn profile(network: &Network, endpoints: &[Endpoint], organization: &str) -> Val
             json!({ "endorsingPeer": true, "chaincodeQuery": true, "ledgerQuery": true, "eventSource": true }),
         );
     }
-    let orderer = endpoints.iter().find(|endpoint| endpoint.role == Role::Orderer).expect("a network has an orderer");
     let mut orderers = Map::new();
-    orderers.insert(orderer.host.clone(), entry(orderer, &network.orderer().tls.authority_pem));
+    let mut channel_orderers = Vec::new();
+    for orderer in endpoints.iter().filter(|endpoint| endpoint.role == Role::Orderer) {
+        orderers.insert(orderer.name.clone(), entry(orderer, &network.orderer().tls.authority_pem));
+        channel_orderers.push(orderer.name.clone());
+    }
     let mut channels = Map::new();
-    channels.insert(config.network.channel.clone(), json!({ "orderers": [orderer.host], "peers": channel_peers }));
+    channels.insert(config.network.channel.clone(), json!({ "orderers": channel_orderers, "peers": channel_peers }));
     json!({
         "name": format!("heddle-{}", organization.to_ascii_lowercase()),
         "version": "1.0.0",

@@ -22,14 +22,18 @@ pub enum Peer {
     after_help = "\
 Examples:
   heddle peer nodes org1
-  heddle peer nodes org1 --json"
+  heddle peer nodes org1 --json
+  heddle peer nodes --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
 pub struct Nodes {
     /// The organisation, such as org1
-    #[arg(value_name = "ORG")]
-    pub organization: String,
+    #[arg(value_name = "ORG", required_unless_present = "node")]
+    pub organization: Option<String>,
     #[command(flatten)]
     pub directory: Directory,
+    /// The folder of one compute node, where it is not in DIR/nodes
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["organization", "dir"])]
+    pub node: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

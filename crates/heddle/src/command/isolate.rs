@@ -230,6 +230,7 @@ impl Isolated {
             let planned = Planned::orderer(&node::enlist::enlisted(dir, *number)?);
             eprintln!("{name} was added and is started");
             self.overview.set(name, Err("it is being started".to_owned()));
+            self.plan.processes.push(planned.clone());
             let mut process = Supervised::new(planned);
             process.spawn()?;
             self.processes.push(process);
@@ -240,6 +241,7 @@ impl Isolated {
         for mut gone in self.processes.extract_if(.., is_gone) {
             eprintln!("{} was removed and is ended", gone.planned.name);
             self.overview.remove(&gone.planned.name);
+            self.plan.processes.retain(|process| process.name != gone.planned.name);
             // Nothing depends on it any more, and what it has on disk is as after a crash.
             gone.kill();
         }

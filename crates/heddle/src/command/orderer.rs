@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use node::Network;
 use node::control::{ControlError, OrderersReport, Request, ask_orderer, orderer_of};
 use node::enlist::{self, Enlisted};
 
@@ -266,10 +267,16 @@ async fn started(dir: &Path, report: &OrderersReport) -> Result<Enlisted, Failur
     Ok(new)
 }
 
-pub fn plan(arguments: &Plan) -> Result<(), Failure> {
+pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
     let dir = &arguments.directory.dir;
     super::expect_network(dir)?;
     let _alone = changing(dir)?;
+    // Where a network is supervised here, its supervisor says which orderers there are.
+    let planned = match instance::is_planned(dir) {
+        true => Some(Network::open(dir).await?),
+        false => None,
+    };
+    let announce = || planned.as_ref().map_or(Ok(()), Network::announce_orderers);
     let (host, port) = match (arguments.removed, arguments.host, arguments.port) {
         (Some(number), ..) => {
             let name = orderer_of(number);
@@ -277,6 +284,7 @@ pub fn plan(arguments: &Plan) -> Result<(), Failure> {
                 return Err(Failure::new(format!("{} plans no {name}", dir.display())));
             }
             enlist::strike(dir, number)?;
+            announce()?;
             let nodes = dir.join("nodes");
             let text = format!(
                 "Copy node.toml of gateways and compute nodes from {} again: none names {name}.\n",
@@ -288,6 +296,7 @@ pub fn plan(arguments: &Plan) -> Result<(), Failure> {
         _ => return Err(Failure::new("say where the orderer is to run: --host and --port")),
     };
     let new = enlist::enlist(dir, Some(SocketAddr::new(host, port)))?;
+    announce()?;
     let Enlisted { number, name, folder, address, answers: [blocks, intake, clients] } = &new;
     output::print(&format!(
         "Copy {folder} to {host}, and run there:\n\n  heddle node orderer --config {name}/node.toml\n\n\

@@ -24,8 +24,10 @@ const POLL: Duration = Duration::from_millis(100);
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
 pub async fn nodes(arguments: &Nodes) -> Result<(), Failure> {
-    let dir = &arguments.directory.dir;
-    let folders = folders(dir, &arguments.organization)?;
+    let folders = match &arguments.node {
+        Some(folder) => vec![folder.clone()],
+        None => folders(&arguments.directory.dir, arguments.organization.as_deref().unwrap_or_default())?,
+    };
     let mut reports = Vec::new();
     for folder in &folders {
         match ask_node(folder).await {

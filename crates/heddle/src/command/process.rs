@@ -73,10 +73,11 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
     let by_name: BTreeMap<_, _> = arguments.place.iter().cloned().collect();
     let plan = network.plan(&Placement::Hosts { default: arguments.host, by_name })?;
     network.announce(&plan, (arguments.host, settings.ports.metrics).into(), Vec::new())?;
-    let mut text = "Copy each folder to its host, and run there, in this order:\n\n".to_owned();
+    let nodes = network.path().join("nodes");
+    let mut text = format!("Copy each folder {}/NAME to its host, and run there, in this order:\n\n", nodes.display());
     for process in &plan.processes {
         let role = process.role.name();
-        let line = format!("heddle node {role} --config {}", process.config().display());
+        let line = format!("heddle node {role} --config {}/node.toml", process.name);
         text += &format!("{:<16} {line}\n", process.host.to_string());
         for (whom, address) in &process.answers {
             text += &format!("{:<18} answers {whom} at {address}\n", "");

@@ -29,6 +29,7 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
     let start = Instant::now();
     let dir = arguments.directory.dir.clone();
     let is_new = !super::exists(&dir);
+    instance::expect_not_planned(&dir)?;
     let config = settings(&arguments)?;
     if arguments.session {
         // The terminal that started this network may be closed.
@@ -98,6 +99,10 @@ pub fn settings(arguments: &Up) -> Result<Config, Failure> {
         None => Config::default(),
     };
     apply(arguments, &mut config);
+    if let (Some(orderers @ 2..), node::config::Engine::Solo) = (arguments.orderers, config.ordering.engine) {
+        let message = format!("--orderers {orderers} needs an engine of several: --ordering raft, or --ordering sift");
+        return Err(Failure::new(message));
+    }
     // Flags are checked like a file, which is what they would become.
     Config::parse(&config.to_text(), "the command line").map_err(Failure::new)
 }
@@ -270,6 +275,15 @@ mod tests {
         assert_eq!((config.network.organizations.len(), config.batch.messages), (4, 9));
         assert_eq!(config.network.policy, "all");
         assert!(!config.tls);
+    }
+
+    #[test]
+    fn several_orderers_need_an_engine_of_several() {
+        let refused = settings_of("heddle up --dir /nonexistent --orderers 5").expect_err("one would order alone");
+        assert!(refused.message().is_some_and(|message| message.contains("--ordering raft")), "{refused:?}");
+        let config = settings_of("heddle up --dir /nonexistent --orderers 5 --ordering sift").expect("it has several");
+        assert_eq!(config.ordering.count(), 5);
+        settings_of("heddle up --dir /nonexistent --orderers 1").expect("that many there are");
     }
 
     #[test]

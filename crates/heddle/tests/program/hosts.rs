@@ -144,8 +144,9 @@ async fn roles_on_several_hosts_commit_and_go_on_without_a_memory_node() {
     let mut running = Vec::new();
     for entry in text(&output).lines().filter_map(|line| line.split_once("heddle node ")) {
         let (role, config) = entry.1.split_once(" --config ").expect("a command");
-        let from = Path::new(config).parent().expect("a folder");
-        let name = from.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+        let name =
+            config.strip_suffix("/node.toml").expect("the file of a process, from where its folder was copied to");
+        let (name, from) = (name.to_owned(), dir.join("nodes").join(name));
         let to = folder.path().join("hosts").join(&name);
         std::fs::create_dir_all(folder.path().join("hosts")).expect("it can be made");
         std::fs::rename(from, &to).expect("it can be moved");

@@ -1,6 +1,8 @@
 //! A network with several orderers, on passive memory nodes or each with a log of its own: whichever of them leads may be killed
 //! under load, all of them and their memory may be killed at once, and nothing is lost that a client was told.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -32,6 +34,18 @@ fn kill_named(dir: &Path, name: &str) -> Ready {
     let killed = killed.unwrap_or_else(|| panic!("there is no {name}"));
     kill(killed.process);
     killed
+}
+
+/// Which orderers say on the network's page of metrics that they lead.
+fn leading(dir: &Path) -> Vec<String> {
+    let metrics = Endpoints::load(dir).expect("the network has said where it is").metrics;
+    let mut page = String::new();
+    let mut link = TcpStream::connect(metrics).expect("it listens");
+    link.write_all(b"GET /metrics HTTP/1.1\r\nHost: heddle\r\nConnection: close\r\n\r\n").expect("it is taken");
+    link.read_to_string(&mut page).expect("it is text");
+    let samples = page.lines().filter_map(|line| line.strip_prefix("heddle_chain_orderers_leading{process=\""));
+    let leading = samples.filter_map(|sample| sample.strip_suffix("\"} 1"));
+    leading.map(str::to_owned).collect()
 }
 
 /// Waits until it is back.
@@ -69,6 +83,15 @@ async fn any_orderer_may_be_killed(engine: &str, memory: &[&str]) {
     let load = Load::start(&dir, 2, CLIENTS);
     load.progress(SOME, "at first").await;
     // One of them leads.
+    let start = Instant::now();
+    let leads = loop {
+        match &leading(&dir)[..] {
+            [leads] => break leads.clone(),
+            leading => assert!(start.elapsed() < RESTART_PATIENCE, "{leading:?} lead"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(orderers.contains(&leads.as_str()), "{leads} leads");
     for name in orderers.iter().chain(memory.first()) {
         let killed = kill_named(&dir, name);
         load.progress(SOME, &format!("after the end of {name}")).await;
@@ -320,6 +343,70 @@ fn an_orderer_joins_from_a_folder_of_its_own_and_a_majority_that_answers_stays()
     assert_eq!(again.status.code(), Some(1), "{}", text(&again));
 }
 
+/// The orderers of a profile: names, and the ports of their addresses.
+fn profile(dir: &Path) -> Vec<(String, String)> {
+    let path = dir.join("profiles/connection-org1.json");
+    let profile: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(path).expect("it is written")).expect("it is JSON");
+    let orderers = profile["channels"]["mychannel"]["orderers"].as_array().expect("a list").iter();
+    let port = |name: &str| profile["orderers"][name]["url"].as_str().and_then(|url| url.rsplit(':').next());
+    orderers
+        .map(|name| name.as_str().expect("a name"))
+        .map(|name| (name.to_owned(), port(name).expect("it is described").to_owned()))
+        .collect()
+}
+
+/// `heddle up` began a planned network a second time, with empty ledgers, which every other command told one to do.
+#[test]
+fn a_network_planned_for_several_hosts_is_neither_started_nor_asked_where_it_was_planned() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let plan = ["plan", "--orgs", "1", "--ordering", "raft", "--host", "10.9.8.7", "--dir"];
+    let refused = run(&[&plan[..], &[&shown, "--links-port", "65490"]].concat());
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    assert!(text(&refused).contains("ports.links is 65490"), "{}", text(&refused));
+    let refused = run(&[&plan[..], &[&shown, "--metrics-port", "65530"]].concat());
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    assert!(text(&refused).contains("ports.metrics is 65530"), "{}", text(&refused));
+    // The settings of the attempts before are remembered.
+    let planned = run(&[&plan[..], &[&shown, "--links-port", "7100", "--metrics-port", "9443"]].concat());
+    assert!(planned.status.success(), "{}", text(&planned));
+    let command = "heddle node orderer --config orderer-2/node.toml\n";
+    assert!(text(&planned).contains(command), "from where its folder was copied to: {}", text(&planned));
+
+    for (arguments, code) in [
+        (&["status"][..], 4),
+        (&["down"], 4),
+        (&["peer", "nodes", "org1"], 4),
+        (&["peer", "memory", "org1"], 4),
+        (&["orderer", "members"], 4),
+        (&["ledger", "verify"], 4),
+        (&["up", "--any-ports"], 1),
+    ] {
+        let refused = run(&[arguments, &["--dir", &shown]].concat());
+        assert_eq!(refused.status.code(), Some(code), "{arguments:?}: {}", text(&refused));
+        assert!(text(&refused).contains("hosts of their own"), "{arguments:?}: {}", text(&refused));
+    }
+    assert!(!dir.join("peers").exists(), "nothing was begun here");
+
+    // Clients were told of the first orderer alone.
+    let names =
+        |orderers: &[&str]| -> Vec<String> { orderers.iter().map(|name| format!("{name}.example.com")).collect() };
+    let told = || profile(&dir).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(told(), names(&["orderer", "orderer-2", "orderer-3"]));
+    let ports: std::collections::BTreeSet<String> = profile(&dir).into_iter().map(|(_, port)| port).collect();
+    assert_eq!(ports.len(), 3, "{ports:?}");
+    let added = run(&["orderer", "plan", "--dir", &shown, "--host", "10.9.8.6", "--port", "7300"]);
+    assert!(added.status.success(), "{}", text(&added));
+    assert_eq!(profile(&dir).last(), Some(&("orderer-4.example.com".to_owned(), "7300".to_owned())));
+    let struck = run(&["orderer", "plan", "--dir", &shown, "--removed", "orderer"]);
+    assert!(struck.status.success(), "{}", text(&struck));
+    assert_eq!(told(), names(&["orderer-2", "orderer-3", "orderer-4"]));
+    let refused = run(&["status", "--dir", &shown]);
+    assert!(text(&refused).contains("hosts of their own"), "{}", text(&refused));
+}
+
 #[test]
 fn orderers_of_one_process_or_another_engine_are_not_changed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -355,7 +442,15 @@ fn ordering_is_chosen_when_a_network_is_made() {
     let config = folder.path().join("volatile.toml");
     std::fs::write(&config, "[ordering]\nengine = \"raft\"\nvolatile = true\n").expect("it can be written");
     let config = config.display().to_string();
-    refused(&[&up(&[])[..], &["--config", &config]].concat(), &["ordering.volatile is true", "choose \"sift\""]);
+    refused(
+        &[&up(&[])[..], &["--config", &config]].concat(),
+        &["ordering.volatile is true", "set it to false, or choose the engine"],
+    );
+    let config = folder.path().join("alone.toml");
+    std::fs::write(&config, "[ordering]\nvolatile = true\n").expect("it can be written");
+    let config = config.display().to_string();
+    refused(&[&up(&[])[..], &["--config", &config]].concat(), &["ordering.volatile is true", "\"solo\""]);
+    refused(&up(&["--orderers", "5"]), &["--orderers 5", "--ordering raft"]);
     let config = folder.path().join("even.toml");
     std::fs::write(&config, "[ordering]\nengine = \"sift\"\nmemory_nodes = 2\n").expect("it can be written");
     let config = config.display().to_string();
@@ -363,4 +458,10 @@ fn ordering_is_chosen_when_a_network_is_made() {
     let network = Network::start(Path::new(&dir), &["--orgs", "1"]);
     network.down();
     refused(&up(&["--ordering", "sift"]), &["ordering.engine was Solo", "cannot be changed to Sift"]);
+    let other = folder.path().join("raft").display().to_string();
+    let made = run(&["plan", "--orgs", "1", "--ordering", "raft", "--host", "10.9.8.7", "--dir", &other]);
+    assert!(made.status.success(), "{}", text(&made));
+    let more = run(&["plan", "--orderers", "5", "--host", "10.9.8.7", "--dir", &other]);
+    let expected = ["ordering.orderers was 3", "cannot be changed to 5", "`heddle orderer add`"];
+    assert!(expected.iter().all(|part| text(&more).contains(part)), "{}", text(&more));
 }

@@ -74,9 +74,12 @@ impl Ordering {
 
     /// Checks the values: a key and what is wrong with it.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.engine == Engine::Raft && self.volatile {
-            let problem =
-                "is true, and an orderer of \"raft\" goes on from what its disk has; choose \"sift\" for it".to_owned();
+        if self.engine != Engine::Sift && self.volatile {
+            let engine = self.engine.name();
+            let problem = format!(
+                "is true, and an orderer of {engine:?} goes on from what its disk has; set it to false, or choose the \
+                 engine \"sift\""
+            );
             return Err(("ordering.volatile", problem));
         }
         if !(1..=ORDERERS_MAX).contains(&self.orderers) {

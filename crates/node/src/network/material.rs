@@ -17,7 +17,7 @@ use super::NodeError;
 use crate::config::Config;
 
 const ORDERER_MSP: &str = "OrdererMSP";
-const ORDERER_DOMAIN: &str = "example.com";
+pub(crate) const ORDERER_DOMAIN: &str = "example.com";
 const ORDERER_NAME: &str = "orderer";
 pub(crate) const PEER_NAME: &str = "peer0";
 const USER_NAME: &str = "User1";

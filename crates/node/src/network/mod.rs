@@ -120,6 +120,16 @@ pub enum NodeError {
         /// Where it is set.
         key: &'static str,
     },
+    /// The ports of a network reach beyond the last one that there is.
+    #[error("{key} is {first}, and ports up to {more} behind it are needed, beyond 65535; choose a lower one")]
+    NoPort {
+        /// Where the first is set.
+        key: &'static str,
+        /// The first.
+        first: u16,
+        /// How far behind it the last one that is wanted lies.
+        more: usize,
+    },
     /// A socket's path is longer than the system takes.
     #[error("the path of the socket {} is too long; set XDG_RUNTIME_DIR to a folder with a short path", .0.display())]
     SocketPath(PathBuf),
@@ -173,6 +183,7 @@ impl NodeError {
             NodeError::LinkTls(_)
             | NodeError::UnknownProcess { .. }
             | NodeError::AnyPort { .. }
+            | NodeError::NoPort { .. }
             | NodeError::Orderers(_)
             | NodeError::SocketPath(_) => ErrorKind::Rejected,
             NodeError::Fabric { source, .. } => source.kind(),
@@ -209,6 +220,9 @@ pub struct Endpoint {
     pub msp_id: String,
     /// The name that its TLS certificate bears; empty for metrics.
     pub host: String,
+    /// The name that profiles give it: `host`, but for further orderers, whose certificates bear the same one. Empty for
+    /// metrics.
+    pub name: String,
     /// Where.
     pub address: SocketAddr,
 }

@@ -130,6 +130,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
             role: Role::Peer,
             msp_id: organization.msp_id.clone(),
             host: organization.host.clone(),
+            name: organization.host.clone(),
             address: ports::local(&listener),
         });
         tasks.push(gateway_role::start(gateway_role::Options {
@@ -148,12 +149,14 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         role: Role::Orderer,
         msp_id: network.orderer.msp_id.clone(),
         host: network.orderer.host.clone(),
+        name: network.orderer.host.clone(),
         address: orderer_address,
     });
     endpoints.push(Endpoint {
         role: Role::Metrics,
         msp_id: String::new(),
         host: String::new(),
+        name: String::new(),
         address: ports::local(&metrics_listener),
     });
     metrics::register();
