@@ -64,6 +64,7 @@ Examples:
   heddle bench kv
   heddle bench kv --keys 1000000 --seconds 10
   heddle bench kv --connect ./heddle-kv      the store that runs there; it is written to
+  heddle bench kv --json kv.json             the plot is kv.svg
 
 Unless --connect names one, the store is a process of its own on this machine, so that clients and
 store share its processors. Keys are chosen uniformly.")]
@@ -616,6 +617,8 @@ pub struct Kv {
     /// Measure the store of this directory
     #[arg(long, value_name = "DIR")]
     pub connect: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: FigureOutput,
 }
 
 /// `heddle bench kv-etcd`.

@@ -345,8 +345,8 @@ fn print_change(change: &wire::Change, as_json: bool) -> Result<(), Failure> {
 async fn status(arguments: &Status) -> Result<(), Failure> {
     let (client, serving) = find(&arguments.directory).await?;
     let status = client.status().await.map_err(failed)?;
-    let taken = status.blocks - status.blocks_free;
     if arguments.json {
+        let is_one_process = serving.is_none();
         return output::print_json(&json!({
             "term": status.term,
             "processor": serving.map(|part| part.name),
@@ -354,7 +354,7 @@ async fn status(arguments: &Status) -> Result<(), Failure> {
             "applied": status.applied,
             "logUsedBytes": status.log_used_bytes,
             "blocks": status.blocks,
-            "blocksTaken": taken,
+            "blocksTaken": status.blocks - status.blocks_free,
             "cacheBytes": status.cache_bytes,
             "memoryNodes": status.memory_nodes,
             "memoryNodesLive": status.memory_nodes_live,
@@ -362,36 +362,40 @@ async fn status(arguments: &Status) -> Result<(), Failure> {
             "persisted": status.persisted,
             "stores": status.stores,
             "storesWaiting": status.stores_waiting,
-            "backups": status.backups,
-            "backupsFree": status.backups_free,
+            // As below.
+            "backups": is_one_process.then_some(status.backups),
+            "backupsFree": is_one_process.then_some(status.backups_free),
             "byBackup": status.by_backup,
         }));
     }
-    output::print(&format!(
-        "{:<14} {} of {} live{}\n{:<14} {} free of {}, for {} stores, of which {} waits\n{:<14} {}{}\n{:<14} {} ({} to be applied, {} bytes of log)\n{:<14} {taken} of {} taken\n{:<14} {} bytes\n",
-        "memory nodes",
-        status.memory_nodes_live,
-        status.memory_nodes,
-        if status.persistent { "; the store is kept on disk" } else { "" },
-        "backups",
-        status.backups_free,
-        status.backups,
-        status.stores,
-        status.stores_waiting,
-        "term",
-        status.term,
-        match (status.by_backup, serving) {
-            (true, _) => ", of a backup".to_owned(),
-            (false, Some(part)) => format!(", of {}", part.name),
-            (false, None) => String::new(),
-        },
+    output::print(&text(&status, serving.as_ref()))
+}
+
+fn text(status: &wire::StatusResponse, serving: Option<&KvProcessEndpoint>) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| text += &format!("{name:<14} {value}\n");
+    let kept = if status.persistent { "; the store is kept on disk" } else { "" };
+    line("memory nodes", format!("{} of {} live{kept}", status.memory_nodes_live, status.memory_nodes));
+    // Where processors are processes each is its own pool of backups, and knows of no other.
+    if serving.is_none() {
+        let wire::StatusResponse { backups, backups_free, stores, stores_waiting, .. } = status;
+        line(
+            "backups",
+            format!("{backups_free} free of {backups}, for {stores} stores, of which {stores_waiting} waits"),
+        );
+    }
+    let processor = match serving {
+        Some(part) => format!(", of {}", part.name),
+        None if status.by_backup => ", of a backup".to_owned(),
+        None => String::new(),
+    };
+    line("term", format!("{}{processor}", status.term));
+    let to_be_applied = status.version - status.applied;
+    line(
         "version",
-        status.version,
-        status.version - status.applied,
-        status.log_used_bytes,
-        "blocks",
-        status.blocks,
-        "cache",
-        status.cache_bytes,
-    ))
+        format!("{} ({to_be_applied} to be applied, {} bytes of log)", status.version, status.log_used_bytes),
+    );
+    line("blocks", format!("{} of {} taken", status.blocks - status.blocks_free, status.blocks));
+    line("cache", format!("{} bytes", status.cache_bytes));
+    text
 }

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use base::rt::Stop;
+use bench::figure::Figure;
 use node::kv::{KvClient, KvEndpoint, KvExchange};
 
+use super::figure::{Progress, show};
 use super::{etcd, kv};
 use crate::cli::bench::Kv as Arguments;
 use crate::cli::kv::StoreDirectory;
 use crate::failure::Failure;
-use crate::output;
 
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -59,6 +60,13 @@ impl Drop for Server {
 }
 
 pub async fn run(arguments: &Arguments, stop: &Stop) -> Result<(), Failure> {
+    let progress = Progress::new();
+    let figure = measured(arguments, stop, &progress).await;
+    drop(progress);
+    show(&figure?, &arguments.output)
+}
+
+async fn measured(arguments: &Arguments, stop: &Stop, progress: &Progress) -> Result<Figure, Failure> {
     let server = match &arguments.connect {
         Some(_) => None,
         None => Some(Server::start(arguments.keys, arguments.value_bytes, "none").await?),
@@ -76,32 +84,29 @@ pub async fn run(arguments: &Arguments, stop: &Stop) -> Result<(), Failure> {
             false => Way::Exchange(client.exchange().await.map_err(|status| Failure::new(status.message))?),
         });
     }
-    output::print(&format!(
-        "{} clients over {} connections, {} keys, values of {} bytes, gRPC over TLS, {}\n{:<14} {:>10} {:>9} {:>9} {:>9}\n",
-        arguments.clients,
-        connections.len(),
-        arguments.keys,
-        arguments.value_bytes,
-        if arguments.unary { "a call an operation" } else { "a stream a connection" },
-        "",
-        "a second",
-        "p50 us",
-        "p99 us",
-        "p99.9 us"
-    ))?;
+    let mut figure = Figure::new("kv", "A key-value store on passive memory nodes, over gRPC with TLS");
+    figure.setting("clients", arguments.clients);
+    figure.setting("connections", connections.len());
+    figure.setting("asks", if arguments.unary { "a call an operation" } else { "a stream a connection" });
+    figure.setting("keys", arguments.keys);
+    figure.setting("value_bytes", arguments.value_bytes);
+    figure.setting("seconds", arguments.seconds);
     let keys = arguments.keys;
     for (what, puts_of_100) in
         [("first puts", None), ("puts", Some(100)), ("gets", Some(0)), ("half and half", Some(50))]
     {
+        progress.tell(what);
         let limit = puts_of_100.map(|puts| (puts, Duration::from_secs_f64(arguments.seconds)));
         let value_bytes = usize::try_from(arguments.value_bytes).unwrap_or(usize::MAX);
         let load = Load { clients: arguments.clients, keys, value_bytes, limit };
         let (micros, elapsed) = measure(&connections, &load, stop).await?;
+        let [p50, p99, p999] = [500, 990, 999].map(|thousandths| f64::from(quantile(&micros, thousandths)));
         let rate = micros.len() as f64 / elapsed.as_secs_f64();
-        let [p50, p99, p999] = [500, 990, 999].map(|thousandths| quantile(&micros, thousandths));
-        output::print(&format!("{what:<14} {rate:>10.0} {p50:>9} {p99:>9} {p999:>9}\n"))?;
+        let numbers = [("ops_per_second", rate), ("p50_us", p50), ("p99_us", p99), ("p999_us", p999)];
+        figure.row(&[("load", what)], &numbers);
     }
-    Ok(())
+    figure.note("clients and the store share this machine's processors, unless the store of --connect has others");
+    Ok(figure)
 }
 
 /// How a store is loaded.

@@ -38,6 +38,33 @@ fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() 
 }
 
 #[test]
+fn a_measured_key_value_store_is_reported_like_other_figures() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let json = folder.path().join("kv.json");
+    let output = run(&[
+        "bench",
+        "kv",
+        "--seconds",
+        "0.2",
+        "--keys",
+        "500",
+        "--clients",
+        "8",
+        "--json",
+        &json.display().to_string(),
+    ]);
+    assert!(output.status.success(), "{}", text(&output));
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
+    assert_eq!(report["figure"], "kv");
+    let rows = report["rows"].as_array().expect("a list");
+    let loads: Vec<_> = rows.iter().filter_map(|row| row["load"].as_str()).collect();
+    assert_eq!(loads, ["first puts", "puts", "gets", "half and half"], "{report:#}");
+    let works = |row: &Value| row["ops_per_second"].as_f64().is_some_and(|rate| rate > 0.0);
+    assert!(rows.iter().all(works), "{report:#}");
+    assert!(std::fs::read_to_string(json.with_extension("svg")).expect("it was drawn").contains("<svg"));
+}
+
+#[test]
 fn every_workload_runs_and_commits_through_events_and_with_several_endorsers() {
     for arguments in [
         &["ycsb", "--records", "200", "--mix", "read=40,update=30,rmw=10,scan=10,insert=10", "--wait", "events"][..],

@@ -293,6 +293,12 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     let serving = before["processor"].as_str().expect("one of them serves");
     let killed = kill(serving);
     until("another processor serves", &|| status()["term"].as_u64() > before["term"].as_u64());
+    // It said of any processor but the first that it is a backup, and of the first that there is none.
+    until("the one that serves is named", &|| {
+        let (name, (_, said)) = (status()["processor"].clone(), store.ask(&["status"]));
+        let is_named = name.as_str().is_some_and(|name| said.contains(&format!(", of {name}\n")));
+        is_named && !said.contains("backup")
+    });
     assert_eq!(store.ask(&["get", "name"]), (Some(0), "Ada\n".to_owned()));
     assert_eq!(store.ask(&["put", "name", "Grace"]).0, Some(0));
     runs_again(serving, killed);
@@ -303,6 +309,19 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     until("all memory nodes are back", &|| status()["memoryNodesLive"] == 3);
     for (key, value) in [("name", "Grace\n"), ("other", "Mary\n")] {
         assert_eq!(store.ask(&["get", key]), (Some(0), value.to_owned()));
+    }
+}
+
+#[test]
+fn ports_beyond_the_last_one_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("kv").display().to_string();
+    let up = ["kv", "up", "--dir", &dir, "--listen", "127.0.0.1:65534"];
+    // Two processors of two stores each, the last of which had port 1; and three stores in one process, the last at 0.
+    for more in [&["--isolate", "--stores", "2", "--backups", "1"][..], &["--stores", "3"]] {
+        let output = run(&[&up[..], more].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains("the port of --listen is 65534"), "{}", text(&output));
     }
 }
 

@@ -38,8 +38,8 @@ use serde::{Deserialize, Serialize};
 use storage::tables::{FjallEngine, FjallOptions, TablesEngine as _};
 use tokio::net::TcpListener;
 
-use crate::Boxed;
 use crate::network::{NodeError, write};
+use crate::{Boxed, plan};
 use service::Port;
 use stores::{Processors, Stores};
 
@@ -56,6 +56,8 @@ const NAME: &str = "kv";
 const TABLES: &str = "tables";
 /// Held while a process uses a directory.
 const LOCK: &str = "lock";
+/// Where the first port is set.
+const LISTEN: &str = "the port of --listen";
 /// Stores of one process.
 pub const STORES_MAX: u32 = 64;
 /// Bytes of a group's own log, where its store does not need more.
@@ -282,9 +284,8 @@ fn certificate(listen: SocketAddr) -> Result<TlsIdentity, NodeError> {
 /// A port for each store, from one on; any that are free where that is 0.
 async fn bind(listen: SocketAddr, stores: u32) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), NodeError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
-    for store in 0..stores as u16 {
-        let port = if listen.port() == 0 { 0 } else { listen.port().wrapping_add(store) };
-        let address = SocketAddr::new(listen.ip(), port);
+    for store in 0..stores as usize {
+        let address = SocketAddr::new(listen.ip(), plan::port_behind(listen.port(), store, LISTEN)?);
         let cannot_listen = |source| NodeError::Listen { address, source };
         let listener = server::bind(address).await.map_err(cannot_listen)?;
         addresses.push(listener.local_addr().map_err(cannot_listen)?);

@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 
 use super::stores::{Processors, Stores};
 use super::{AUTHORITY, HOST, KvEndpoint, KvOptions, NAME, Persistence, Sizes};
-use crate::Boxed;
 use crate::network::{NodeError, write};
+use crate::{Boxed, plan};
 
 /// What a process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -117,6 +117,9 @@ impl KvPlan {
     /// Sizes that make no sense, persistence of a coordinator, a directory that another process uses.
     pub async fn make(options: &KvOptions, sockets: &Path) -> Result<KvPlan, NodeError> {
         super::layout(options)?;
+        // That of the last store of the last processor.
+        let ports = (options.backups as usize + 1) * options.stores as usize;
+        plan::port_behind(options.listen.port(), ports - 1, super::LISTEN)?;
         if let Persistence::Coordinator { .. } = options.persistence {
             let reason = "tables of the coordinator belong to one process: with processes of their own, keep stores on the \
                           disks of memory nodes";
@@ -153,11 +156,9 @@ impl KvPlan {
     /// What the process of a role is told.
     pub fn part(&self, role: KvRole) -> KvPart {
         let mut part = KvPart { role, ..self.part.clone() };
-        if let KvRole::Processor(number) = role
-            && part.listen.port() != 0
-        {
-            let ports = number as u16 * part.stores as u16;
-            part.listen.set_port(part.listen.port().wrapping_add(ports));
+        if let KvRole::Processor(number) = role {
+            let port = plan::port_behind(part.listen.port(), number as usize * part.stores as usize, super::LISTEN);
+            part.listen.set_port(port.expect("the plan has seen to it that the last one is a port"));
         }
         part
     }
