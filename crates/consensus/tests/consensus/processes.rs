@@ -404,6 +404,8 @@ async fn disturb(kind: &str) {
                 "memory node paused"
             }
             4 if kind != VOLATILE => {
+                // At once: the first would else be given everything again by the others.
+                memory.iter_mut().for_each(Process::kill);
                 for (slot, process) in memory.iter_mut().enumerate() {
                     process.restart(&history, memory_role(slot));
                 }
