@@ -66,7 +66,7 @@ pub async fn format(group: &Group) -> Result<(), Error> {
             Err(NotFenced::Unknown(error)) => return Err(error),
         };
         let held = Held { link, region, reign: Reign { term: FIRST_TERM, holder } };
-        let headers = held.read_all(0, HEADS_BYTES).await.map_err(&failed)?;
+        let headers = held.read_all(0, HEADS_BYTES, group.timing.answer_max).await.map_err(&failed)?;
         let header = Header {
             sequence: 1,
             term: FIRST_TERM,
@@ -144,11 +144,14 @@ pub(crate) async fn reform(
     crash_point("consensus.reform.fenced").await;
 
     let looks = fenced.into_iter().map(|held| async move {
-        let heads = held.read_all(0, HEADS_BYTES).await.ok()?;
-        Some(Header::newest(&heads, &group.layout).map(|(header, made)| (held, header.map(|_| made))))
+        let heads = held.read_all(0, HEADS_BYTES, timing.answer_max).await.ok()?;
+        let newest = Header::newest(&heads, &group.layout);
+        // Of one that holds what makes no sense nothing is known, as of one that does not answer.
+        let newest = newest.inspect_err(|error| tracing::error!(slot = held.link.slot, %error, "it is passed over"));
+        newest.ok().map(|(header, made)| (held, header.map(|_| made)))
     });
     let looked = gather(looks, majority, timing.attempt_max, timing.answer_max).await;
-    let looked = enough(group, looked)?.into_iter().collect::<Result<Vec<(Held, Option<Term>)>, Error>>()?;
+    let looked: Vec<(Held, Option<Term>)> = enough(group, looked)?;
     let newest = looked.iter().filter_map(|(_, made)| *made).max();
     let copies = looked.iter().filter(|(_, made)| made.is_some() && *made == newest).count();
     if copies >= majority {

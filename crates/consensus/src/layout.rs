@@ -15,6 +15,7 @@
 //!
 //! Invariant: the memory behind the log has one address space, the direct area first, both made of whole blocks.
 
+use rma::TRANSFER_BYTES_MAX;
 use twox_hash::XxHash3_64;
 
 use crate::code::DATA_MAX;
@@ -43,8 +44,13 @@ pub const LOG_UNIT_BYTES: u64 = 64;
 pub(crate) const LAYOUT_BYTES: usize = 40;
 /// The smallest log.
 pub const LOG_BYTES_MIN: u64 = 4096;
-/// The largest log, direct area or logged memory.
+/// The largest log: a takeover has those of all nodes in memory at once.
+pub const LOG_BYTES_MAX: u64 = 1 << 32;
+/// The largest direct area or logged memory.
 pub const AREA_BYTES_MAX: u64 = 1 << 40;
+/// Indexes, and numbers of headers, are below this: far beyond any log, and so far from the end of all numbers that they can be
+/// counted on from.
+pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 /// The smallest and the largest block.
 pub const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 64..=1 << 20;
 /// Shares have whole words.
@@ -81,8 +87,11 @@ impl Layout {
         if !BLOCK_BYTES.contains(&self.block_bytes) || !self.block_bytes.is_power_of_two() {
             return invalid(format!("a block of {} bytes: choose a power of two in {BLOCK_BYTES:?}", self.block_bytes));
         }
-        if !self.log_bytes.is_multiple_of(4096) || !(LOG_BYTES_MIN..=AREA_BYTES_MAX).contains(&self.log_bytes) {
-            return invalid(format!("a log of {} bytes: choose a multiple of 4096", self.log_bytes));
+        if !self.log_bytes.is_multiple_of(4096) || !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&self.log_bytes) {
+            return invalid(format!(
+                "a log of {} bytes: choose a multiple of 4096, at most {LOG_BYTES_MAX}",
+                self.log_bytes
+            ));
         }
         if self.data_shares == 0 || self.data_shares as usize > DATA_MAX {
             return invalid(format!(
@@ -145,9 +154,11 @@ impl Layout {
         HEAD_BYTES + self.log_bytes + self.direct_bytes + block * self.share_bytes()
     }
 
-    /// Bytes of the longest entry: a quarter of the log, so that a full one is never waited for in vain.
+    /// Bytes of the longest entry: a quarter of the log, so that a full one is never waited for in vain, and no more than one verb
+    /// moves.
     pub const fn entry_bytes_max(&self) -> u64 {
-        self.log_bytes / 4
+        let (quarter, verb) = (self.log_bytes / 4, TRANSFER_BYTES_MAX as u64);
+        if quarter < verb { quarter } else { verb }
     }
 
     /// As stored and sent.
@@ -200,6 +211,8 @@ impl Admin {
             return Err(Error::Corrupt("administrative words of another length"));
         }
         let [term, node, timestamp, admitted] = [0, 8, 16, 24].map(|at| word(bytes, at));
+        // Behind it nobody could be elected.
+        Term(term).next_era()?;
         Ok(Admin { term: Term(term), node, timestamp, admitted })
     }
 }
@@ -264,13 +277,11 @@ impl Header {
         if applied.position > layout.log_bytes || !applied.position.is_multiple_of(LOG_UNIT_BYTES) {
             return Err(Error::Corrupt("a header that points beyond the log"));
         }
-        Ok(Some(Header {
-            sequence: word(bytes, 8),
-            term: Term(word(bytes, 16)),
-            adopted: word(bytes, 24),
-            applied,
-            nodes: half(bytes, 60),
-        }))
+        let (sequence, adopted) = (word(bytes, 8), word(bytes, 24));
+        if [sequence, adopted, applied.index].into_iter().any(|number| number >= NUMBER_MAX) {
+            return Err(Error::Corrupt("a header at the end of all numbers"));
+        }
+        Ok(Some(Header { sequence, term: Term(word(bytes, 16)), adopted, applied, nodes: half(bytes, 60) }))
     }
 
     /// Where it goes.
@@ -327,13 +338,39 @@ mod tests {
     }
 
     #[test]
+    fn a_header_that_nothing_can_follow_is_refused() {
+        let refused = |header: Header| Header::decode(&header.encode(), &LAYOUT);
+        let good = header(NUMBER_MAX - 1);
+        assert_eq!(refused(good), Ok(Some(good)));
+        let applied = Cursor { index: NUMBER_MAX, ..good.applied };
+        for bad in [
+            Header { sequence: u64::MAX, ..good },
+            Header { adopted: u64::MAX, ..good },
+            Header { applied, ..good },
+            Header { applied: Cursor { position: 8192 + 64, ..good.applied }, ..good },
+        ] {
+            assert!(matches!(refused(bad), Err(Error::Corrupt(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_is_no_longer_than_what_one_verb_moves() {
+        let verb = TRANSFER_BYTES_MAX as u64;
+        for (log_bytes, longest) in [(8192, 2048), (4 * verb, verb), (LOG_BYTES_MAX, verb)] {
+            assert_eq!(Layout { log_bytes, ..LAYOUT }.entry_bytes_max(), longest, "of a log of {log_bytes} bytes");
+        }
+    }
+
+    #[test]
     fn sizes_that_make_no_sense_are_refused() {
         assert!(LAYOUT.check().is_ok());
+        assert!(Layout { log_bytes: LOG_BYTES_MAX, ..LAYOUT }.check().is_ok());
         for bad in [
             Layout { block_bytes: 96, ..LAYOUT },
             Layout { block_bytes: 32, ..LAYOUT },
             Layout { log_bytes: 4097, ..LAYOUT },
             Layout { log_bytes: 0, ..LAYOUT },
+            Layout { log_bytes: LOG_BYTES_MAX + 4096, ..LAYOUT },
             Layout { direct_bytes: 65, ..LAYOUT },
             Layout { data_shares: 0, ..LAYOUT },
             Layout { data_shares: 17, ..LAYOUT },

@@ -1,7 +1,9 @@
 //! A processor's connection to a memory node.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use base::rt;
 use base::rt::sync::Mutex;
@@ -11,6 +13,11 @@ use rma::{Capability, Completion, Credential, Endpoint, Incoming};
 use crate::layout::{ADMIN_BYTES, ADMIN_WORDS_BYTES, Admin, NODE_AT, TERM_AT};
 use crate::message::{PROTOCOL_VERSION, Refusal, Reply, Request};
 use crate::{Error, Group, Term};
+
+/// Bytes of one read of many.
+pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+/// Such reads of one node in flight.
+const PIECES_MAX: usize = 16;
 
 /// A connection, from its hello to its end.
 pub(crate) struct Link {
@@ -198,23 +205,37 @@ impl Held {
         }
     }
 
-    /// Reads many bytes in verbs of bounded size.
-    pub(crate) async fn read_all(&self, at: u64, length: u64) -> Result<Bytes, rma::Error> {
-        const CHUNK: u64 = 1 << 20;
-        let mut reads = Vec::new();
+    /// Reads many bytes in verbs of bounded size, a bounded number of them in flight. Fails when no piece arrives for as long as the
+    /// patience.
+    pub(crate) async fn read_all(&self, at: u64, length: u64, patience: Duration) -> Result<Bytes, rma::Error> {
+        let mut reads = VecDeque::new();
         // Pieces of one buffer: memory that is touched for the first time costs more than what is read into it.
         let mut rest = BytesMut::with_capacity(length as usize);
-        for from in (0..length).step_by(CHUNK as usize) {
-            let bytes = CHUNK.min(length - from) as usize;
+        let mut all = BytesMut::new();
+        for from in (0..length).step_by(PIECE_BYTES as usize) {
+            if reads.len() >= PIECES_MAX
+                && let Some(first) = reads.pop_front()
+            {
+                self.link.endpoint.flush();
+                all.unsplit(within(first, patience).await?);
+            }
+            let bytes = PIECE_BYTES.min(length - from) as usize;
             let next = rest.split_off(bytes);
             let into = std::mem::replace(&mut rest, next);
-            reads.push(self.link.endpoint.read(&self.region, at + from, bytes, into));
+            reads.push_back(self.link.endpoint.read(&self.region, at + from, bytes, into));
         }
         self.link.endpoint.flush();
-        let mut all = BytesMut::new();
         for read in reads {
-            all.unsplit(read.await?);
+            all.unsplit(within(read, patience).await?);
         }
         Ok(all.freeze())
+    }
+}
+
+/// The outcome of a verb, or that the node says nothing for too long.
+pub(crate) async fn within<T: Unpin>(verb: Completion<T>, patience: Duration) -> Result<T, rma::Error> {
+    match verb.now() {
+        Ok(outcome) => outcome,
+        Err(verb) => rt::timeout(patience, verb).await.unwrap_or(Err(rma::Error::Ambiguous("a node says nothing"))),
     }
 }

@@ -17,27 +17,38 @@ pub(crate) fn gather<'a, T: Send + 'a, F: Future<Output = Option<T>> + Send + 'a
     grace: Duration,
     limit: Duration,
 ) -> BoxFuture<'a, Vec<T>> {
+    gather_until(futures, move |results: &[T]| results.len() >= enough, grace, limit)
+}
+
+/// As [`gather`], where not every success counts: `is_enough` tells it of those there are.
+pub(crate) fn gather_until<'a, T: Send + 'a, F: Future<Output = Option<T>> + Send + 'a>(
+    futures: impl IntoIterator<Item = F>,
+    is_enough: impl Fn(&[T]) -> bool + Send + 'a,
+    grace: Duration,
+    limit: Duration,
+) -> BoxFuture<'a, Vec<T>> {
     // Boxed, so that whoever spawns a caller need not know what these are made of.
     let running: FuturesUnordered<BoxFuture<'a, Option<T>>> =
         futures.into_iter().map(|future| future.boxed()).collect();
-    gather_boxed(running, enough, grace, limit).boxed()
+    gather_boxed(running, is_enough, grace, limit).boxed()
 }
 
 async fn gather_boxed<T>(
     mut running: FuturesUnordered<BoxFuture<'_, Option<T>>>,
-    enough: usize,
+    is_enough: impl Fn(&[T]) -> bool,
     grace: Duration,
     limit: Duration,
 ) -> Vec<T> {
     let mut until = pin!(rt::sleep(limit));
     let mut results = Vec::new();
+    let mut were_enough = is_enough(&results);
     loop {
         let next = futures_util::future::select(running.next(), until.as_mut());
         match next.await {
             futures_util::future::Either::Left((Some(result), _)) => {
-                let before = results.len();
                 results.extend(result);
-                if before < enough && results.len() >= enough {
+                if !were_enough && is_enough(&results) {
+                    were_enough = true;
                     until.set(rt::sleep(grace.min(limit)));
                 }
             }

@@ -27,7 +27,7 @@ use base::rt::{self, Instant};
 use crate::fault::crash_point;
 use crate::layout::Admin;
 use crate::link::Link;
-use crate::quorum::gather;
+use crate::quorum::{gather, gather_until};
 use crate::{Coordinator, Elected, Error, Group, Term, Timing, Unopened};
 
 /// A processor that may become the coordinator of a group. It keeps connections and nothing else, so that one processor
@@ -66,8 +66,8 @@ impl Standby {
     /// a term that nobody uses, or fenced nodes that the next coordinator fences again.
     ///
     /// # Errors
-    /// [`Error::MemoryLost`]: too many memory nodes have lost their memory. [`Error::Corrupt`]: a majority holds what no
-    /// release of this version writes. All else is tried again.
+    /// [`Error::MemoryLost`]: too many memory nodes have lost their memory. [`Error::Corrupt`]: so many hold what no release of
+    /// this version writes that the others are no majority. All else is tried again.
     pub async fn take_over(&mut self) -> Result<Coordinator, Error> {
         loop {
             match self.take_over_unopened().await?.open().await {
@@ -180,8 +180,8 @@ impl Standby {
         for link in &won {
             drop(link.beat(self.node, 0));
         }
-        let links = answers.into_iter().map(|(link, _)| link).collect();
-        Ok(Elected::new(group, self.node, term, links))
+        let nodes = answers.into_iter().map(|(link, admin)| (link, is_admitted(&admin))).collect();
+        Ok(Elected::new(group, self.node, term, nodes))
     }
 
     /// Waits for a random time before the next attempt.
@@ -237,7 +237,12 @@ impl Standby {
             let admin = link.read_admin().await.ok()?;
             Some((link, admin))
         });
-        let answers: Vec<Seen> = gather(looks, group.majority(), grace, limit).await;
+        // Those that hold nothing are not enough.
+        let is_enough = |answers: &[Seen]| {
+            let votes = answers.iter().filter(|(_, admin)| admin.admitted == group.id.0);
+            votes.count() >= group.majority()
+        };
+        let answers: Vec<Seen> = gather_until(looks, is_enough, grace, limit).await;
         let mut links = vec![None; group.nodes.len()];
         let mut changed = false;
         for (link, admin) in &answers {

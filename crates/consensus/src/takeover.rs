@@ -1,11 +1,13 @@
 //! Taking over: from an election won to a coordinator that serves (Sift, section 3.4.1, and the fence that it lacks).
 //!
 //! 1. Fence: every memory node that answers revokes whatever capability was given for its replicated region, and gives
-//!    one to us. With a majority fenced, no earlier coordinator can commit any more. Call that moment *t*.
+//!    one to us. With a majority fenced, no earlier coordinator can commit any more. Call that moment *t*. Nodes without a vote
+//!    are fenced too, but those with one are waited for until they are a majority: the others may hold nothing.
 //!    Heartbeats begin with the election, so that nobody else stands while we are at work; each step has a bound.
-//! 2. Read: headers and logs of the fenced nodes. That they can be read after *t* proves that all of them were alive and
-//!    fenced at once. Nodes without a header hold no copy, and nodes with one from before the group was made anew hold none of
-//!    it ([`crate::format`]). Fewer copies than a majority: we stop, and say so.
+//! 2. Read: headers and logs of the fenced nodes, piece by piece, for as long as they come. That they can be read after *t* proves
+//!    that all of them were alive and fenced at once. Nodes without a header hold no copy, and nodes with one from before the
+//!    group was made anew hold none of it ([`crate::format`]); a node whose header makes no sense counts as one that does not
+//!    answer. Until there are copies of a majority, all are waited for. Fewer: we stop, and say so.
 //! 3. Reconcile ([`reconcile`]): the logs of those nodes whose header bears the greatest term are one log. It ends where no
 //!    entry continues the chain, and is needed behind the entry that any node has applied last.
 //! 4. Repair and adopt: each node whose own log has room for all that its copy lacks gets the entries that are not there,
@@ -61,8 +63,8 @@ use crate::coordinator::{Coordinator, Inheritance, Inherited, is_whole};
 use crate::entry::Kind;
 use crate::fault::{Mutant, crash_point, mutant};
 use crate::layout::{Cursor, HEADS_BYTES, Header, Layout};
-use crate::link::{Held, Link, NotFenced, Reign};
-use crate::quorum::gather;
+use crate::link::{Held, Link, NotFenced, PIECE_BYTES, Reign, within};
+use crate::quorum::{gather, gather_until};
 use crate::scan::{self, Log, Placed};
 use crate::shares::Shares;
 use crate::{Error, Group, Term, Timing};
@@ -77,7 +79,17 @@ pub struct Elected {
     group: Arc<Group>,
     node: u64,
     term: Term,
-    links: Vec<Arc<Link>>,
+    /// Those that have answered, and whether each has a vote.
+    nodes: Vec<(Arc<Link>, bool)>,
+}
+
+/// What a fenced node holds.
+enum Found {
+    Copy(Replica),
+    /// No copy.
+    Blank,
+    /// What no release of this version writes.
+    Strange(Error),
 }
 
 /// A fenced node that holds a copy.
@@ -89,8 +101,8 @@ struct Replica {
 }
 
 impl Elected {
-    pub(crate) fn new(group: Arc<Group>, node: u64, term: Term, links: Vec<Arc<Link>>) -> Elected {
-        Elected { group, node, term, links }
+    pub(crate) fn new(group: Arc<Group>, node: u64, term: Term, nodes: Vec<(Arc<Link>, bool)>) -> Elected {
+        Elected { group, node, term, nodes }
     }
 
     /// The term that was won. No other processor wins it.
@@ -113,13 +125,13 @@ impl Elected {
     /// # Errors
     /// As [`Elected::recover`].
     pub async fn recover_unopened(self) -> Result<Unopened, Error> {
-        let (node, heartbeat, links) = (self.node, self.group.timing.heartbeat, self.links.clone());
+        let (node, heartbeat, nodes) = (self.node, self.group.timing.heartbeat, self.nodes.clone());
         // Others are to see that somebody is at work, however long it takes; all of it has a bound.
         let beating = async move {
             loop {
                 rt::sleep(heartbeat).await;
                 let timestamp = rt::now().nanos();
-                links.iter().for_each(|link| drop(link.beat(node, timestamp)));
+                nodes.iter().for_each(|(link, _)| drop(link.beat(node, timestamp)));
             }
         };
         let recovering = self.take_over().boxed();
@@ -130,17 +142,17 @@ impl Elected {
     }
 
     async fn take_over(self) -> Result<Unopened, Error> {
-        let Elected { group, node, term, links } = self;
+        let Elected { group, node, term, nodes: answering } = self;
         let timing: &Timing = &group.timing;
         let (majority, nodes) = (group.majority(), group.nodes.len());
         let holder = rt::random_u64();
 
         let outbid = AtomicBool::new(false);
-        let fences = links.into_iter().map(|link| {
+        let fences = answering.into_iter().map(|(link, votes)| {
             let (group, outbid) = (&*group, &outbid);
             async move {
                 match link.fence(group, term, holder).await {
-                    Ok(region) => Some(Held { link, region, reign: Reign { term, holder } }),
+                    Ok(region) => Some((Held { link, region, reign: Reign { term, holder } }, votes)),
                     Err(NotFenced::Newer(newer)) => {
                         tracing::debug!(slot = link.slot, %term, %newer, "a newer coordinator was faster");
                         outbid.store(true, Ordering::Relaxed);
@@ -153,7 +165,8 @@ impl Elected {
                 }
             }
         });
-        let fenced: Vec<Held> = gather(fences, majority, timing.grace, timing.answer_max).await;
+        let is_enough = |fenced: &[(Held, bool)]| fenced.iter().filter(|(_, votes)| *votes).count() >= majority;
+        let fenced: Vec<(Held, bool)> = gather_until(fences, is_enough, timing.grace, timing.answer_max).await;
         if outbid.load(Ordering::Relaxed) {
             return Err(Error::Fenced(term));
         }
@@ -163,21 +176,18 @@ impl Elected {
         crash_point("consensus.takeover.fenced").await;
         let fenced_at = rt::now();
 
-        let answering = fenced.len();
-        let reads = fenced.into_iter().map(|held| {
-            let group = &*group;
-            async move { read(group, held).await.transpose() }
-        });
-        let read = gather(reads, majority, timing.grace, timing.answer_max).await;
-        let mut replicas = Vec::new();
-        let mut blank = 0;
-        for outcome in read {
-            match outcome? {
-                Some(replica) => replicas.push(replica),
-                None => blank += 1,
+        let reads = fenced.into_iter().map(|(held, _)| read(&group, held));
+        let is_enough = |found: &[Found]| newest(found).1 >= majority;
+        let found = gather_until(reads, is_enough, timing.grace, moving_log_max(&group)).await;
+        let made = newest(&found).0;
+        let (mut replicas, mut blank, mut strange) = (Vec::new(), 0, Vec::new());
+        for found in found {
+            match found {
+                Found::Copy(replica) => replicas.push(replica),
+                Found::Blank => blank += 1,
+                Found::Strange(error) => strange.push(error),
             }
         }
-        let made = replicas.iter().map(|replica: &Replica| replica.made).max().unwrap_or_default();
         if !mutant(Mutant::CountOldCopies) {
             let copies = replicas.len();
             replicas.retain(|replica| replica.made == made);
@@ -186,8 +196,13 @@ impl Elected {
         if nodes - blank < majority {
             return Err(Error::MemoryLost { lost: blank, nodes });
         }
+        if nodes - blank - strange.len() < majority
+            && let Some(error) = strange.pop()
+        {
+            return Err(error);
+        }
         if replicas.len() < majority {
-            return Err(Error::NoMajority { answering: answering.min(replicas.len()), needed: majority, nodes });
+            return Err(Error::NoMajority { answering: replicas.len(), needed: majority, nodes });
         }
         // Whatever the order of their answers, a seed takes the same way.
         replicas.sort_by_key(|replica| replica.held.link.slot);
@@ -261,17 +276,41 @@ impl fmt::Debug for Elected {
     }
 }
 
-/// Reads a node's copy; `None` inside when it has none, outside when it cannot be read.
-async fn read(group: &Group, held: Held) -> Result<Option<Option<Replica>>, Error> {
-    let Ok(headers) = held.read_all(0, HEADS_BYTES).await else { return Ok(None) };
-    let (Some(header), made) = Header::newest(&headers, &group.layout)? else { return Ok(Some(None)) };
-    if header.nodes as usize != group.nodes.len() {
-        return Err(Error::Corrupt("a copy of a group with another number of memory nodes"));
-    }
-    match held.read_all(group.layout.log_at(0), group.layout.log_bytes).await {
-        Ok(bytes) => Ok(Some(Some(Replica { held, log: Log { header, bytes }, made }))),
-        Err(_) => Ok(None),
-    }
+/// The newest making of which there are copies, and how many there are of it.
+fn newest(found: &[Found]) -> (Term, usize) {
+    let made = found.iter().filter_map(|found| match found {
+        Found::Copy(replica) => Some(replica.made),
+        Found::Blank | Found::Strange(_) => None,
+    });
+    let newest = made.clone().max().unwrap_or_default();
+    (newest, made.filter(|made| *made == newest).count())
+}
+
+/// Reads what a node holds; `None` when it cannot be read.
+async fn read(group: &Group, held: Held) -> Option<Found> {
+    let (layout, patience) = (&group.layout, group.timing.answer_max);
+    let headers = held.read_all(0, HEADS_BYTES, patience).await.ok()?;
+    let newest = match Header::newest(&headers, layout) {
+        Ok((Some(header), _)) if header.nodes as usize != group.nodes.len() => {
+            Err(Error::Corrupt("a copy of a group with another number of memory nodes"))
+        }
+        newest => newest,
+    };
+    let (header, made) = match newest {
+        Ok((Some(header), made)) => (header, made),
+        Ok((None, _)) => return Some(Found::Blank),
+        Err(error) => {
+            tracing::error!(slot = held.link.slot, %error, "a memory node's copy is passed over");
+            return Some(Found::Strange(error));
+        }
+    };
+    let bytes = held.read_all(layout.log_at(0), layout.log_bytes, patience).await.ok()?;
+    Some(Found::Copy(Replica { held, log: Log { header, bytes }, made }))
+}
+
+/// How long a step may take that moves a log: a piece of it within [`Timing::answer_max`].
+fn moving_log_max(group: &Group) -> Duration {
+    group.timing.answer_max * group.layout.log_bytes.div_ceil(PIECE_BYTES) as u32
 }
 
 /// What the logs come to.
@@ -394,7 +433,7 @@ async fn adopt(
         let outcome = repair(group, term, &replica, missing, reconciled).await;
         outcome.inspect_err(|error| tracing::debug!(%error, "a copy is not adopted")).ok()
     });
-    let mut adopted = gather(near, majority, timing.grace, timing.answer_max).await;
+    let mut adopted = gather(near, majority, timing.grace, moving_log_max(group)).await;
     for replica in far {
         if adopted.len() >= majority {
             break;
@@ -407,7 +446,7 @@ async fn adopt(
         let log = Log { header: Header { applied: reconciled.base, ..replica.log.header }, ..replica.log };
         let replica = Replica { log, ..replica };
         let repaired = repair(group, term, &replica, reconciled.tail.clone(), reconciled);
-        adopted.extend(rt::timeout(timing.answer_max, repaired).await.ok().and_then(Result::ok));
+        adopted.extend(rt::timeout(moving_log_max(group), repaired).await.ok().and_then(Result::ok));
     }
     if adopted.len() < majority {
         return Err(Error::NoMajority { answering: adopted.len(), needed: majority, nodes });
@@ -460,7 +499,7 @@ async fn replay(
         let sequence = replayed.await.inspect_err(|error| tracing::debug!(%error, "a copy is not replayed")).ok()?;
         Some(Inherited { held, sequence })
     });
-    let replayed = gather(replays, majority, group.timing.grace, group.timing.answer_max).await;
+    let replayed = gather(replays, majority, group.timing.grace, moving_log_max(group)).await;
     if replayed.len() < majority {
         tracing::debug!(%term, "too few copies were replayed");
         let nodes = group.nodes.len();
@@ -475,18 +514,16 @@ async fn copy(group: &Group, from: &Held, to: &Held) -> Result<(), rma::Error> {
     let layout = &group.layout;
     for address in (layout.direct_bytes..layout.address_bytes()).step_by(COPY_BYTES as usize) {
         let length = COPY_BYTES.min(layout.address_bytes() - address);
-        let chunk = async {
-            let bytes = from.read_all(layout.memory_at(address), length).await?;
-            write_all(group, to, vec![(layout.memory_at(address), bytes)]).await
-        };
-        let silent = rma::Error::Ambiguous("a node says nothing");
-        rt::timeout(group.timing.answer_max, chunk).await.unwrap_or(Err(silent))?;
+        let bytes = from.read_all(layout.memory_at(address), length, group.timing.answer_max).await?;
+        write_all(group, to, vec![(layout.memory_at(address), bytes)]).await?;
     }
     Ok(())
 }
 
-/// Writes in order, with a bounded number in flight; completes when all are there, and on disk at a persistent node.
+/// Writes in order, with a bounded number in flight; completes when all are there, and on disk at a persistent node. Fails when
+/// nothing arrives for [`Timing::answer_max`].
 async fn write_all(group: &Group, held: &Held, writes: Vec<(u64, Bytes)>) -> Result<(), rma::Error> {
+    let patience = group.timing.answer_max;
     let (mut posted, mut unkept, mut unkept_bytes) = (VecDeque::new(), Vec::new(), 0);
     for (at, bytes) in writes {
         if held.link.is_persistent {
@@ -501,14 +538,13 @@ async fn write_all(group: &Group, held: &Held, writes: Vec<(u64, Bytes)>) -> Res
             && let Some(first) = posted.pop_front()
         {
             held.link.endpoint.flush();
-            let first: rma::Completion<()> = first;
-            first.await?;
+            within(first, patience).await?;
         }
         posted.push_back(held.write(at, &[bytes]));
     }
     held.link.endpoint.flush();
     for write in posted {
-        write.await?;
+        within(write, patience).await?;
     }
     if !unkept.is_empty() {
         held.keep(group, false, unkept).await?;

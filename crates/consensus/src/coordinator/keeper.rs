@@ -144,7 +144,8 @@ async fn readmit(shared: &Arc<Shared>, slot: usize) -> Result<(), Error> {
     };
     let connected_at = rt::now();
     let held = Held { link, region, reign: Reign { term: shared.term, holder: shared.holder } };
-    let headers = held.read_all(0, HEADS_BYTES).await.map_err(Error::rma("reading a node's headers"))?;
+    let headers =
+        held.read_all(0, HEADS_BYTES, group.timing.answer_max).await.map_err(Error::rma("reading a node's headers"))?;
     let (mut before, made) = Header::newest(&headers, &group.layout)?;
     if made != shared.made {
         // It is as blank as one that has lost its memory.
@@ -169,15 +170,9 @@ async fn leave_unchanged(shared: &Shared, held: &Held, before: Cursor, joined_at
     let behind = joined_at.index.saturating_sub(before.index).saturating_mul(LOG_UNIT_BYTES);
     let source = lock(&shared.state).log_source().filter(|_| behind <= layout.log_bytes);
     let Some((source, header)) = source else { return Ok(()) };
-    let read = source.read_all(layout.log_at(0), layout.log_bytes);
-    let bytes = match rt::timeout(shared.group.timing.answer_max, read).await {
-        Ok(Ok(bytes)) => bytes,
-        Ok(Err(error)) => {
-            lock(&shared.state).lose(&source, &error);
-            return Ok(());
-        }
-        Err(rt::Elapsed) => return Ok(()),
-    };
+    let patience = shared.group.timing.answer_max;
+    // Whether it is lost, its heartbeats tell.
+    let Ok(bytes) = source.read_all(layout.log_at(0), layout.log_bytes, patience).await else { return Ok(()) };
     let entries = scan::all(before, &[&Log { header, bytes }], layout);
     if lock(&shared.state).keep_unchanged(held, before, joined_at, &entries)? {
         tracing::debug!(slot = held.link.slot, entries = entries.len(), "a memory node lacks no more than the log has");
@@ -226,7 +221,9 @@ async fn fill(shared: &Shared, held: &Held, connected_at: Instant, from: u64) ->
     shared.step(|state| state.has_acked(held, ticket)).await?;
     crash_point("consensus.admit.marked").await;
     give_vote(shared, held, newest).await?;
-    lock(&shared.state).admit(held)
+    let woken = lock(&shared.state).admit(held)?;
+    woken.wake();
+    Ok(())
 }
 
 /// Keeps a rate. Timers are coarse beside what one region takes: pauses are saved up until they are worth one, and one that was too

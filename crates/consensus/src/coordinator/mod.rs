@@ -28,7 +28,7 @@
 //!
 //! Why a node that was admitted counts. It holds what any live node holds: applied writes by the copy, or by themselves after
 //! it; the others as entries. Writes that were appended before it came lock their blocks, so that no region is copied
-//! before they are applied. Records have no blocks; those that the log still needs are appended to the node first.
+//! before they are applied. Records have no blocks; those that the log still needs are written to the node first, many at once.
 //!
 //! Why a node may keep what it has: its memory holds what its header covers, and of later writes only committed ones. The
 //! entries behind it, linked by their checksums, are in the log of a live node up to the one that was applied when the node
@@ -106,6 +106,7 @@ use base::{Bytes, BytesMut};
 use rma::Completion;
 
 use crate::entry::{self, Entry, Kind, Write};
+use crate::guard::guarded;
 use crate::layout::{Cursor, Layout};
 use crate::link::Held;
 use crate::quorum::gather;
@@ -154,8 +155,7 @@ struct Alive(Arc<Shared>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        lock(&self.0.state).end(Error::Closed);
-        self.0.stop.stop();
+        self.0.end(Error::Closed);
     }
 }
 
@@ -246,10 +246,14 @@ impl Coordinator {
             is_whole,
         });
         let coordinator = Coordinator { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
-        rt::spawn(keeper::drive(Arc::clone(&shared)));
+        let ends = || {
+            let shared = Arc::clone(&shared);
+            move || shared.end(Error::Panicked("a task of a coordinator"))
+        };
+        rt::spawn(guarded(keeper::drive(Arc::clone(&shared)), ends()));
         for slot in 0..slots {
-            rt::spawn(keeper::keep(Arc::clone(&shared), slot));
-            rt::spawn(keeper::see_to_disk(Arc::clone(&shared), slot));
+            rt::spawn(guarded(keeper::keep(Arc::clone(&shared), slot), ends()));
+            rt::spawn(guarded(keeper::see_to_disk(Arc::clone(&shared), slot), ends()));
         }
         Ok(coordinator)
     }
@@ -293,14 +297,13 @@ impl Coordinator {
 
     /// Ends it. What is under way is ambiguous to its callers.
     pub fn step_down(&self) {
-        lock(&self.shared.state).end(Error::Closed);
-        self.shared.stop.stop();
+        self.shared.end(Error::Closed);
     }
 
     /// Reads `length` bytes at an address. Linearizable for logged memory. Dropping the future is safe.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a range that is not there; [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`] when it
+    /// [`Error::Invalid`] for a range that is not there, or longer than [`rma::TRANSFER_BYTES_MAX`]; [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`] when it
     /// does not serve any more.
     pub async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
         match self.shared.group.layout.is_coded() {
@@ -506,6 +509,11 @@ impl Coordinator {
 }
 
 impl Shared {
+    fn end(&self, error: Error) {
+        lock(&self.state).end(error);
+        self.stop.stop();
+    }
+
     async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
         loop {
             let (held, read) = self.step(|state| state.read(address, length)).await?;

@@ -1,5 +1,10 @@
+use rma::shm::Shm;
+use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
+
 use super::*;
+use crate::layout::{FORMAT_VERSION, HEADER_BYTES};
 use crate::scan::tests::{LAYOUT, Tape};
+use crate::{GroupId, GroupMemory, MemoryNode, MemoryNodeOptions, Place, Standby};
 
 /// Bytes of a record of a sixteenth of the log, with its head.
 const SIXTEENTH: usize = 256 - 56;
@@ -65,4 +70,60 @@ fn a_log_that_lacks_what_was_applied_is_refused() {
     let other = Cursor { chain: 1, ..cursors[6] };
     let refused = reconcile(&[led, short.log_applied(2, 0, other)], &LAYOUT).map(|reconciled| reconciled.end);
     assert_eq!(refused, Err(Error::Corrupt("a copy has applied what the newest logs do not hold")));
+}
+
+/// A group of three on shared memory.
+async fn group() -> (Group, Vec<Arc<MemoryNode>>) {
+    let (fabric, token) = (Arc::new(Shm::default()) as Arc<dyn Fabric>, Token::new([3; TOKEN_BYTES]));
+    let place = |slot| Place { address: format!("local:takeover-{slot}"), name: "p".to_owned(), token: token.clone() };
+    // No test depends on how fast this machine is.
+    let timing = Timing { attempt_max: Duration::from_millis(500), ..Timing::of_busy_machines() };
+    let group = Group { id: GroupId(7), layout: LAYOUT, nodes: (0..3).map(place).collect(), fabric, timing };
+    let mut nodes = Vec::new();
+    for place in &group.nodes {
+        let token = token.clone();
+        let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(token.clone())) };
+        let host = group.fabric.host(&place.address, options).await.expect("the address is free");
+        let groups = vec![GroupMemory { id: group.id, layout: LAYOUT }];
+        let options = MemoryNodeOptions { host, groups, stop: rt::Stop::new() };
+        nodes.push(MemoryNode::start(options).await.expect("there is memory"));
+    }
+    crate::format(&group).await.expect("the nodes are blank");
+    (group, nodes)
+}
+
+/// Puts a header of a later format, which has its checksum, in the place of both that a node has.
+async fn spoil(group: &Group, slot: usize, term: Term) {
+    let link = Link::connect(group, slot).await.expect("it is up");
+    let region = link.fence(group, term, 9).await.expect("nobody is newer");
+    let held = Held { link, region, reign: Reign { term, holder: 9 } };
+    let (applied, nodes) = (Cursor::default(), 3);
+    let mut bytes = Header { sequence: 9, term, adopted: 0, applied, nodes }.encode();
+    bytes[56..60].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
+    let checksum = twox_hash::XxHash3_64::oneshot(&bytes[8..]);
+    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+    for place in 0..2 {
+        let writes = vec![(place * HEADER_BYTES as u64, Bytes::copy_from_slice(&bytes))];
+        write_all(group, &held, writes).await.expect("it is ours");
+    }
+}
+
+/// One node's header ended every takeover, and whoever stood by for good, though the two others were whole.
+#[test]
+fn a_majority_of_sound_copies_is_enough() {
+    rt::production::Runtime::new(2).expect("threads").block_on(async {
+        let (group, _nodes) = group().await;
+        let mut standby = Standby::new(group.clone(), 1).expect("the group is good");
+        let first = standby.take_over().await.expect("all are sound");
+        first.append_record(Bytes::from_static(b"record")).await.expect("it serves");
+        first.step_down();
+        spoil(&group, 2, Term(first.term().0 + 1)).await;
+        let second = standby.take_over().await.expect("two are sound");
+        assert_eq!(second.recovered().len(), 1);
+        assert_eq!(second.status().lost, 1);
+        second.step_down();
+        spoil(&group, 1, Term(second.term().0 + 1)).await;
+        let refused = standby.take_over().await.map(|coordinator| coordinator.term());
+        assert_eq!(refused, Err(Error::Corrupt("a header of another format version")));
+    });
 }

@@ -183,6 +183,37 @@ fn too_many_lost_nodes_are_reported_and_nothing_is_guessed() {
     });
 }
 
+/// A verb that no node takes was held for the failure of all of them, and the coordinator ended.
+#[test]
+fn what_no_verb_can_move_is_refused_and_loses_no_node() {
+    run(async {
+        const BEYOND: usize = rma::TRANSFER_BYTES_MAX + 64;
+        let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+        let mut group = group(&fabric, "beyond");
+        let bytes = BEYOND as u64;
+        group.layout = Layout { log_bytes: 260 << 20, direct_bytes: bytes, memory_bytes: bytes, ..LAYOUT };
+        let mut nodes = Vec::new();
+        for place in &group.nodes {
+            nodes.push(node(&fabric, &place.address, group.layout).await);
+        }
+        consensus::format(&group).await.expect("the nodes are blank");
+        let coordinator = coordinator(&group).await;
+        let too_long = || Bytes::from(vec![1; BEYOND]);
+        let refused = [
+            coordinator.read(0, BEYOND).await.map(drop),
+            coordinator.read_each(0, BEYOND).await.map(drop),
+            coordinator.write_direct(0, too_long()).await,
+            coordinator.write(bytes, too_long()).await.map(drop),
+            coordinator.append_record(too_long()).await.map(drop),
+        ];
+        for refused in refused {
+            assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        }
+        assert_eq!((coordinator.status().live, coordinator.is_serving()), (3, true));
+        coordinator.write(bytes, value(1, 64)).await.expect("it serves");
+    });
+}
+
 #[test]
 fn records_stay_until_they_are_trimmed() {
     run(async {

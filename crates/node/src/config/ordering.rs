@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 const ORDERERS_MAX: usize = 9;
 /// The smallest log: it must have room for some blocks.
 const LOG_BYTES_LEAST: u64 = 1 << 20;
-const LOG_BYTES_MOST: u64 = 1 << 36;
+/// The largest: the next leader has that of each memory node in memory.
+const LOG_BYTES_MOST: u64 = consensus::LOG_BYTES_MAX;
 
 /// What orders a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -6,9 +6,9 @@ use base::{Bytes, BytesMut};
 use rma::Completion;
 
 use super::keeping::Journal;
-use super::{Fetch, LAG_MAX, Member, Phase, State, Step};
+use super::{Fetch, LAG_MAX, Member, Phase, State, Step, Woken};
 use crate::Error;
-use crate::entry::Kind;
+use crate::entry::{Kind, padded};
 use crate::layout::{Cursor, Header, Layout};
 use crate::link::Held;
 use crate::scan::Placed;
@@ -17,6 +17,11 @@ use crate::scan::Placed;
 const REGION_BYTES_MAX: u64 = 64 << 10;
 /// Regions that a small memory is divided into.
 const REGIONS: u64 = 64;
+/// Entries go to a node that comes back in runs, which have at most this part of the log, or the least bytes that a run is worth.
+const RUN_PART: u64 = 256;
+const RUN_BYTES_MIN: u64 = 64 << 10;
+// Two that follow one another have more than one may have.
+const _: () = assert!(2 * RUN_PART as usize + 2 < LAG_MAX / 2, "there is room for all at once");
 
 /// Reads of a region, from those who have it.
 pub(in crate::coordinator) struct Copying {
@@ -54,10 +59,7 @@ impl State {
         let (journal, held) = (Journal::of(held), Some(held.clone()));
         self.members[slot] =
             Member { phase: Phase::Joining, held, journal, sequence, copied, touched, ..Member::lost() };
-        let watermark = self.watermark().index;
-        let records = self.kept.iter().filter(|kept| kept.after.index > watermark);
-        let records: Vec<(u64, Vec<Bytes>)> = records.filter_map(|kept| kept.raw.clone()).collect();
-        for (offset, parts) in records {
+        for (offset, parts) in self.records_in_runs() {
             let at = self.layout.log_at(offset);
             if let Err(error) = self.members[slot].post(at, &parts, self.ticket, None) {
                 self.lose_slot(slot, &error);
@@ -65,6 +67,37 @@ impl State {
             }
         }
         Ok((self.last.index, self.applied))
+    }
+
+    /// What the log still needs of what was appended, with its offsets: short entries that lie one behind the other as one write,
+    /// since a node may not have as many verbs under way as a log has entries.
+    fn records_in_runs(&self) -> Vec<(u64, Vec<Bytes>)> {
+        let run_bytes = (self.layout.log_bytes / RUN_PART).max(RUN_BYTES_MIN) as usize;
+        let watermark = self.watermark().index;
+        let records = self.kept.iter().filter(|kept| kept.after.index > watermark);
+        let mut runs: Vec<(u64, Vec<Bytes>)> = Vec::new();
+        let mut run = BytesMut::new();
+        let mut run_at = 0;
+        for (offset, parts) in records.filter_map(|kept| kept.raw.as_ref()) {
+            let bytes = padded(parts.iter().map(|part| part.len() as u64).sum()) as usize;
+            if !run.is_empty() && (run_at + run.len() as u64 != *offset || run.len() + bytes > run_bytes) {
+                runs.push((run_at, vec![run.split().freeze()]));
+            }
+            if bytes > run_bytes {
+                runs.push((*offset, parts.clone()));
+                continue;
+            }
+            if run.is_empty() {
+                run_at = *offset;
+            }
+            let end = run.len() + bytes;
+            parts.iter().for_each(|part| run.extend_from_slice(part));
+            run.resize(end, 0);
+        }
+        if !run.is_empty() {
+            runs.push((run_at, vec![run.freeze()]));
+        }
+        runs
     }
 
     /// A live node whose log can be read, and the header under which its entries count.
@@ -213,15 +246,15 @@ impl State {
         Ok(if member.acked >= ticket { Step::Done(()) } else { Step::Blocked })
     }
 
-    /// From here on the node counts.
-    pub(in crate::coordinator) fn admit(&mut self, held: &Held) -> Result<(), Error> {
+    /// From here on the node counts, also for what waits for a majority.
+    pub(in crate::coordinator) fn admit(&mut self, held: &Held) -> Result<Woken, Error> {
         let member = self.joining(held)?;
         member.phase = Phase::Live;
         member.votes = true;
         (member.copied, member.touched) = (Vec::new(), Vec::new());
         self.publish_lease();
         self.note_changed();
-        Ok(())
+        Ok(self.progressed())
     }
 
     pub(in crate::coordinator) fn lacks_vote(&self, held: &Held) -> bool {

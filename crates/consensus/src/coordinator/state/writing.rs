@@ -5,6 +5,7 @@ use std::iter;
 use std::ops::Range;
 
 use base::{Bytes, BytesMut};
+use rma::TRANSFER_BYTES_MAX;
 
 use super::{
     APPLY_BATCH_BYTES, HEADS_BYTES, Kept, Member, Phase, Posting, State, Step, Unapplied, Writes, region_bytes,
@@ -27,7 +28,13 @@ impl State {
         (address / block) as usize..(address + bytes).div_ceil(block) as usize
     }
 
+    /// Whether one verb may move what lies there: one that a node refuses would be taken for the failure of that node.
     pub(super) fn check_range(&self, address: u64, bytes: u64, within: Range<u64>) -> Result<(), Error> {
+        if bytes > TRANSFER_BYTES_MAX as u64 {
+            return Err(Error::Invalid(format!(
+                "{bytes} bytes: at most {TRANSFER_BYTES_MAX} are read or written at once"
+            )));
+        }
         match address.checked_add(bytes) {
             Some(until) if address >= within.start && until <= within.end => Ok(()),
             _ => Err(Error::Invalid(format!("bytes {address} to {address} + {bytes} do not lie within {within:?}"))),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt;
@@ -61,6 +62,8 @@ pub const CAUGHT_BY: &[(Option<Lie>, &[&str])] = &[
 pub struct LyingHost {
     pub inner: Arc<dyn Host>,
     pub lie: Option<Lie>,
+    /// How much longer it takes to be fenced.
+    pub fence_takes: Duration,
 }
 
 #[async_trait]
@@ -80,7 +83,10 @@ impl Host for LyingHost {
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {
         match self.lie {
             Some(Lie::NoRevocation) => Ok(()),
-            _ => self.inner.revoke(capability).await,
+            _ => {
+                rt::sleep(self.fence_takes).await;
+                self.inner.revoke(capability).await
+            }
         }
     }
 

@@ -10,11 +10,12 @@
 //!
 //! Every other eight seeds have a coded group, whose blocks hold two keys each.
 //!
-//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`], [`dropped`] and
-//! [`returned`] are courses of events that seeds seldom take.
+//! The provider keeps the weakest promises of any. [`lies`] plants mistakes; each must be caught. [`behind`], [`dropped`], [`late`]
+//! and [`returned`] are courses of events that seeds seldom take.
 
 mod behind;
 mod dropped;
+mod late;
 mod lies;
 mod returned;
 mod truth;
@@ -94,7 +95,7 @@ impl World {
 
     fn start_memory_node(&self, which: usize) {
         let lie = self.lie;
-        let lying = move |inner| Arc::new(LyingHost { inner, lie }) as Arc<dyn Host>;
+        let lying = move |inner| Arc::new(LyingHost { inner, lie, fence_takes: Duration::ZERO }) as Arc<dyn Host>;
         support::start_memory_node(&self.sim, &self.fabric, which, self.layout, false, lying);
     }
 

@@ -6,12 +6,14 @@ use super::*;
 
 /// Blocks that are written while it is away.
 const AWAY: u64 = 3;
+/// Records that are kept.
+const RECORDS: u64 = 2500;
 
 /// A group in every second seed coded.
-async fn formatted(sim: &Sim, memory_nodes: usize) -> World {
+async fn formatted(sim: &Sim, memory_nodes: usize, log_bytes: u64) -> World {
     let seed = sim.seed();
     let (memory_bytes, data_shares) = (256 << 10, 1 + (seed % 2) as u32 * (memory_nodes as u32 / 2));
-    let layout = Layout { log_bytes: 8192, direct_bytes: 64, memory_bytes, block_bytes: 64, data_shares };
+    let layout = Layout { log_bytes, direct_bytes: 64, memory_bytes, block_bytes: 64, data_shares };
     let (truth, fabric) = (Arc::new(Truth::new(sim)), SimFabric::new(sim));
     let world = World { sim: sim.clone(), fabric, truth, memory_nodes, layout, lie: None };
     (0..memory_nodes).for_each(|which| world.start_memory_node(which));
@@ -36,7 +38,7 @@ async fn until_live(coordinator: &Coordinator, is_whole: bool) {
 }
 
 async fn scenario(sim: Sim) -> [u64; 2] {
-    let world = formatted(&sim, 3).await;
+    let world = formatted(&sim, 3, 8192).await;
     let cutting = sim.clone();
     let copied = sim.node("p0").spawn(async move {
         let group = world.group(Arc::new(world.fabric.clone()));
@@ -95,7 +97,7 @@ fn a_node_that_kept_its_memory_gets_what_was_written_while_it_was_away() {
 /// Writes go on while the node comes back. The log is read from one that is cut off for a while, so that the others commit and
 /// apply what comes after. Gives how often the node came back.
 async fn busy(sim: Sim) -> u64 {
-    let world = formatted(&sim, 5).await;
+    let world = formatted(&sim, 5, 8192).await;
     let cutting = sim.clone();
     let checked = sim.node("p0").spawn(async move {
         let group = world.group(Arc::new(world.fabric.clone()));
@@ -156,4 +158,44 @@ fn what_is_written_while_a_node_comes_back_reaches_it() {
         returned += report.unwrap_or_else(|failure| panic!("seed {seed}: {failure}")).value;
     }
     assert!(returned >= 12, "the node came back {returned} times");
+}
+
+/// More entries behind a record that is kept than verbs may be under way to a node: it had all of them to get at once when it came
+/// back, was lost again, and so for ever.
+async fn kept(sim: Sim) -> u64 {
+    let world = formatted(&sim, 3, 1 << 20).await;
+    let cutting = sim.clone();
+    let checked = sim.node("p0").spawn(async move {
+        let group = world.group(Arc::new(world.fabric.clone()));
+        let coordinator = Standby::new(group.clone(), 0).expect("the group is good").take_over().await;
+        let coordinator = coordinator.expect("a majority is whole");
+        coordinator.direct_is_whole();
+        until_live(&coordinator, true).await;
+        cutting.break_links("p0", "m1");
+        cutting.cut("p0", "m1");
+        let record = |number: u64| Bytes::from(number.to_le_bytes().repeat(1 + number as usize % 9));
+        for number in 1..=RECORDS {
+            assert_eq!(coordinator.append_record(record(number)).await, Ok(number));
+        }
+        cutting.heal_all();
+        let back = rt::timeout(Duration::from_secs(5), until_live(&coordinator, true)).await;
+        back.expect("it comes back");
+        coordinator.step_down();
+        // What it got is what the others have.
+        cutting.break_links("p0", "m0");
+        cutting.cut("p0", "m0");
+        let next = Standby::new(group, 0).expect("the group is good").take_over().await.expect("two are whole");
+        let found = next.recovered().iter().map(|entry| entry.writes[0].bytes.clone());
+        assert!(found.eq((1..=RECORDS).map(record)), "all records, in order");
+    });
+    checked.await.expect("nothing crashes it");
+    1
+}
+
+#[test]
+fn a_node_comes_back_however_many_records_are_kept() {
+    const { assert!(RECORDS as usize > consensus::coordinator::LAG_MAX) };
+    for seed in 0..2 {
+        Simulation::new(seed).run(kept).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
 }
