@@ -62,7 +62,7 @@ pub(super) async fn apply(shared: Arc<Shared>, bitmap: Vec<u64>) {
         if error.kind() == base::ErrorKind::Corrupt {
             tracing::error!(%error, "a key-value store cannot go on");
         }
-        shared.end(error);
+        shared.fail(error);
     }
 }
 
@@ -123,11 +123,15 @@ impl Blocks {
         self.hand = (self.hand / line_words + 1) * line_words % self.words.len();
     }
 
-    fn give_back(&mut self, block: u32) {
+    /// A chain, which memory nodes hold, gives a block back that it should have.
+    fn give_back(&mut self, block: u32) -> Result<(), Error> {
         let (word, bit) = (block as usize / 64, 1 << (block % 64));
-        assert!(self.words[word] & bit != 0, "a block is given back by the chain that holds it");
+        if self.words[word] & bit == 0 {
+            return Err(Error::Corrupt("a chain of a key-value store that holds a free block"));
+        }
         self.words[word] &= !bit;
         self.free += 1;
+        Ok(())
     }
 
     /// The bytes of a line.
@@ -380,7 +384,9 @@ impl Applier<'_> {
             (None, None) => return Ok(()),
             (None, Some(place)) => {
                 let gone = chain.remove(place);
-                gone.blocks.iter().for_each(|block| self.give_back(transaction, *block));
+                for block in gone.blocks {
+                    self.give_back(transaction, block)?;
+                }
                 if place == 0 {
                     self.point(transaction, bucket, gone.next);
                 } else {
@@ -396,7 +402,7 @@ impl Applier<'_> {
                 let record = &mut chain[place];
                 while record.blocks.len() > needed {
                     let block = record.blocks.pop().expect("a record has a block");
-                    self.give_back(transaction, block);
+                    self.give_back(transaction, block)?;
                 }
                 while record.blocks.len() < needed {
                     record.blocks.push(self.take(transaction)?);
@@ -436,9 +442,10 @@ impl Applier<'_> {
         Ok(block)
     }
 
-    fn give_back(&mut self, transaction: &mut Transaction, block: u32) {
-        self.blocks.give_back(block);
+    fn give_back(&mut self, transaction: &mut Transaction, block: u32) -> Result<(), Error> {
+        self.blocks.give_back(block)?;
         transaction.lines.insert(u64::from(block) / LINE_BLOCKS);
+        Ok(())
     }
 
     /// Posts what there is when so much more would not fit.

@@ -12,7 +12,7 @@ use base::{Bytes, BytesMut};
 use twox_hash::XxHash3_64;
 
 use super::log;
-use crate::layout::{Cursor, half, word};
+use crate::layout::{Cursor, NUMBER_MAX, half, word};
 use crate::{Error, Term, WRITES_MAX, Write};
 
 /// The version of everything that a store holds.
@@ -248,6 +248,9 @@ pub(super) fn decode_cursor(bytes: &[u8], sizes: &Sizes) -> Result<Cursor, Error
     if cursor.position > sizes.log_bytes || !cursor.position.is_multiple_of(64) {
         return Err(Error::Corrupt("a cursor that points beyond the key-value log"));
     }
+    if cursor.index >= NUMBER_MAX {
+        return Err(Error::Corrupt("a cursor at the end of all numbers"));
+    }
     Ok(cursor)
 }
 
@@ -451,6 +454,7 @@ mod tests {
         assert_eq!(hex(&encode_cursor(cursor)[..24]), "030000000000000080000000000000000500000000000000");
         assert_eq!(decode_cursor(&encode_cursor(cursor), &SIZES), Ok(cursor));
         assert!(decode_cursor(&encode_cursor(Cursor { position: 1 << 20, ..cursor }), &SIZES).is_err());
+        assert!(decode_cursor(&encode_cursor(Cursor { index: u64::MAX, ..cursor }), &SIZES).is_err());
         let seal = Seal { term: Term(4), index: 9, chain: 7 };
         assert_eq!(hex(&seal.encode()[..24]), "040000000000000009000000000000000700000000000000");
         assert_eq!(Seal::decode(&seal.encode()), seal);

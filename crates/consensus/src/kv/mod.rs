@@ -43,6 +43,7 @@
 //! * No answer tells of an entry that no majority has.
 //! * What is not applied is in the cache, whatever its budget.
 //! * Live nodes hold the same log behind the cursor.
+//! * A store that cannot go on ends its coordinator with it, so that another one can take it over.
 //! * Bounded: the log, and by it all that is not applied; the cache beyond that ([`Options::cache_bytes`]); callers
 //!   ([`WAITING_MAX`]) and entries on their way ([`IN_FLIGHT_MAX`]); watchers and what they have not taken.
 //!
@@ -70,6 +71,7 @@ use base::rt::{self, Stop};
 use base::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 
+use crate::guard::guarded;
 use crate::layout::Cursor;
 use crate::{Coordinator, Error, Posted, Unopened};
 use cache::{Cache, Slot};
@@ -337,11 +339,15 @@ impl Store {
             stop: Stop::new(),
         });
         let store = Store { _alive: Arc::new(Alive(Arc::clone(&shared))), shared: Arc::clone(&shared) };
-        rt::spawn(apply::apply(Arc::clone(&shared), bitmap));
+        let ends = || {
+            let shared = Arc::clone(&shared);
+            move || shared.fail(Error::Panicked("a task of a key-value store"))
+        };
+        rt::spawn(guarded(apply::apply(Arc::clone(&shared), bitmap), ends()));
         if let (Some(persistent), Some(kept)) = (persistent, kept) {
-            rt::spawn(persist::persist(Arc::clone(&shared), persistent, kept));
+            rt::spawn(guarded(persist::persist(Arc::clone(&shared), persistent, kept), ends()));
         }
-        rt::spawn(apply::load(shared));
+        rt::spawn(guarded(apply::load(Arc::clone(&shared)), ends()));
         Ok(store)
     }
 
@@ -402,7 +408,10 @@ impl Store {
     /// [`Coordinator::read`].
     pub fn watch(&self, prefix: Bytes, from: Option<u64>) -> Result<Watch, Error> {
         self.shared.coordinator.check_serving()?;
-        lock(&self.shared.feed).watch(prefix, from)
+        let mut feed = lock(&self.shared.feed);
+        // Whoever ends the store closes the feed after that.
+        self.shared.check_open()?;
+        feed.watch(prefix, from)
     }
 
     /// How it is.
@@ -473,6 +482,12 @@ impl Shared {
         self.stop.stop();
         self.applied.notify_waiters();
         self.persisted.notify_waiters();
+    }
+
+    /// Ends it and its coordinator: as long as that one goes on, nobody else can take the store over.
+    fn fail(&self, error: Error) {
+        self.end(error);
+        self.coordinator.step_down();
     }
 
     fn bucket(&self, key: &[u8]) -> u64 {

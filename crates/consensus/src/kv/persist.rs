@@ -247,9 +247,7 @@ pub(super) async fn persist(shared: Arc<Shared>, persistent: Persistent, kept: K
         if matches!(error, Error::Disk { .. }) {
             tracing::error!(%error, "a key-value store cannot be kept");
         }
-        shared.end(error);
-        // Another may have more luck with the tables.
-        shared.coordinator.step_down();
+        shared.fail(error);
     }
 }
 

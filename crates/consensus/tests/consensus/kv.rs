@@ -385,3 +385,37 @@ fn many_at_a_time_count_every_step_once() {
         assert_eq!(store.get(b"counter").await.expect("it serves").expect("it is there").value, bytes("800"));
     });
 }
+
+/// A store that could not go on left its coordinator alive: nobody else was elected, and whoever watched waited for ever. Of a
+/// record that held a free block its applier panicked, and nothing was told.
+#[test]
+fn a_damaged_store_ends_with_its_coordinator() {
+    run(async {
+        // Behind the log and the heads: the index, the bitmap, the blocks.
+        let bitmap_at = SIZES.log_bytes + 256 + 8 * SIZES.buckets;
+        let (bitmap_bytes, blocks_bytes) = (SIZES.blocks / 8, 4 * SIZES.block_bytes);
+        for (name, at, length) in
+            [("bitmap", bitmap_at, bitmap_bytes), ("blocks", bitmap_at + bitmap_bytes, blocks_bytes)]
+        {
+            let world = World::start(&format!("damaged-{name}"), SIZES).await;
+            let store = world.store(SIZES, SMALL).await;
+            store.put(bytes("key"), bytes("key")).await.expect("it serves");
+            settle(&store).await;
+            store.coordinator().step_down();
+            let coordinator = world.coordinator().await;
+            coordinator.write(at, Bytes::from(vec![0; length as usize])).await.expect("it serves");
+            let store = Store::take_over(coordinator, SIZES, SMALL).await.expect("nobody has looked yet");
+            let mut watch = store.watch(Bytes::new(), None).expect("it serves");
+            // The key is in no cache, so that what is there is looked at.
+            let _ = store.put(bytes("key"), bytes("key")).await;
+            let _ = store.delete(bytes("key")).await;
+            let ended = rt::timeout(Duration::from_secs(10), store.ended()).await.expect("it ends");
+            assert!(matches!(ended, Error::Corrupt(_)), "{name}: {ended}");
+            rt::timeout(Duration::from_secs(10), store.coordinator().ended()).await.expect("its coordinator too");
+            assert!(!store.coordinator().is_serving());
+            let told = async { while watch.next().await.is_some() {} };
+            rt::timeout(Duration::from_secs(10), told).await.expect("whoever watched is told");
+            assert!(store.watch(Bytes::new(), None).is_err(), "{name}: nobody would ever be told");
+        }
+    });
+}

@@ -2,7 +2,7 @@
 //!
 //! A store that nobody coordinates waits for a backup, and says so ([`Stores::why_not`]); its own processor may come back first.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use base::ErrorKind;
@@ -34,7 +34,13 @@ struct Served {
     sizes: Sizes,
     options: Options,
     current: Arc<Current>,
+    /// How many have served it: the last of them is current.
+    turns: Arc<Mutex<u64>>,
     failed: Arc<Mutex<Option<Error>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether nobody else would have more luck.
@@ -54,8 +60,20 @@ impl Served {
         };
         let ended = match taken {
             Ok(store) => {
-                self.current.set(Some(store.clone()));
-                store.ended().await
+                let turn = {
+                    let mut turns = lock(&self.turns);
+                    *turns += 1;
+                    self.current.set(Some(store.clone()));
+                    *turns
+                };
+                let ended = store.ended().await;
+                let turns = lock(&self.turns);
+                // What it keeps in memory goes with it, unless another serves already.
+                if *turns == turn {
+                    self.current.set(None);
+                }
+                drop(turns);
+                ended
             }
             Err(error) => error,
         };
@@ -68,7 +86,7 @@ impl Served {
 
     fn fail(&self, error: Error) {
         tracing::error!(group = self.group.id.0, %error, "a key-value store cannot go on");
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *lock(&self.failed) = Some(error);
     }
 
     /// Its own processor: stands by, serves, stands by again.
@@ -118,8 +136,8 @@ impl Stores {
     ) -> Result<Arc<Stores>, Error> {
         let mut kept = kept.into_iter();
         let served = groups.into_iter().map(|group| {
-            let (current, failed) = (Arc::default(), Arc::default());
-            Served { group, kept: kept.next(), sizes, options, current, failed }
+            let (current, turns, failed) = (Arc::default(), Arc::default(), Arc::default());
+            Served { group, kept: kept.next(), sizes, options, current, turns, failed }
         });
         let served: Vec<Served> = served.collect();
         let mut tasks = Vec::new();
@@ -195,7 +213,7 @@ impl Stores {
 
     /// Why one of them cannot go on.
     pub(super) fn failed(&self) -> Option<Error> {
-        let failed = |served: &Served| served.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let failed = |served: &Served| lock(&served.failed).clone();
         self.served.iter().find_map(failed)
     }
 
@@ -205,7 +223,7 @@ impl Stores {
             pool.stop().await;
         }
         self.served.iter().for_each(|served| served.current.set(None));
-        let processors = std::mem::take(&mut *self.processors.lock().unwrap_or_else(PoisonError::into_inner));
+        let processors = std::mem::take(&mut *lock(&self.processors));
         for processor in processors {
             let _ = processor.await;
         }
