@@ -21,12 +21,12 @@
 //! ([`super::Options::snapshot_bytes_max`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::bytes::BufMut as _;
 use base::rt::channel::Sender;
 use base::rt::net::{self, Link, LinkReceiver, LinkSender, Listener};
+use base::rt::sync::Semaphore;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut};
 use raft::eraftpb::Message;
@@ -193,19 +193,16 @@ pub(super) async fn accept<O: Send + 'static>(
     events: Sender<Event<O>>,
     stop: Stop,
 ) {
-    let links = Arc::new(AtomicUsize::new(0));
+    let places = Semaphore::new(LINKS_MAX);
     while let Some(Ok(link)) = stop.or_stopped(listener.accept()).await {
-        if links.fetch_add(1, Ordering::Relaxed) >= LINKS_MAX {
-            links.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (links, events, stop, serve) = (Arc::clone(&links), events.clone(), stop.clone(), serve.clone());
+        let Some(place) = places.try_acquire() else { continue };
+        let (events, stop, serve) = (events.clone(), stop.clone(), serve.clone());
         rt::spawn(async move {
             let receiving = receive(link, group, node, snapshot_bytes_max, serve, events);
             if let Some(Err(error)) = stop.or_stopped(receiving).await {
                 tracing::warn!(%error, node, "a link of a Raft group ends");
             }
-            links.fetch_sub(1, Ordering::Relaxed);
+            drop(place);
         });
     }
 }
@@ -226,7 +223,7 @@ async fn receive<O: Send + 'static>(
     if kind == KIND_ENTRIES {
         let Ok(Ok(asked)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
         let first = Reader(asked).u64()?;
-        let entries = serve.iter().flat_map(|serve| (first..).map_while(|position| serve(position)));
+        let entries = serve.iter().flat_map(|serve| (first..u64::MAX).map_while(|position| serve(position)));
         for entry in entries {
             if !matches!(rt::timeout(PART_MAX, sender.send(entry)).await, Ok(Ok(()))) {
                 break;

@@ -80,6 +80,7 @@ use base::rt::sync::Semaphore;
 use base::rt::{self, Instant, Stop};
 use raft::eraftpb::Snapshot;
 
+use crate::guard::guarded;
 use crate::owned::own;
 use crate::{Error, Term};
 use disk::DiskLog;
@@ -331,6 +332,21 @@ struct Shared<O> {
     over: Stop,
 }
 
+impl<O> Shared<O> {
+    /// The task has ended: nothing of it touches its directory any more.
+    fn end(&self, error: Error, stop: &Stop) {
+        if error != Error::Closed {
+            tracing::error!(%error, node = self.node, "a Raft node ends");
+        }
+        self.lease_until.store(0, Ordering::SeqCst);
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        let term = self.role.borrow().term;
+        self.role.send(Role { term, leader: None, is_leading: false });
+        stop.stop();
+        self.over.stop();
+    }
+}
+
 /// A node of a group. Clones are the same one; it ends when it is stopped, or the last clone is dropped.
 pub struct Raft<O> {
     shared: Arc<Shared<O>>,
@@ -394,7 +410,8 @@ impl<O: Default + Send + 'static> Raft<O> {
         let (group, node, bytes_max) = (options.group, options.node, options.snapshot_bytes_max);
         let engine = Engine::new(options, Arc::clone(&shared), state, disk, machine, events.clone(), stop.clone())?;
         rt::spawn(links::accept(listener, group, node, bytes_max, serve, events, stop.clone()));
-        rt::spawn(engine.run(receiver));
+        let (ending, stopping) = (Arc::clone(&shared), stop.clone());
+        rt::spawn(guarded(engine.run(receiver), move || ending.end(Error::Panicked("a Raft node"), &stopping)));
         Ok(Raft { shared, alive: Arc::new(Alive(stop)) })
     }
 

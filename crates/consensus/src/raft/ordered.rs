@@ -13,7 +13,7 @@
 //!    crash what it lacks is read again from the engine's log. An entry that the journal has already then must be the same there.
 //! 3. The engine's snapshot is the count alone, and is made once the journal has all that is counted on disk. A node that takes
 //!    one over lacks entries; it gets them from the journals of other members, over a link that begins with the hello of kind 3
-//!    ([`super::links`]), before it goes on.
+//!    ([`super::links`]), before it goes on. One that gives what cannot follow is passed over for the next.
 //! 4. Whoever leads is told so behind a barrier, when its journal has all that is counted: nothing that is agreed on is missing, and
 //!    nobody but it proposes in its term. It goes on at the count.
 //! 5. A position that was taken for an entry which is then not proposed, or not taken by the engine, or does not count, would be a
@@ -46,6 +46,7 @@ use futures_util::future::{Either, select};
 
 use super::codec::Reader;
 use super::{Applied, Machine, Options, Proposed, Raft, links};
+use crate::guard::guarded;
 use crate::ordered::fault::{Mutant, mutant};
 use crate::ordered::{self, Journal, OrderedLog, Processor, Role};
 use crate::{Error, Term};
@@ -222,10 +223,14 @@ impl RaftLog {
         let (group, node) = (options.group, options.node);
         let raft = Raft::start_serving(options, Count(Arc::clone(&shared)), Some(serve)).await?;
         let (answers, waiting) = bounded(bounds.entries);
+        let ends = |what| {
+            let shared = Arc::clone(&shared);
+            move || shared.fail(Error::Panicked(what))
+        };
         let tasks = vec![
-            rt::spawn(write(raft.clone(), Arc::clone(&shared), (group, node))),
-            rt::spawn(follow_role(raft.clone(), Arc::clone(&shared))),
-            rt::spawn(take_answers(raft.clone(), Arc::clone(&shared), waiting)),
+            rt::spawn(guarded(write(raft.clone(), Arc::clone(&shared), (group, node)), ends("its writer"))),
+            rt::spawn(guarded(follow_role(raft.clone(), Arc::clone(&shared)), ends("what tells its role"))),
+            rt::spawn(guarded(take_answers(raft.clone(), Arc::clone(&shared), waiting), ends("what takes answers"))),
         ];
         let (bytes, entries) = (Semaphore::new(bounds.bytes), Semaphore::new(bounds.entries));
         Ok(RaftLog { raft, group, shared, bytes, entries, answers, tasks: Mutex::new(tasks) })
@@ -406,7 +411,14 @@ async fn fetch(raft: &Raft<bool>, journal: &Arc<dyn Journal>, place: (u64, u64),
             while journal.height() < until
                 && let Some(entry) = from.next().await
             {
-                journal.append(journal.height(), entry).await?;
+                match journal.append(journal.height(), entry).await {
+                    // It is the other's that is wrong.
+                    Err(Error::Invalid(reason)) => {
+                        tracing::warn!(node = raft.node(), from = member.id, reason, "another's entry cannot follow");
+                        break;
+                    }
+                    appended => appended?,
+                }
             }
         }
         if journal.height() < until {

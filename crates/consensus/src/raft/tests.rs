@@ -154,3 +154,67 @@ async fn silent(sim: Sim) -> u64 {
 fn links_that_say_nothing_make_room() {
     Simulation::new(1).run(silent).expect("the late one is heard");
 }
+
+/// A machine that panics at its first entry.
+struct Panics;
+
+impl Machine for Panics {
+    type Output = ();
+
+    fn apply(&mut self, _: Vec<Applied>) -> Vec<()> {
+        panic!("it was impossible")
+    }
+
+    fn snapshot(&mut self) -> BoxFuture<'static, Result<Bytes, Error>> {
+        Box::pin(async { Ok(Bytes::new()) })
+    }
+
+    fn restore(&mut self, _index: u64, _snapshot: Bytes) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn alone(listen: &str) -> Options {
+    Options::new(GROUP, 2, vec![Member { id: 2, address: listen.to_owned(), learns: false }])
+}
+
+/// The node's task was gone, and whoever stopped it, or waited for its end, waited for ever.
+#[test]
+fn a_panic_of_the_machine_ends_the_node() {
+    rt::production::run(async {
+        let node = Raft::start(alone("127.0.0.1:0"), Panics).await.expect("it starts");
+        let proposing = async {
+            while let Err(Error::NotLeading(_) | Error::Busy) = node.propose(Bytes::from_static(b"entry")).await {
+                rt::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        rt::timeout(Duration::from_secs(20), proposing).await.expect("whoever proposed is told");
+        let ended = rt::timeout(Duration::from_secs(20), node.ended()).await;
+        assert_eq!(ended.expect("it has ended"), Error::Panicked("a Raft node"));
+        rt::timeout(Duration::from_secs(20), node.stop()).await.expect("it stops");
+    });
+}
+
+/// However many proposals came at once, all became one record: the crate bounds what is not committed only from the second on.
+async fn crowded(sim: Sim) -> u64 {
+    let proposing = sim.node("n2").spawn(async move {
+        let options = Options { uncommitted_bytes_max: 2 << 20, ..alone("n2") };
+        let node = Raft::start(options, Slow(watch(false).0)).await.expect("nothing is there");
+        while node.propose(Bytes::from_static(b"entry")).await.is_err() {
+            rt::sleep(Duration::from_millis(10)).await;
+        }
+        let many = (0..100).map(|_| node.propose(vec![1; 300 << 10].into()));
+        let outcomes = futures_util::future::join_all(many).await;
+        let taken = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        let refused = outcomes.iter().filter(|outcome| **outcome == Err(Error::Busy)).count();
+        assert_eq!((taken, taken + refused), (6, 100), "as many as are to be uncommitted");
+        node.propose(vec![1; 5 << 20].into()).await.expect("one alone is taken");
+    });
+    proposing.await.expect("it does not crash");
+    1
+}
+
+#[test]
+fn proposals_that_come_at_once_are_bounded_by_their_bytes() {
+    Simulation::new(1).run(crowded).expect("the bound holds");
+}

@@ -306,6 +306,8 @@ impl Keeper {
 
     async fn promise(&mut self, reign: Reign, leader: Processor) -> Result<Answer, Error> {
         let Reign { term, holder } = self.promised;
+        // Nobody could ever lead again.
+        reign.term.next_era().map_err(|error| Error::Invalid(error.to_string()))?;
         if reign.term < term || reign.term == term && reign.holder != holder {
             return Err(Error::Fenced(reign.term));
         }

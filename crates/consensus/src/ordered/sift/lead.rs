@@ -107,7 +107,8 @@ async fn hear(shared: &Shared, neighbour: &Neighbour, reign: Reign, command: Com
         false => Path::connect(neighbour, shared.disk_max).await?,
     };
     match path.ask(reign, command, shared.disk_max).await? {
-        Answer::Is { promised, adopted, height } => {
+        // Behind a term of the last era there is none.
+        Answer::Is { promised, adopted, height } if promised.max(adopted).next_era().is_ok() => {
             Ok(Heard { neighbour: neighbour.clone(), path, promised, adopted, height })
         }
         _ => Err(path.strange()),

@@ -54,7 +54,9 @@
 //! Invariants:
 //! * What is shown is in this processor's journal, and, unless the log is volatile, on a majority of disks.
 //! * A keeper takes entries of one reign at a time, into a journal that this reign has adopted.
-//! * What ends an engine is its own: its journal's failure, or a panic. What others say wrongly is no answer.
+//! * What ends an engine is its own: its journal's failure, or a panic. What others say wrongly is no answer. One thing that a leader
+//!   asks does: that something be given up which was shown here. Two processors then have two logs, and neither goes on as if it
+//!   had not. (In a volatile log that can be after all others have lost their power; who starts anew follows them.)
 //! * Bounded: entries on their way ([`UNSAFE_MAX`]), messages to a keeper ([`APPENDS_MAX`]) and the bytes that it holds of them,
 //!   connections.
 
@@ -64,11 +66,7 @@ mod message;
 mod path;
 
 use std::fmt;
-use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -81,6 +79,7 @@ use base::{Bytes, ErrorKind};
 
 use super::{Journal, OrderedLog, Processor, Role};
 use crate::fault::crash_point;
+use crate::guard::guarded;
 use crate::{Error, Group, Standby, Term};
 use keeper::{Asked, Keeper, Queue};
 use lead::Lead;
@@ -179,10 +178,14 @@ impl Sift {
             ended: Mutex::default(),
             stop: Stop::new(),
         });
+        let ends = |what| {
+            let shared = Arc::clone(&shared);
+            move || shared.end(Error::Panicked(what))
+        };
         let tasks = vec![
-            rt::spawn(guarded(Arc::clone(&shared), "its keeper", keep(Arc::clone(&shared), keeper, commands))),
-            rt::spawn(guarded(Arc::clone(&shared), "its port", accept(Arc::clone(&shared), listener))),
-            rt::spawn(guarded(Arc::clone(&shared), "its standby", stand(Arc::clone(&shared), standby))),
+            rt::spawn(guarded(keep(Arc::clone(&shared), keeper, commands), ends("its keeper"))),
+            rt::spawn(guarded(accept(Arc::clone(&shared), listener), ends("its port"))),
+            rt::spawn(guarded(stand(Arc::clone(&shared), standby), ends("its standby"))),
         ];
         Ok(Sift { shared, tasks: Mutex::new(tasks) })
     }
@@ -224,22 +227,6 @@ impl Shared {
             }
             led
         });
-    }
-}
-
-/// Runs a task of an engine, which ends with it if it panics. Nobody else would notice: the engine would lead on, or be asked in vain.
-async fn guarded(shared: Arc<Shared>, what: &'static str, task: impl Future<Output = ()>) {
-    let mut task = pin!(task);
-    // Of what it leaves behind half done nothing is used any more.
-    let polled = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Ok),
-        Err(panic) => Poll::Ready(Err(panic)),
-    });
-    if let Err(panic) = polled.await {
-        shared.end(Error::Panicked(what));
-        if rt::is_simulation() {
-            resume_unwind(panic);
-        }
     }
 }
 

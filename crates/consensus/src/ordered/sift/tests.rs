@@ -150,3 +150,28 @@ fn a_queue_is_bounded_by_the_bytes_of_entries() {
         assert_eq!(put(append(1)), Err(Error::Closed));
     });
 }
+
+/// A keeper that had promised the last of all terms, as it said, ended every engine that was to begin the era behind it.
+#[test]
+fn a_term_that_none_can_follow_is_no_answer_and_is_not_promised() {
+    let run = base::rt::simulation::Simulation::new(1).run(|_| async {
+        let mut listener = net::listen("other").await.expect("the address is free");
+        let last = Answer::Is { promised: Term(u64::MAX), adopted: Term(0), height: 1 };
+        let handler = Arc::new(Says(Mutex::new(vec![last.encode()])));
+        let _serving = rt::spawn(async move {
+            let link = listener.accept().await.expect("it listens");
+            call::serve(link, handler, REQUESTS_MAX, Stop::new()).await;
+        });
+        let place = |processor, address: &str| Neighbour { processor: Processor(processor), address: address.into() };
+        let mut sift = options(Arc::new(Panics));
+        sift.processors = vec![place(1, "here"), place(2, "other"), place(3, "nowhere")];
+        let sift = Sift::open(sift).await.expect("it opens");
+        let looked = lead::ask_all(&sift.shared, Reign::default(), Command::Look).await.map(|heard| heard.len());
+        assert_eq!(looked, Err(Error::NoMajority { answering: 1, needed: 2, nodes: 3 }));
+        let reign = Reign { term: Term(u64::MAX), holder: 7 };
+        let asked = sift.shared.queue.put(reign, Command::Fence { leader: 2 }).await.expect("it takes commands");
+        assert!(matches!(asked.await, Ok(Err(Error::Invalid(_)))), "it would never promise anything again");
+        sift.stop().await;
+    });
+    run.expect("the run succeeds");
+}

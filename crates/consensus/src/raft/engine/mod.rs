@@ -9,8 +9,8 @@ mod snapshots;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use base::Bytes;
 use base::rt::channel::{OneshotSender, Receiver, Sender};
@@ -243,9 +243,6 @@ impl<M: Machine> Engine<M> {
             Some(Err(error)) => error,
             _ => Error::Closed,
         };
-        if error != Error::Closed {
-            tracing::error!(%error, node = self.options.node, "a Raft node ends");
-        }
         self.shared.lease_until.store(0, Ordering::SeqCst);
         self.abandon(&Error::Ambiguous);
         // What has come and was not looked at has not been done.
@@ -268,11 +265,7 @@ impl<M: Machine> Engine<M> {
             None => {}
         }
         self.disk = None;
-        *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        let term = self.shared.role.borrow().term;
-        self.shared.role.send(Role { term, leader: None, is_leading: false });
-        self.stop.stop();
-        self.shared.over.stop();
+        self.shared.end(error, &self.stop);
     }
 
     async fn serve(&mut self, events: &mut Receiver<Event<M::Output>>) -> Result<(), Error> {
@@ -339,7 +332,7 @@ impl<M: Machine> Engine<M> {
     }
 
     async fn take(&mut self, taken: &mut Vec<Event<M::Output>>) -> Result<(), Error> {
-        let (mut proposals, mut answers) = (Vec::new(), Vec::new());
+        let (mut proposals, mut answers, mut bytes) = (Vec::new(), Vec::new(), 0);
         for event in taken.drain(..) {
             match event {
                 Event::Propose { data, term, answer, permit } => {
@@ -349,6 +342,12 @@ impl<M: Machine> Engine<M> {
                         drop(answer.send(Err(error)));
                         continue;
                     }
+                    // The crate takes whatever comes at once while nothing is uncommitted.
+                    if bytes + data.len() > self.options.uncommitted_bytes_max {
+                        self.propose(&mut proposals, &mut answers);
+                        bytes = 0;
+                    }
+                    bytes += data.len();
                     proposals.push(Entry { data, ..Entry::default() });
                     answers.push(Answer::Proposed(answer, permit));
                 }

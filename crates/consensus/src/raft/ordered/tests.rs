@@ -6,6 +6,9 @@ use super::*;
 use crate::raft::engine::Event;
 use crate::raft::{Member, Timing};
 
+/// What no journal takes.
+const UNFIT: &[u8] = b"unfit";
+
 /// A journal in memory. While its gate is closed, appending waits.
 struct Gated {
     entries: Mutex<Vec<Bytes>>,
@@ -35,6 +38,9 @@ impl Journal for Gated {
     async fn append(&self, position: u64, entry: Bytes) -> Result<(), Error> {
         self.open.subscribe().wait_for(|open| *open).await.map_err(|_| Error::Closed)?;
         assert_eq!(position, self.height());
+        if entry == UNFIT {
+            return Err(Error::Invalid("it cannot follow".to_owned()));
+        }
         lock(&self.entries).push(entry);
         Ok(())
     }
@@ -234,5 +240,45 @@ fn a_group_goes_on_where_it_has_moved_to() {
                 log.stop().await;
             }
         }
+    });
+}
+
+/// Serves entries as a node of the group does.
+async fn serve(node: u64, serve: impl Fn(u64) -> Option<Bytes> + Send + Sync + 'static) -> Stop {
+    let (stop, listener) = (Stop::new(), rt::net::listen(&format!("node-{node}")).await.expect("it is free"));
+    let (events, _) = bounded::<Event<bool>>(1);
+    drop(rt::spawn(links::accept(listener, 1, node, 1000, Some(Arc::new(serve)), events, stop.clone())));
+    stop
+}
+
+/// An entry that another member gave, and that could not follow, ended whoever had asked for it.
+#[test]
+fn what_another_member_gives_wrongly_is_asked_of_the_next() {
+    run(|| async {
+        let log = open(1, 3, &Gated::new()).await;
+        let wrong = serve(2, |position| (position < 3).then(|| Bytes::from_static(UNFIT))).await;
+        let right = serve(3, |position| (position < 3).then(|| entry(10 + position as usize))).await;
+        let journal = Gated::new();
+        let (raft, lacking) = (log.raft(), journal.clone() as Arc<dyn Journal>);
+        let fetched = rt::timeout(PATIENCE, fetch(raft, &lacking, (1, 1), 3)).await;
+        assert_eq!(fetched.expect("somebody has them"), Ok(()));
+        assert_eq!(lock(&journal.entries)[1..], [entry(11), entry(12)]);
+        wrong.stop();
+        right.stop();
+    });
+}
+
+/// The position behind which there is none was counted on from. Each such link ended in a panic, and took its place with it.
+#[test]
+fn whoever_asks_for_entries_at_the_end_of_all_positions_gets_none() {
+    run(|| async {
+        let serving = serve(2, |position| (position < 3).then(|| entry(10))).await;
+        for _ in 0..300 {
+            let mut asked = links::fetch("node-2", (1, 1), 2, u64::MAX).await.expect("it listens");
+            assert_eq!(asked.next().await, None);
+        }
+        let mut asked = links::fetch("node-2", (1, 1), 2, 2).await.expect("it listens");
+        assert_eq!(asked.next().await, Some(entry(10)));
+        serving.stop();
     });
 }
