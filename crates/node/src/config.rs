@@ -46,7 +46,8 @@ pub struct Config {
     pub contracts: Contracts,
     /// Memory for the world state.
     pub storage: Storage,
-    /// What puts transactions in order. Engine and number of orderers are fixed when the network is created.
+    /// What puts transactions in order. Engine and number of orderers are fixed when the network is created; those of Raft
+    /// change while it runs, by commands.
     pub ordering: Ordering,
     /// The form of peers, and the memory that they share.
     pub pool: Pool,

@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -126,6 +127,10 @@ async fn orderers_of_one_process_keep_one_chain(engine: &str) {
     let load = Load::start(&dir, 1, CLIENTS);
     load.progress(SOME, "at first").await;
     network.kill();
+    for made in ["", "peers/Org1", "peers/Org1/blocks", "orderer", "orderers/2"] {
+        let mode = std::fs::metadata(dir.join(made)).expect("it was made").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{made} has mode {mode:o}: others could read the ledger");
+    }
     let told = load.end().await;
     let verify = run(&["ledger", "verify", "--dir", &shown]);
     assert!(verify.status.success(), "{}", text(&verify));
@@ -182,6 +187,8 @@ async fn orderers_come_and_go_under_load_and_nothing_told_is_lost() {
     let orderers: Vec<&str> =
         all.iter().map(|process| &*process.name).filter(|name| name.starts_with("orderer")).collect();
     assert_eq!(orderers, ["orderer-4", "orderer-5"]);
+    let told: Vec<String> = profile(&dir).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(told, ["orderer-4.example.com", "orderer-5.example.com"], "clients are told, too");
     network.kill();
     all.iter().for_each(|process| kill(process.process));
     let told = load.end().await;
