@@ -43,8 +43,8 @@ pub const SECTION_BYTES_DEFAULT: u64 = 16 << 20;
 pub const SECTION_BYTES_MIN: u64 = 4096;
 /// Bytes of the largest section.
 pub const SECTION_BYTES_MAX: u64 = 1 << 36;
-/// Addresses of a space are below two to the power of this: 1 TiB.
-pub const ADDRESS_BITS: u32 = 40;
+/// Addresses of a space are below two to the power of this: 8 TiB.
+pub const ADDRESS_BITS: u32 = 43;
 /// Bytes of an owner's name.
 pub const OWNER_BYTES_MAX: usize = 64;
 

@@ -14,7 +14,8 @@
 //!    that lasts, it does so with what is unknown to it, whenever an answer did not come in time (a sweep).
 //!
 //! Invariants:
-//! * Address 0 is never given. An address is given again only when all others have been; a [`SectionId`] never is.
+//! * Address 0 is never given, and no address and no [`SectionId`] is given twice: a space that has used up its addresses is
+//!   opened anew.
 //! * Sections and those being asked for stay within the space's budget.
 //! * A section is live, released or lost; it is live once, and reported lost at most once.
 //! * When a section is not in the table, its donor has taken it back or the link is due for a sweep or has ended.
@@ -453,7 +454,7 @@ impl AddressSpace {
     pub async fn release(&self, id: SectionId) -> Result<(), Error> {
         let shared = &self.shared;
         let entry = shared.table.get(id).ok_or(Error::UnknownSection(id.0))?;
-        if !shared.table.end(entry, State::Released) {
+        if !entry.end(State::Released) {
             return Err(Error::UnknownSection(id.0));
         }
         let link = &entry.link;
@@ -705,19 +706,19 @@ impl Shared {
             link.leave_unswept();
             return Err(Error::Invalid("the address space has used up its addresses; open it anew".to_owned()));
         };
-        let entered = link.add(section, position.id, || {
-            lock(&self.live).insert(position.id);
+        let id = position.0;
+        let entered = link.add(section, id, || {
+            lock(&self.live).insert(id);
             SpaceBytes.add(self.section_bytes as i64);
-            self.table.enter(&position, capability, Arc::clone(link), section);
+            self.table.enter(position, capability, Arc::clone(link), section);
         });
         if !entered {
-            self.table.give_up(&position);
             return Err(Error::NoAnswer {
                 address: link.address.clone(),
                 reason: "the connection was lost".to_owned(),
             });
         }
-        Ok(self.table.section(position.id).expect("it was entered"))
+        Ok(self.table.section(id).expect("it was entered"))
     }
 
     /// Sections that were live are not any more.
@@ -752,7 +753,7 @@ impl Shared {
         let reason =
             if link.fenced().is_some() || self.is_fenced.load(Ordering::Acquire) { LossReason::Fenced } else { reason };
         let mut sections = link.end();
-        sections.retain(|id| self.table.get(*id).is_some_and(|entry| self.table.end(entry, State::Lost)));
+        sections.retain(|id| self.table.get(*id).is_some_and(|entry| entry.end(State::Lost)));
         if sections.is_empty() {
             return;
         }
