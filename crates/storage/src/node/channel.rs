@@ -3,6 +3,7 @@
 //! Writes of an epoch pass the **gate**, in which they hold one place while they check their epoch and take effect. An
 //! opening takes all places, so that no write is half done when the epoch changes and none of an older one begins after.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -44,10 +45,12 @@ pub struct Channel {
     /// The newest appending link. Changed only by whoever has the whole gate.
     appender: AtomicU64,
     appends: Sender<Queued>,
-    /// Bytes of blocks that were appended and not made into rows yet, about.
-    bytes_behind: AtomicU64,
+    /// Numbers and bytes of the blocks that were appended here and not made into rows yet, oldest first.
+    behind: Mutex<VecDeque<(u64, u64)>>,
     /// Why the channel takes no further writes: it is to be opened again.
     failure: OnceLock<Error>,
+    /// Stopped once there is a failure.
+    failed: Stop,
     stop: Stop,
     tasks: Mutex<Vec<Task<()>>>,
     pruning: AsyncMutex<()>,
@@ -100,8 +103,9 @@ impl Channel {
             epoch: AtomicU64::new(newest.get()),
             appender: AtomicU64::new(0),
             appends,
-            bytes_behind: AtomicU64::new(0),
+            behind: Mutex::default(),
             failure: OnceLock::new(),
+            failed: Stop::new(),
             stop: Stop::new(),
             tasks: Mutex::default(),
             pruning: AsyncMutex::new(()),
@@ -289,9 +293,11 @@ impl Channel {
             events::BlocksMaterialized.add(savepoint.height - before);
             events::MaterializeTime.record_since(started);
         }
-        if savepoint.height >= self.blocks.durable_height() {
-            self.bytes_behind.store(0, Ordering::Release);
+        let mut behind = lock(&self.behind);
+        while behind.front().is_some_and(|(number, _)| *number < savepoint.height) {
+            behind.pop_front();
         }
+        drop(behind);
         Ok(savepoint)
     }
 
@@ -334,9 +340,15 @@ impl Channel {
             && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous | ErrorKind::Corrupt)
         {
             tracing::error!(channel = self.name, %error, "the channel takes no further writes");
-            self.failure.get_or_init(|| error.clone());
+            self.fail(error.clone());
         }
         outcome
+    }
+
+    /// Takes no further writes. Those that wait for room are refused at once.
+    fn fail(&self, error: Error) {
+        self.failure.get_or_init(|| error);
+        self.failed.stop();
     }
 
     fn remote(&self, kind: ErrorKind, text: &str) -> Error {
@@ -349,9 +361,14 @@ impl Channel {
         BEHIND_BLOCKS_MAX.saturating_sub(behind) as usize
     }
 
+    /// Whether so many durable blocks, or so many bytes of them, wait that they are to be made into rows.
     fn is_due(&self) -> bool {
-        let behind = self.blocks.durable_height().saturating_sub(self.state.savepoint().height);
-        behind >= MATERIALIZE_BLOCKS || (behind > 0 && self.bytes_behind.load(Ordering::Acquire) >= MATERIALIZE_BYTES)
+        let waiting = self.state.savepoint().height..self.blocks.durable_height();
+        let bytes = || {
+            let behind = lock(&self.behind);
+            behind.iter().filter(|(number, _)| waiting.contains(number)).map(|(_, bytes)| bytes).sum::<u64>()
+        };
+        waiting.end.saturating_sub(waiting.start) >= MATERIALIZE_BLOCKS || bytes() >= MATERIALIZE_BYTES
     }
 
     /// Appends blocks in order; answers those that were not, and gives the others to be answered.
@@ -377,7 +394,7 @@ impl Channel {
             };
             match outcome {
                 Ok(()) => {
-                    self.bytes_behind.fetch_add(block.payload.len() as u64, Ordering::AcqRel);
+                    lock(&self.behind).push_back((block.number.get(), block.payload.len() as u64));
                     let Append { number, header_hash, payload, .. } = block;
                     appended.push(Appended { number, header_hash, payload, answer });
                 }
@@ -397,8 +414,10 @@ async fn append_blocks(channel: Arc<Channel>, mut queue: Receiver<Queued>) {
         let mut room = channel.room();
         while room == 0 && channel.is_whole() {
             events::AppendsHeldBack.add(1);
-            match channel.stop.or_stopped(savepoints.changed()).await {
-                Some(Ok(())) => room = channel.room(),
+            match channel.stop.or_stopped(channel.failed.or_stopped(savepoints.changed())).await {
+                Some(Some(Ok(()))) => room = channel.room(),
+                // What waits is refused.
+                Some(None) => {}
                 _ => return,
             }
         }
@@ -444,7 +463,7 @@ async fn materialize_blocks(channel: Arc<Channel>) {
                 }
                 Err(error) => {
                     tracing::error!(channel = channel.name, %error, "blocks cannot be made into rows");
-                    channel.failure.get_or_init(|| error);
+                    channel.fail(error);
                     return;
                 }
             }

@@ -15,7 +15,8 @@
 //! 3. The primary sends blocks, each in one message, many in flight. The node appends them in the order of sending, only at
 //!    (height, previous hash), syncs as many as wait with one fsync, and answers each with the durable height.
 //! 4. By itself, when [`MATERIALIZE_BLOCKS`] or [`MATERIALIZE_BYTES`] wait, the node makes durable blocks into rows and
-//!    persists them. It never falls more than [`BEHIND_BLOCKS_MAX`] blocks behind: appends wait before that.
+//!    persists them. It never falls more than [`BEHIND_BLOCKS_MAX`] blocks behind: appends wait before that, and are refused
+//!    when rows cannot be made.
 //! 5. Whenever the durable height or the savepoint moves, every client of the channel is sent a notice.
 //! 6. A client that loses its link connects again and opens under the same epoch. A block whose append was left ambiguous
 //!    is found in the node's answer, by height and hash, or sent again.

@@ -299,6 +299,60 @@ fn a_node_that_stops_in_order_leaves_everything_in_its_tables() {
     run.expect("the run is whole");
 }
 
+/// Under load there was always a durable block that the savepoint did not cover when it had been moved, so that the bytes behind
+/// it were never counted anew: once they had come to the bound, the savepoint was moved for every block or two.
+#[test]
+fn bytes_are_made_into_rows_once() {
+    const BLOCKS: u64 = 150;
+    const BLOCK_BYTES: usize = 1 << 20;
+    simulate(7, |_, _| async {
+        let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+        let state = RemoteStateStore::open(options(1)).await.expect("the node is there");
+        let mut savepoints = state.subscribe_savepoint();
+        let counting = rt::spawn(async move {
+            let mut moves = 0;
+            while *savepoints.borrow_and_update() < BLOCKS - MATERIALIZE_BLOCKS {
+                savepoints.changed().await.expect("the node goes on");
+                moves += 1;
+            }
+            moves
+        });
+        let mut chance = Chance::new(7);
+        let value = "v".repeat(BLOCK_BYTES);
+        for number in 0..BLOCKS {
+            let block = TestBlock::after(blocks.tip(), &mut chance);
+            TestBlock { text: format!("cc k{number} {value}\n"), ..block }.append(&blocks).await.expect("it follows");
+        }
+        blocks.sync().await.expect("the disk works");
+        let moves = counting.await.expect("nobody ends it");
+        // Not all that is durable has been prepared when it begins.
+        let due = BLOCKS / MATERIALIZE_BLOCKS.min(MATERIALIZE_BYTES / BLOCK_BYTES as u64);
+        assert!(moves <= 2 * due, "the savepoint moved {moves} times, where {due} are due");
+    });
+}
+
+/// Rows could not be made any more while appends waited for the savepoint to move. Nobody told them, and they were not answered
+/// before their primary gave its link up.
+#[test]
+fn appends_that_wait_for_room_are_refused_when_rows_cannot_be_made() {
+    simulate(8, |sim, _| async move {
+        sim.inject("storage.node.materializing", 1.0);
+        let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
+        let mut chance = Chance::new(7);
+        let appending = async {
+            for _ in 0..2 * BEHIND_BLOCKS_MAX {
+                // The key is too long for a row.
+                let block = TestBlock::after(blocks.tip(), &mut chance);
+                TestBlock { text: format!("cc {}\n", "k".repeat(100_000)), ..block }.append(&blocks).await?;
+            }
+            blocks.sync().await
+        };
+        let appended = rt::timeout(ANSWER_TIME_MAX, appending).await.expect("it is answered in time");
+        let error = appended.expect_err("rows cannot be made");
+        assert!(!matches!(error.kind(), ErrorKind::Retry | ErrorKind::Ambiguous), "{error}");
+    });
+}
+
 /// A disk failed for a moment. The node opened the channel again for the primary's next appends, but the link that the same
 /// primary read by went on reading the store of before: it did not find transactions of blocks that were durable, so that this
 /// peer called a repeated transaction new while all others called it a duplicate.
