@@ -223,7 +223,7 @@ async fn reign(around: &Arc<Around>, settings: &DisaggregatedSettings) -> Result
         state.apply(state.height(), batch(state.height())).await?;
     }
     assert!(check(&*state.snapshot(), 0..KEYS).await, "the primary answers");
-    state.admit_readers();
+    state.admit_readers().await;
     let mut listener = net::listen(&around.primary(epoch)).await?;
     let serving = Arc::clone(&state);
     let _serving = rt::spawn(async move {

@@ -4,7 +4,8 @@
 //! 1. **Locate.** The group of buckets of every key is read. A key's record is the candidate that the metadata cache knows,
 //!    or else the one whose head names the key. A key that is new gets an empty place; where there is none the subtable is
 //!    split, and its keys are located anew.
-//! 2. **Allocate.** Each new version gets a buffer; sections are leased for want of room.
+//! 2. **Allocate.** Each new version gets a buffer; sections are leased for want of room. A donor that is silent holds a block
+//!    up once, for [`DONOR_WAIT_MAX`](super::DONOR_WAIT_MAX): until it has answered, there is no room.
 //! 3. **Write.** Records are written whole, with `prev` leading to the version before. Nothing leads to them yet: the steps up
 //!    to here are done while the block becomes durable, those that follow once it is. If that takes longer than
 //!    [`HELD_MAX`], the lock is not held for it: the buffers are freed, and the block begins anew when it is durable.
@@ -235,9 +236,7 @@ impl Shared {
         shared.replace_in_caches(&items);
         shared.invalidate_others(&items, number).await;
         hold_up("state.apply.publish").await;
-        if rt::now() < shared.reigns_from {
-            rt::sleep_until(shared.reigns_from).await;
-        }
+        shared.outlast_leases().await;
         let before = shared.height.swap(number + 1, Ordering::AcqRel);
         assert_eq!(before, number, "one primary applies blocks in order");
         Shared::publish(shared, number + 1);

@@ -24,8 +24,8 @@
 //! After a pass the task waits until what it put aside is free, and only then looks again.
 //!
 //! A reader of an evicted key finds nothing in memory, or a record that was given up, goes to delta and storage, and brings
-//! the record back ([`super::fill`]). Readers never wait for a batch; a block waits for the verbs of one batch at most, and never
-//! for storage.
+//! the record back ([`super::fill`]). Readers never wait for a batch. A block waits for one batch at most, that is for its verbs
+//! and for what step 3 allows compute nodes to say what they have in use (5 ms), and never for storage.
 //!
 //! What may fail: *a head or a group cannot be read*: the record stays, or its section is given up as everywhere. *A mark
 //! is ambiguous*: the record is dropped all the same, since a mark that lands late names the life of the buffer; one that

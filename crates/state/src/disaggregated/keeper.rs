@@ -64,6 +64,9 @@ impl Shared {
             for base in bases {
                 self.give_up(&mut writer, base);
             }
+            if writer.growing.is_some() {
+                writer.lost.extend(lost.sections);
+            }
             drop(writer);
             if self.is_fenced() {
                 return;
@@ -96,6 +99,7 @@ impl Shared {
                 return;
             }
             let mut writer = self.writer.lock().await;
+            self.enter_late_section(&mut writer).await;
             self.reclaim(&mut writer);
             self.watch_room(&writer);
             let orphans = std::mem::take(&mut writer.orphans);

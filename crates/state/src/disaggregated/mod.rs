@@ -32,8 +32,8 @@
 //! 7. A lost section, and one into which an ambiguous verb may still write, is given up ([`Shared::give_up`]): readers find
 //!    nothing there from that moment on, and storage and other sections take its place.
 //! 8. A new primary opens the address space under a higher epoch, which fences this one: its verbs have no effect from then
-//!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections, and raises no height before
-//!    every lease has ended that the old one can have granted.
+//!    on, and its calls fail with [`Error::Fenced`]. It begins with an empty index in new sections, and neither raises a
+//!    height nor lets readers join before every lease has ended that the old one can have granted.
 //!
 //! Invariants:
 //! * A slot of the index leads to the newest applied version of its key, or there is none.
@@ -71,6 +71,7 @@ use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
 
 use base::rt::net::Link;
 use base::rt::sync::{Notify, Semaphore};
@@ -85,7 +86,7 @@ use delta::Delta;
 use directory::Directory;
 use heat::Heat;
 use index::{KeyHash, Subtable};
-use memory::Memory;
+use memory::{Memory, MemoryError, Section};
 use pointer::{ADDRESS_BYTES_MAX, Pointer};
 pub use readers::Reader;
 use readers::{Holders, Role};
@@ -94,6 +95,8 @@ use space::{Accounts, Space};
 
 use crate::{Durable, Error, RangePage, Snapshot, UpdateBatch, VersionPage, Versioned, WorldState, digest, events};
 
+/// How long a donor's answer is waited for with the writer's lock held.
+const DONOR_WAIT_MAX: Duration = Duration::from_millis(100);
 /// Reads of one caller that are under way at once.
 const READS_AT_ONCE: usize = 64;
 
@@ -172,11 +175,13 @@ struct Shared {
     admits_readers: Stop,
     /// What readers ask for.
     wishes: Semaphore,
-    /// Leases that an earlier primary granted have ended by then; heights are raised only after that.
+    /// Leases that an earlier primary granted have ended by then; heights are raised and shown only after that.
     reigns_from: Instant,
 }
 
-/// Sections that were given up, by their first byte, until no verb can take effect in them.
+/// Sections that were given up, by their first byte. They stay here: slots elsewhere may lead into them, and their addresses are
+/// never used again. There are no more than the sections that a pool gives in the life of a space
+/// ([`pool::space::SECTIONS_EVER_MAX`]), of 8 bytes each.
 #[derive(Default)]
 struct Gone {
     any: AtomicBool,
@@ -210,6 +215,10 @@ struct Exhausted {
 }
 
 impl Exhausted {
+    fn now(budget_bytes: u64) -> Exhausted {
+        Exhausted { until: rt::now() + keeper::EXHAUSTED_PAUSE, budget_bytes }
+    }
+
     /// A budget that was raised may change it.
     fn holds(&self, budget_bytes: u64) -> bool {
         budget_bytes <= self.budget_bytes
@@ -239,6 +248,10 @@ struct Writer {
     evicted: VecDeque<(Instant, Pointer)>,
     /// The pool had nothing to give.
     exhausted: Option<Exhausted>,
+    /// A section that the pool is asked for, whose donor takes its time.
+    growing: Option<AbortOnDrop<Result<Section, MemoryError>>>,
+    /// What was lost meanwhile and is not among the sections.
+    lost: Vec<u32>,
     /// The counts of what was done; the bytes are the space's.
     usage: Usage,
 }
@@ -281,9 +294,11 @@ impl Disaggregated {
         Ok(Disaggregated { shared, _keepers: keepers })
     }
 
-    /// Lets readers join from now on. To be called when every durable block has been applied: before that, a reader would
-    /// show heights below those that an earlier primary has shown.
-    pub fn admit_readers(&self) {
+    /// Lets readers join, once every lease has ended that an earlier primary can have granted: until then its readers may
+    /// answer at lower heights, and whoever opened this state shows it to nobody. To be called when every durable block has
+    /// been applied: before that, a reader would show heights below those that an earlier primary has shown.
+    pub async fn admit_readers(&self) {
+        self.shared.outlast_leases().await;
         self.shared.admits_readers.stop();
     }
 
@@ -560,6 +575,13 @@ impl Shared {
         floor
     }
 
+    /// Waits until every lease has ended that an earlier primary can have granted.
+    async fn outlast_leases(&self) {
+        if rt::now() < self.reigns_from {
+            rt::sleep_until(self.reigns_from).await;
+        }
+    }
+
     /// Whether a newer primary has taken over.
     fn is_fenced(&self) -> bool {
         if self.fenced.load(Ordering::Relaxed) {
@@ -628,54 +650,99 @@ impl Shared {
         writer.evicted.retain(|(_, pointer)| !within(pointer.address()));
         writer.untold.retain(|(_, pointer)| !within(pointer.address()));
         self.holders.log(|changes| changes.gone(base));
-        let memory = Arc::clone(&self.memory);
-        // On its way the pool lets verbs to the section fail; nothing here waits for the donor's answer.
-        drop(rt::spawn(async move {
-            if let Err(error) = memory.release(id).await {
-                tracing::debug!(%error, section = id, "a section that was given up is given back in the background");
-            }
-        }));
+        self.release(id);
         self.wanted.notify_one();
     }
 
-    /// Leases one more section. Not asked for again for a while when there was none.
+    /// Leases one more section. Not asked for again for a while when there was none. A donor may be silent while its memory
+    /// works: what does not come within [`DONOR_WAIT_MAX`] is entered when it is there, and until then there is none.
     async fn grow_space(&self, writer: &mut Writer) -> bool {
+        if writer.growing.is_some() {
+            return self.enter_late_section(writer).await;
+        }
         let budget_bytes = self.memory.budget_bytes();
         if writer.exhausted.is_some_and(|exhausted| exhausted.holds(budget_bytes) && rt::now() < exhausted.until) {
             return false;
         }
-        let exhausted = Some(Exhausted { until: rt::now() + keeper::EXHAUSTED_PAUSE, budget_bytes });
-        fault::hold_up("state.grow").await;
-        match self.memory.grow().await {
+        let memory = Arc::clone(&self.memory);
+        let mut growing = rt::spawn(async move {
+            fault::hold_up("state.grow").await;
+            memory.grow().await
+        })
+        .abort_on_drop();
+        match rt::timeout(DONOR_WAIT_MAX, &mut growing).await {
+            Ok(grown) => self.enter_section(writer, grown).await,
+            Err(rt::Elapsed) => {
+                writer.growing = Some(growing);
+                writer.exhausted = Some(Exhausted::now(budget_bytes));
+                false
+            }
+        }
+    }
+
+    /// Enters the section that the pool was asked for, if it has come by now.
+    async fn enter_late_section(&self, writer: &mut Writer) -> bool {
+        match writer.growing.take_if(|growing| growing.is_finished()) {
+            Some(grown) => self.enter_section(writer, grown.await).await,
+            None => false,
+        }
+    }
+
+    /// Makes a section known that the pool has given, if it has.
+    async fn enter_section(
+        &self,
+        writer: &mut Writer,
+        grown: Result<Result<Section, MemoryError>, rt::Aborted>,
+    ) -> bool {
+        let lost = std::mem::take(&mut writer.lost);
+        let grown = grown.unwrap_or_else(|_| Err(MemoryError::Failed("asking the pool has ended".to_owned())));
+        let refused = match grown {
+            Ok(section) if lost.contains(&section.id) => MemoryError::Failed("it was lost at once".to_owned()),
             Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
                 writer.space.add(section.address, section.bytes);
                 writer.sections.insert(section.address, section.id);
                 writer.exhausted = None;
                 events::SectionsLeased.add(1);
-                for holder in self.holders.ids() {
-                    fault::hold_up("state.readers.share").await;
-                    match self.memory.share(section.id, holder).await {
-                        Ok(place) => self.holders.log_for(holder, |changes| changes.section(&section, &place)),
-                        Err(error) => tracing::debug!(%error, section = section.id, "a reader goes without a section"),
-                    }
-                }
-                true
+                self.share_with_readers(&section).await;
+                return true;
             }
             Ok(section) => {
-                // Beyond what pointers can say.
-                drop(self.memory.release(section.id).await);
-                writer.exhausted = exhausted;
-                false
+                self.release(section.id);
+                MemoryError::Failed("it lies beyond what pointers can say".to_owned())
             }
-            Err(error) => {
-                if error == memory::MemoryError::Fenced {
-                    self.fenced.store(true, Ordering::Relaxed);
+            Err(error) => error,
+        };
+        if refused == MemoryError::Fenced {
+            self.fenced.store(true, Ordering::Relaxed);
+        }
+        tracing::debug!(error = %refused, "no further section");
+        writer.exhausted = Some(Exhausted::now(self.memory.budget_bytes()));
+        false
+    }
+
+    /// Lets readers read a section that is new. One that goes without finds in storage what lies there.
+    async fn share_with_readers(&self, section: &Section) {
+        for holder in self.holders.ids() {
+            fault::hold_up("state.readers.share").await;
+            match rt::timeout(DONOR_WAIT_MAX, self.memory.share(section.id, holder)).await {
+                Ok(Ok(place)) => self.holders.log_for(holder, |changes| changes.section(section, &place)),
+                Ok(Err(error)) => tracing::debug!(%error, section = section.id, "a reader goes without a section"),
+                Err(rt::Elapsed) => {
+                    tracing::debug!(section = section.id, "readers go without a section: its donor is silent");
+                    return;
                 }
-                tracing::debug!(%error, "no further section");
-                writer.exhausted = exhausted;
-                false
             }
         }
+    }
+
+    /// Gives a section back. On its way the pool lets verbs to it fail; nothing waits for the donor's answer.
+    fn release(&self, section: u32) {
+        let memory = Arc::clone(&self.memory);
+        drop(rt::spawn(async move {
+            if let Err(error) = memory.release(section).await {
+                tracing::debug!(%error, section, "a section that was given up is given back in the background");
+            }
+        }));
     }
 }
 
@@ -696,7 +763,7 @@ impl Writer {
     fn put_aside_told(&mut self, pointer: Pointer) {
         if self.space.extent(pointer.address()).is_some() {
             let early = [fault::Mutant::ReuseEarly, fault::Mutant::NoIncarnation].into_iter().any(fault::mutant);
-            let wait = if early { std::time::Duration::ZERO } else { lease::REUSE_AFTER };
+            let wait = if early { Duration::ZERO } else { lease::REUSE_AFTER };
             self.space.quarantine(pointer.address(), rt::now() + wait);
         }
     }

@@ -70,7 +70,6 @@ async fn reign(around: Arc<Around>, shown: Arc<Mutex<Option<Arc<Disaggregated>>>
     let store: Arc<dyn StateStore> = Arc::new(around.store.clone());
     let state = Disaggregated::open(Arc::new(space), store, DisaggregatedSettings::default()).await;
     let state = Arc::new(state.expect("the store answers"));
-    state.admit_readers();
     *shown.lock().expect("nobody panics with it") = Some(Arc::clone(&state));
     let mut listener = net::listen(ADDRESS).await.expect("it is free");
     let serving = Arc::clone(&state);
@@ -84,6 +83,7 @@ async fn reign(around: Arc<Around>, shown: Arc<Mutex<Option<Arc<Disaggregated>>>
         }
     })
     .abort_on_drop();
+    state.admit_readers().await;
     loop {
         let batch = UpdateBatch::default();
         around.store.add_block(rows(&batch));

@@ -1,6 +1,10 @@
 //! The data cache: versions with their values, by tag. Evicted by a clock, as the metadata cache; a version that has a successor
 //! leaves at once, since only readers of older heights still want it, and those find it in remote memory.
 //!
+//! Versions of older heights may stay for long after their buffers were used again, until their incarnations have come round
+//! to the same pointer. So a version is found by a part of its key's hash as well, which keeps it from being taken for one of
+//! another key; from one of the same key its number keeps it.
+//!
 //! The metadata entry of a key has the value of its newest version at hand, for as long as that is here: the version knows
 //! its owner's place, and takes the value back when it leaves. So a warm read has no need to look here.
 
@@ -9,6 +13,7 @@ use base::{Bytes, Version};
 use super::metadata::{Entry, Metadata};
 use super::places::{CELL_BYTES, Places};
 use super::{Kept, Tag};
+use crate::disaggregated::index::KeyHash;
 use crate::disaggregated::pointer::Pointer;
 use crate::events;
 
@@ -20,6 +25,8 @@ pub struct Slot {
     prev: Pointer,
     block: u64,
     tx: u32,
+    /// Of the key.
+    fingerprint: Fingerprint,
     /// The entry in the metadata cache that has the value at hand.
     owner: u32,
     /// Bytes that keeping it costs, and flags.
@@ -61,6 +68,19 @@ pub struct Data {
     budget_bytes: usize,
 }
 
+const _: () = assert!(size_of::<Slot>() == 72, "the fingerprint lies where there was room");
+
+/// A part of the hash of a version's key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Fingerprint(u32);
+
+impl Fingerprint {
+    #[inline]
+    fn of(key: KeyHash) -> Fingerprint {
+        Fingerprint((key.0 >> 32) as u32)
+    }
+}
+
 fn hash(tag: Tag) -> u64 {
     tag.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -79,17 +99,17 @@ impl Data {
         self.bytes + SLOT_BYTES + bytes <= self.budget_bytes
     }
 
-    /// The version with this tag; counts as used.
-    pub fn find(&mut self, tag: Tag) -> Option<&Slot> {
-        let at = self.place(tag)?;
+    /// The version of a key with this tag; counts as used.
+    pub fn find(&mut self, key: KeyHash, tag: Tag) -> Option<&Slot> {
+        let at = self.place(key, tag)?;
         let slot = self.slab[at as usize].as_mut()?;
         slot.bytes |= USED;
         Some(slot)
     }
 
-    /// Whether the version with this tag is here; that does not count as a use.
-    pub fn has(&self, tag: Tag) -> bool {
-        self.place(tag).is_some()
+    /// Whether the version of a key with this tag is here; that does not count as a use.
+    pub fn has(&self, key: KeyHash, tag: Tag) -> bool {
+        self.place(key, tag).is_some()
     }
 
     /// Gives the entry at `owner` the value of its version, if that is the one at `at`.
@@ -103,21 +123,21 @@ impl Data {
         }
     }
 
-    pub fn remove(&mut self, tag: Tag, metadata: &mut Metadata) {
-        if let Some(at) = self.place(tag) {
+    pub fn remove(&mut self, key: KeyHash, tag: Tag, metadata: &mut Metadata) {
+        if let Some(at) = self.place(key, tag) {
             self.remove_at(at, metadata);
         }
     }
 
-    pub fn place(&self, tag: Tag) -> Option<u32> {
-        let slab = &self.slab;
-        let is_it = |at: u32| slab[at as usize].as_ref().is_some_and(|slot| slot.tag == tag);
-        self.table.find(hash(tag), is_it)
+    pub fn place(&self, key: KeyHash, tag: Tag) -> Option<u32> {
+        let (slab, fingerprint) = (&self.slab, Fingerprint::of(key));
+        let is_it = |slot: &Slot| slot.tag == tag && slot.fingerprint == fingerprint;
+        self.table.find(hash(tag), |at| slab[at as usize].as_ref().is_some_and(is_it))
     }
 
     /// Keeps a version, if it is no longer than the whole cache, and says where; others leave until there is room.
-    pub fn put(&mut self, tag: Tag, kept: Kept, metadata: &mut Metadata) -> Option<u32> {
-        self.remove(tag, metadata);
+    pub fn put(&mut self, key: KeyHash, tag: Tag, kept: Kept, metadata: &mut Metadata) -> Option<u32> {
+        self.remove(key, tag, metadata);
         let bytes = SLOT_BYTES + kept.bytes;
         if bytes > self.budget_bytes || kept.bytes > BYTES_MAX {
             return None;
@@ -133,6 +153,7 @@ impl Data {
             prev,
             block,
             tx,
+            fingerprint: Fingerprint::of(key),
             owner: u32::MAX,
             bytes: kept_bytes as u32 | flags,
         };

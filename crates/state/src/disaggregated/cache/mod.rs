@@ -287,7 +287,7 @@ impl Caches {
 
     /// The bytes of a version of a key with this hash.
     pub fn kept(&self, hash: KeyHash, pointer: Pointer) -> Option<Kept> {
-        self.shard(hash).data.find(Tag::of(pointer)).map(|slot| slot.kept())
+        self.shard(hash).data.find(hash, Tag::of(pointer)).map(|slot| slot.kept())
     }
 
     /// Keeps the bytes of a version, whether it is the newest or not.
@@ -295,7 +295,7 @@ impl Caches {
         let mut shard = self.shard(hash);
         let Shard { metadata, data, .. } = &mut *shard;
         let tag = Tag::of(pointer);
-        let at = data.put(tag, kept, metadata);
+        let at = data.put(hash, tag, kept, metadata);
         if let Some(owner) = metadata.place(hash, name) {
             data.hand_to(owner, at, tag, metadata);
         }
@@ -352,7 +352,7 @@ impl Caches {
 
     /// Whether the data cache has the version at a pointer. Does not count as a use.
     pub fn has(&self, hash: KeyHash, pointer: Pointer) -> bool {
-        self.shard(hash).data.has(Tag::of(pointer))
+        self.shard(hash).data.has(hash, Tag::of(pointer))
     }
 
     /// Forgets every entry for whose pointer `gone` holds, and kills every token. Nobody finds such pointers elsewhere by now.
@@ -392,11 +392,11 @@ impl Caches {
         if let Some(before) = metadata.find(hash, name).map(|entry| entry.tag())
             && before != tag
         {
-            data.remove(before, metadata);
+            data.remove(hash, before, metadata);
         }
         let at = match kept {
-            Some(kept) => data.put(tag, kept, metadata),
-            None => data.place(tag),
+            Some(kept) => data.put(hash, tag, kept, metadata),
+            None => data.place(hash, tag),
         };
         if let Some(owner) = metadata.put(hash, name, known, tag) {
             data.hand_to(owner, at, tag, metadata);

@@ -61,6 +61,24 @@ fn bytes_of_another_life_of_a_buffer_are_not_taken() {
     assert!(caches.kept(hash("a"), one).is_some() && caches.kept(hash("a"), other).is_none());
 }
 
+/// Readers of an older height had kept a version. Its buffer was used again, so often that the incarnations came round, and then
+/// for the version of another key that the same transaction had written: the cache gave that key the first one's value.
+#[test]
+fn a_pointer_that_comes_round_for_another_key_of_the_same_transaction_does_not_bring_its_value() {
+    let caches = Caches::new(10_000, 10_000);
+    let known = known(0x1000, 4);
+    caches.keep(hash("a"), name("a"), known.pointer, kept(4, "of a"));
+    let token = caches.token(hash("b"));
+    caches.learn(token, hash("b"), name("b"), known, None);
+    assert!(matches!(caches.get(hash("b"), name("b"), 9), Found::Newest(found) if found == known));
+    assert!(!caches.has(hash("b"), known.pointer) && caches.kept(hash("b"), known.pointer).is_none());
+    // Nor do the two get into each other's way.
+    caches.keep(hash("b"), name("b"), known.pointer, kept(4, "of b"));
+    assert_eq!(value(caches.get(hash("b"), name("b"), 9)), Some(Bytes::from_static(b"of b")));
+    let kept = |key| caches.kept(hash(key), known.pointer).and_then(|kept| kept.value);
+    assert_eq!([kept("a"), kept("b")], [Some(Bytes::from_static(b"of a")), Some(Bytes::from_static(b"of b"))]);
+}
+
 #[test]
 fn a_version_with_a_successor_takes_no_room() {
     let caches = Caches::new(10_000, 10_000);

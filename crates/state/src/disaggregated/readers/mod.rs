@@ -7,12 +7,13 @@
 //! block (docs/adr, several compute nodes).
 //!
 //! Joining:
-//! 1. The reader connects, and says which version it speaks. The primary waits until it has every durable block itself
-//!    ([`Disaggregated::admit_readers`](super::Disaggregated::admit_readers)), and has storage make rows of them, so that there
-//!    is little to tell.
-//! 2. With the writer's lock held, it has each section shared with the reader (a capability to read, of this reader alone),
-//!    and takes down where the index lies, what the delta holds, and the height. From here on it logs every change for this
-//!    reader.
+//! 1. The reader connects, and says which version it speaks. The primary waits until it has every durable block itself and no
+//!    reader of an earlier primary holds a lease ([`Disaggregated::admit_readers`](super::Disaggregated::admit_readers)), and
+//!    has storage make rows of the blocks, so that there is little to tell.
+//! 2. It has each section shared with the reader (a capability to read, of this reader alone). Then, with the writer's lock
+//!    held, it does so for the sections leased since, and takes down where the index lies, what the delta holds, and the
+//!    height. From here on it logs every change for this reader. Sections whose donor is silent the reader goes without: it
+//!    finds in storage what lies there.
 //! 3. The reader enters all that, and follows.
 //!
 //! Following:
@@ -39,8 +40,9 @@
 //! 10. A reader whose link is lost, or that lets [`UPDATES_MAX`](holders::UPDATES_MAX) updates wait, is fenced: its
 //!     capabilities are revoked, its lease is waited for, and it joins anew, with empty caches. A reader that hears nothing
 //!     for [`SILENCE_MAX`], or gets no lease for [`LEASELESS_MAX`], gives up by itself.
-//! 11. A new primary has fenced the old one at storage and memory. It raises no height before every lease that the old one
-//!     can have granted has ended. Its readers join it anew; one of them may be the process that it runs in.
+//! 11. A new primary has fenced the old one at storage and memory. It raises no height, and shows none that it finds, before
+//!     every lease that the old one can have granted has ended. Its readers join it anew; one of them may be the process that
+//!     it runs in.
 //!
 //! Invariants:
 //! * When a height has been raised at the primary, no reader answers from a snapshot below it that was taken afterwards.

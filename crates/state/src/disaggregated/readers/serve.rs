@@ -2,18 +2,21 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use base::rt::channel::bounded;
 use base::rt::net::{Link, LinkReceiver};
 use base::rt::{self, Stop};
-use base::{BlockNumber, Bytes, BytesMut};
+use base::{BlockNumber, Bytes, BytesMut, Map, Set};
+use futures_util::future::join_all;
 
 use super::super::cache::Token;
 use super::super::fault::{Mutant, hold_up, mutant};
 use super::super::index::KeyHash;
 use super::super::lease::{HolderId, LEASE};
+use super::super::memory::Section;
 use super::super::record::Name;
-use super::super::{Shared, View};
+use super::super::{DONOR_WAIT_MAX, Shared, View};
 use super::holders::UPDATES_MAX;
 use super::message::{Changes, ToPrimary, ToReader, VERSION};
 use super::{HEARTBEAT, JOIN_MAX};
@@ -80,22 +83,20 @@ impl Shared {
         }
         hold_up("state.readers.join").await;
         // Most of the sections without the lock.
-        let known: Vec<u32> = self.writer.lock().await.sections.values().copied().collect();
-        for id in known {
-            // Where that fails it is asked for again.
-            let _ = self.memory.share(id, holder).await;
-        }
+        let known: Set<u32> = self.writer.lock().await.sections.values().copied().collect();
+        let mut places = self.places(known.iter().copied(), holder, JOIN_MAX / 2).await;
         let writer = self.writer.lock().await;
         if self.is_fenced() {
             return Err(Error::Fenced);
         }
         let mut parts = Parts::default();
+        let leased_since = writer.sections.values().copied().filter(|id| !known.contains(id));
+        places.extend(self.places(leased_since, holder, DONOR_WAIT_MAX).await);
         for (base, id) in &writer.sections {
-            let section_bytes = self.memory.section_bytes();
-            let section = super::super::memory::Section { id: *id, address: *base, bytes: section_bytes };
-            match self.memory.share(*id, holder).await {
-                Ok(place) => parts.add(|changes| changes.section(&section, &place)),
-                Err(error) => tracing::debug!(%error, section = id, "a reader goes without a section"),
+            let section = Section { id: *id, address: *base, bytes: self.memory.section_bytes() };
+            match places.get(id) {
+                Some(place) => parts.add(|changes| changes.section(&section, place)),
+                None => tracing::debug!(section = id, "a reader goes without a section"),
             }
         }
         for subtable in self.directory.subtables() {
@@ -127,6 +128,20 @@ impl Shared {
         let mut messages = vec![welcome.encode()];
         messages.extend(parts.into_messages());
         Ok(messages)
+    }
+
+    /// Has sections shared with a reader, all at once: where each is that was shared in time.
+    async fn places(
+        &self,
+        sections: impl Iterator<Item = u32>,
+        holder: HolderId,
+        patience: Duration,
+    ) -> Map<u32, Bytes> {
+        let shares = sections.map(async |id| {
+            let shared = rt::timeout(patience, self.memory.share(id, holder)).await;
+            Some((id, shared.ok()?.ok()?))
+        });
+        join_all(shares).await.into_iter().flatten().collect()
     }
 
     async fn listen_to(shared: &Arc<Shared>, holder: HolderId, receiver: &mut LinkReceiver) {

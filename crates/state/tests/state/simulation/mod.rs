@@ -376,7 +376,8 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
         let height = state.height();
         let made = world.ledger().blocks.len() as u64;
         if height == made {
-            state.admit_readers();
+            state.admit_readers().await;
+            world.shown.fetch_max(height, Ordering::AcqRel);
         }
         if height == made && !world.make_block(epoch, &mut chance) {
             // Replaced. It goes on for a while as if it did not know.
@@ -432,7 +433,7 @@ async fn reign(world: Arc<World>, epoch: u64, mut chance: Chance, stop: Stop) {
             durable.store(state.height() + 1, Ordering::Release);
             state.apply(state.height(), batch).await.expect("nothing disturbs it");
         }
-        state.admit_readers();
+        state.admit_readers().await;
         readers::until_all_have_read(&world).await;
         settle(&world, &space, &state).await;
     }
@@ -588,6 +589,10 @@ async fn scenario(sim: Sim) {
                 true => crew.promote(),
                 false => None,
             };
+            // Often there is nothing to apply again.
+            if chance.one_in(2) {
+                drop(world.store.materialize(u64::MAX).await);
+            }
             begin(epoch, seat.unwrap_or_else(|| format!("compute{epoch}")), &mut chance);
         } else if chance.one_in(3) {
             crew.disturb(&sim, &world, &mut chance).await;

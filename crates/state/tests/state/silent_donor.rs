@@ -1,0 +1,74 @@
+//! A donor that answers nothing for a while, though its memory can be read and written: its process stands still.
+
+use std::time::Duration;
+
+use crate::support::{Donors, disaggregated, rows};
+use base::rt;
+use base::rt::simulation::Simulation;
+use base::{Bytes, Version};
+use state::{DisaggregatedSettings, UpdateBatch, WorldState};
+use storage::MemoryStateStore;
+
+const SECTION_BYTES: u64 = 8 << 10;
+/// Of which a section holds two.
+const VALUE_BYTES: usize = 3 << 10;
+const KEYS: usize = 10;
+const SILENT: Duration = Duration::from_secs(2);
+/// How long a block may take meanwhile.
+const BLOCK_MAX: Duration = Duration::from_millis(200);
+
+fn key(number: usize) -> String {
+    format!("k{number}")
+}
+
+fn block(number: u64, keys: usize) -> UpdateBatch {
+    let mut batch = UpdateBatch::default();
+    for tx in 0..keys {
+        let value = Bytes::from(vec![number as u8; VALUE_BYTES]);
+        batch.put(&"cc".into(), key(tx).as_str().into(), Some(value), Version { block: number, tx: tx as u32 });
+    }
+    batch
+}
+
+/// A block waited with its lock held until the pool had found that the donor does not answer, five seconds, and did so for each
+/// of its keys: the time for which the pool was not to be asked again was counted from before the wait, and over after it.
+#[test]
+fn a_silent_donor_holds_up_a_block_once_and_shortly_and_what_it_gives_late_is_used() {
+    let run = Simulation::new(1).run(|sim| async move {
+        let donors = Donors::start(&sim, 1, SECTION_BYTES, 16 * SECTION_BYTES).await;
+        let donor = sim.node(&donors.names[0]);
+        let primary = sim.node("primary").spawn(async move {
+            let space = donors.open(1, 16 * SECTION_BYTES).await.expect("there is memory");
+            let store = MemoryStateStore::new();
+            let state = disaggregated(space, &store, DisaggregatedSettings::default()).await;
+            let apply = async |number, keys| {
+                let batch = block(number, keys);
+                store.add_block(rows(&batch));
+                let began = rt::now();
+                state.apply(number, batch).await.expect("a block is applied whatever memory there is");
+                began.elapsed()
+            };
+            apply(0, 1).await;
+            let before = state.usage().await.leased;
+            donor.pause();
+            let paused = rt::now();
+            let mut number = 1;
+            while paused.elapsed() < SILENT {
+                let took = apply(number, KEYS).await;
+                assert!(took < BLOCK_MAX, "block {number} took {took:?}");
+                number += 1;
+                rt::sleep(Duration::from_millis(100)).await;
+            }
+            assert_eq!(state.usage().await.leased, before, "nothing was given meanwhile");
+            donor.resume();
+            rt::sleep(Duration::from_millis(200)).await;
+            assert!(state.usage().await.leased > before, "what comes late is used");
+            for tx in 0..KEYS {
+                let found = state.snapshot().get("cc", &key(tx)).await.expect("it is somewhere");
+                assert_eq!(found.map(|found| found.version.block), Some(number - 1));
+            }
+        });
+        primary.await.expect("nobody ends it");
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}"));
+}
