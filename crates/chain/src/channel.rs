@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, Stop, Task};
-use base::{BlockNumber, Bytes, ChannelId, TxId};
+use base::{BlockNumber, Bytes, ChannelId, ErrorKind, TxId};
 use ledger::{Block, ChannelConfig, Hash};
 use state::{Snapshot, WorldState};
 use storage::blocks::Blocks;
@@ -191,13 +191,25 @@ impl Channel {
         self.ledger.stop().stopped().await;
     }
 
+    /// Has the channel end in the background, without a word of how.
+    pub(crate) fn abandon(&self) {
+        self.ledger.stop().stop();
+    }
+
     /// Finishes the blocks that were judged, persists the state and closes the block store.
+    ///
+    /// # Errors
+    /// The first; nothing more is asked then of a store that does not say whether it has the last blocks.
     pub(crate) async fn stop(&self) -> Result<(), Error> {
         self.ledger.stop().stop();
         let follower = self.follower.lock().expect("no holder of this lock panics").take();
         if let Some(follower) = follower {
             // A follower that was aborted has nothing left to do.
             let _ = follower.await;
+        }
+        if let Some(failure) = self.failure().filter(|failure| failure.kind() == ErrorKind::Ambiguous) {
+            let (name, reason) = (self.id().to_string(), failure.to_string());
+            return Err(Error::Refused { name, kind: ErrorKind::Ambiguous, reason });
         }
         self.ledger.state.persist().await?;
         self.ledger.store.close().await?;

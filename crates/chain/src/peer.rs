@@ -46,7 +46,7 @@ pub struct PeerOptions {
     pub settings: Settings,
 }
 
-/// One organisation's peer.
+/// One organisation's peer. Dropping it ends its channels, in the background; what [`Peer::stop`] does besides is then not done.
 pub struct Peer {
     options: PeerOptions,
     channels: Arc<Joined>,
@@ -209,6 +209,12 @@ impl Peer {
             outcome = outcome.and(stopped);
         }
         outcome
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.channels.all().iter().for_each(|channel| channel.abandon());
     }
 }
 

@@ -5,11 +5,14 @@
 //! waits for it.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use base::rt::channel::{Receiver, Sender, WatchReceiver, WatchSender, bounded, watch};
 use base::rt::{self, AbortOnDrop, Instant, Stop, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
+use futures_util::future::{Either, select};
 use ledger::{Block, Hash};
 use state::{Durable, UpdateBatch, WorldState};
 use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
@@ -29,6 +32,8 @@ use crate::{Error, events};
 pub const EXAMINED_AHEAD_MAX: usize = 3;
 /// Blocks that wait to be durable and applied.
 pub const JUDGED_AHEAD_MAX: usize = 8;
+/// How long a channel that stops waits until what it has appended is durable.
+const STOP_TIME_MAX: Duration = Duration::from_secs(10);
 /// Transactions that one task examines: about a millisecond of signatures.
 pub const EXAMINE_CHUNK_TRANSACTIONS: usize = 16;
 
@@ -348,7 +353,7 @@ fn transactions(examined: &[Examined], codes: &[Code]) -> Vec<(TxId, u8)> {
     examined.iter().zip(codes).map(|(examined, code)| (id(examined), code.0)).collect()
 }
 
-/// Appends a block without making it durable. While the disk is full it waits for space.
+/// Appends a block without making it durable. While the disk is full, or a store elsewhere has no room, it waits for space.
 ///
 /// # Errors
 /// [`Error::Stopped`] if the stop came before the space; the block store's.
@@ -361,7 +366,12 @@ pub(crate) async fn append(
 ) -> Result<(), Error> {
     let (mut patience, mut stalled) = (Patience::new(), None);
     loop {
-        match append_block(store, block, transactions).await {
+        // Looked at first: what can be appended is, also once the channel stops.
+        let appending = pin!(append_block(store, block, transactions));
+        let Either::Left((appended, _)) = select(appending, pin!(stop.stopped())).await else {
+            return Err(Error::Stopped);
+        };
+        match appended {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 tracing::warn!(block = block.number().get(), %error, "a block cannot be stored yet");
                 stalled.get_or_insert_with(|| stalls.begin(format!("a block cannot be stored yet: {error}")));
@@ -387,6 +397,20 @@ pub(crate) async fn append_block(store: &dyn Blocks, block: &Block, transactions
     Ok(store.append(new).await?)
 }
 
+/// Makes durable what was appended. A store elsewhere may be away for long: a channel that stops waits for it no longer than
+/// [`STOP_TIME_MAX`].
+async fn sync(ledger: &Ledger) -> Result<u64, storage::Error> {
+    let mut syncing = pin!(ledger.store.sync());
+    if let Some(synced) = ledger.stop.or_stopped(syncing.as_mut()).await {
+        return synced;
+    }
+    rt::timeout(STOP_TIME_MAX, syncing).await.unwrap_or_else(|_| {
+        let text = format!("the last blocks were not durable within {} s of the stop", STOP_TIME_MAX.as_secs());
+        let node = ledger.rules.channel().as_str().into();
+        Err(storage::Error::Remote { node, kind: ErrorKind::Ambiguous, text })
+    })
+}
+
 /// Stage 4.
 async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> Result<(), Error> {
     let mut waiting = Vec::with_capacity(JUDGED_AHEAD_MAX);
@@ -400,7 +424,7 @@ async fn finish_blocks(ledger: Arc<Ledger>, mut to_finish: Receiver<Judged>) -> 
         let durable_at = OnceLock::new();
         let durable = async {
             hold_up("chain.commit.appended").await;
-            let durable = ledger.store.sync().await?;
+            let durable = sync(&ledger).await?;
             assert!(durable > last, "what was appended before a sync is durable after it");
             appended.iter().for_each(|appended| events::DurableTime.record_since(*appended));
             hold_up("chain.commit.durable").await;

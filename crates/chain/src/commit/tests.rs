@@ -1,18 +1,21 @@
 //! Tests of the commit pipeline: restarts, replay, hostile orderers, waiting.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::channel::WatchReceiver;
 use base::rt::disk::Directory;
 use base::rt::net::{self, Link, Listener};
 use base::rt::simulation::Simulation;
 use base::rt::{self, production};
-use base::{BlockNumber, Bytes, TxId};
+use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use ledger::Block;
 use ledger::block::OrdererMetadata;
 use ledger::config::EndorsementRule;
 use state::{Snapshot, UpdateBatch, WorldState};
+use storage::blocks::{Blocks, NewBlock, StoredBlock, Tip, TransactionPlace};
 use storage::tables::ModelEngine;
 
 use super::pipeline::append_block;
@@ -569,5 +572,151 @@ fn a_savepoint_ahead_of_what_is_applied_is_no_trouble() {
         assert!(channel(&peer).failure().is_none());
         peer.stop().await.expect("the peer stops");
         orderer.stop().await;
+    });
+}
+
+/// Blocks at a store that may be away: it then takes as many as it has room for, and none becomes durable.
+struct Remote {
+    inner: Arc<dyn Blocks>,
+    is_away: Arc<AtomicBool>,
+    has_room: bool,
+}
+
+impl Remote {
+    fn is_away(&self) -> bool {
+        self.is_away.load(Ordering::Relaxed)
+    }
+}
+
+#[async_trait]
+impl Blocks for Remote {
+    async fn append(&self, block: NewBlock<'_>) -> Result<(), storage::Error> {
+        if self.is_away() && !self.has_room {
+            std::future::pending::<()>().await;
+        }
+        self.inner.append(block).await
+    }
+
+    async fn sync(&self) -> Result<u64, storage::Error> {
+        if self.is_away() {
+            std::future::pending::<()>().await;
+        }
+        self.inner.sync().await
+    }
+
+    fn tip(&self) -> Tip {
+        self.inner.tip()
+    }
+
+    fn durable_height(&self) -> u64 {
+        self.inner.durable_height()
+    }
+
+    fn subscribe_durable(&self) -> WatchReceiver<u64> {
+        self.inner.subscribe_durable()
+    }
+
+    async fn read(&self, number: BlockNumber) -> Result<Option<Bytes>, storage::Error> {
+        self.inner.read(number).await
+    }
+
+    async fn read_stored(&self, number: BlockNumber) -> Result<Option<StoredBlock>, storage::Error> {
+        self.inner.read_stored(number).await
+    }
+
+    async fn read_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, storage::Error> {
+        self.inner.read_page(from, limit).await
+    }
+
+    async fn transactions(&self, number: BlockNumber) -> Result<Option<Vec<(TxId, u8)>>, storage::Error> {
+        self.inner.transactions(number).await
+    }
+
+    async fn number_by_hash(&self, header_hash: &[u8; 32]) -> Result<Option<BlockNumber>, storage::Error> {
+        self.inner.number_by_hash(header_hash).await
+    }
+
+    async fn find_transactions(&self, ids: &[TxId]) -> Result<Vec<Option<TransactionPlace>>, storage::Error> {
+        self.inner.find_transactions(ids).await
+    }
+
+    async fn close(&self) -> Result<(), storage::Error> {
+        self.inner.close().await
+    }
+}
+
+struct RemoteStores {
+    inner: Arc<dyn Stores>,
+    is_away: Arc<AtomicBool>,
+    has_room: bool,
+}
+
+#[async_trait]
+impl Stores for RemoteStores {
+    async fn channels(&self) -> Result<Vec<String>, Error> {
+        self.inner.channels().await
+    }
+
+    async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
+        let ChannelStores { blocks, state, history } = self.inner.open(channel).await?;
+        let blocks = Remote { inner: blocks, is_away: self.is_away.clone(), has_room: self.has_room };
+        Ok(ChannelStores { blocks: Arc::new(blocks), state, history })
+    }
+}
+
+/// Runs an orderer and a peer with a committed transaction over blocks at a store that is away from then on, sends another
+/// transaction, and does something with the peer.
+fn with_a_store_away<F>(has_room: bool, what: impl FnOnce(Arc<Peer>) -> F + Send + 'static)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let run = Simulation::new(1).run(move |sim| async move {
+        let both = sim.node("both").spawn(async move {
+            let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+            let root = Directory::open("root").await.expect("it is made");
+            let client = consortium.client();
+            let orderer = orderer(&consortium, &root).await;
+            let engine = ModelEngine::open(directory(&root, "tables").await).await.expect("the engine opens");
+            let mut options = peer_options(&consortium, &root, 0, engine).await;
+            let is_away = Arc::new(AtomicBool::new(false));
+            options.stores = Arc::new(RemoteStores { inner: options.stores, is_away: is_away.clone(), has_room });
+            let peer = Peer::open(options).await.expect("the peer opens");
+            peer.join(&consortium.genesis).await.expect("it joins");
+            let first = submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["1", "a", "1", "1"]).await;
+            channel(&peer).wait_committed(&first).await.expect("the channel runs");
+            is_away.store(true, Ordering::Relaxed);
+            submit(&client, &[&peer], &orderer, "smallbank", "create_account", &["2", "b", "1", "1"]).await;
+            rt::sleep(Duration::from_secs(1)).await;
+            what(peer).await;
+            orderer.stop().await;
+        });
+        both.await.expect("it runs to its end");
+    });
+    run.expect("the run succeeds");
+}
+
+/// The storage node of a peer was away. The peer, told to stop, waited for it for good.
+#[test]
+fn a_peer_stops_while_its_storage_is_away() {
+    with_a_store_away(true, |peer| async move {
+        let stopped = rt::timeout(Duration::from_secs(15), peer.stop()).await.expect("it stops");
+        assert_eq!(stopped.map_err(|error| error.kind()), Err(ErrorKind::Ambiguous));
+    });
+    with_a_store_away(false, |peer| async move {
+        let stopped = rt::timeout(Duration::from_secs(1), peer.stop()).await.expect("it stops at once");
+        stopped.expect("what was taken is durable");
+    });
+}
+
+/// A compute node was told to stop while it began as the primary: it forgot its peer, whose channel went on for good.
+#[test]
+fn the_channels_of_a_peer_that_is_dropped_end() {
+    with_a_store_away(true, |peer| async move {
+        let (here, channel) = (channel(&peer), Arc::downgrade(&channel(&peer)));
+        drop(peer);
+        rt::timeout(Duration::from_secs(1), here.stopped()).await.expect("it ends");
+        drop(here);
+        rt::sleep(Duration::from_secs(15)).await;
+        assert_eq!(channel.strong_count(), 0, "nothing holds it");
     });
 }

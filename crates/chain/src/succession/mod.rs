@@ -16,8 +16,9 @@
 //!    after that one. Of several that do so, storage lets one: the others go on at step 1, and find it.
 //! 4. From now on storage refuses what the old primary writes. The node listens, so that the others see that somebody has begun,
 //!    opens blocks, rows and memory under its epoch, applies the blocks behind the savepoint again, and follows the orderers.
-//! 5. It raises no height before every lease that the old primary can have granted or held has ended (the state sees to
-//!    that), lets the others follow it, and shows its channel.
+//! 5. When every lease has ended that the old primary can have granted or held, it raises heights (the state sees to that),
+//!    lets the others follow it, and shows its channel. It waits for that also where there is nothing to apply again: until
+//!    then a node that followed the old primary may answer below the height that storage has.
 //!
 //! Reigning:
 //! 6. The primary commits, and answers proposals only while it [holds its office](Office): storage has confirmed, upon a

@@ -33,16 +33,19 @@ pub(super) struct Reign {
     _tasks: Vec<AbortOnDrop<()>>,
 }
 
-/// The peer's stores of this epoch.
+/// The peer's stores of this epoch: of the one channel that the epoch is of.
 struct ReignStores {
     stores: NodeStores,
+    channel: String,
     office: Arc<Office>,
 }
 
 #[async_trait]
 impl Stores for ReignStores {
     async fn channels(&self) -> Result<Vec<String>, Error> {
-        self.stores.channels().await
+        let mut channels = self.stores.channels().await?;
+        channels.retain(|channel| *channel == self.channel);
+        Ok(channels)
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
@@ -86,7 +89,7 @@ impl Opened {
 }
 
 impl Reign {
-    /// Steps 4 and 5.
+    /// Steps 4 and 5. When it fails or is dropped, the peer that it has opened so far ends.
     pub(super) async fn begin(shared: &Arc<Shared>, epoch: Epoch) -> Result<Reign, Error> {
         let options = &shared.options;
         let (state_is_open, open) = watch(None);
@@ -102,7 +105,7 @@ impl Reign {
         let peer = Peer::open(PeerOptions {
             name: options.name.clone(),
             signer: options.signer.clone(),
-            stores: Arc::new(ReignStores { stores, office: office.clone() }),
+            stores: Arc::new(ReignStores { stores, channel: shared.channel_name.clone(), office: office.clone() }),
             registry: options.registry.clone(),
             definitions: options.definitions.clone(),
             orderers: options.orderers.clone(),
@@ -113,7 +116,7 @@ impl Reign {
         let (state, rows) = (opened.state(), opened.rows());
         let (Some(state), Some(rows)) = (state, rows) else { return Err(Error::Stopped) };
         let first = channel.height();
-        state.admit_readers();
+        state.admit_readers().await;
         state_is_open.send(Some(Arc::downgrade(&state)));
         let keeping = rt::spawn(office.clone().keep(rows)).abort_on_drop();
         Ok(Reign { epoch, peer, channel, first, opened, office, _tasks: vec![serving, keeping] })
