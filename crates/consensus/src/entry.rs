@@ -4,7 +4,7 @@
 //!  0  checksum   over the rest of the head and all bytes behind it
 //!  8  index      1, 2, 3 …
 //!  16 term       of the coordinator that appended it
-//!  24 previous   checksum of the entry before, 0 for the first
+//!  24 previous   checksum of the entry before; of the first, the header's chain
 //!  32 body u32   bytes behind the head
 //!  36 writes u16 | kind u8 | version u8
 //!  40 writes × (address u64, bytes u32, 0 u32), then the bytes of each

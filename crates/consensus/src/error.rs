@@ -44,8 +44,8 @@ pub enum Error {
     /// So many memory nodes have lost their memory, or in a coded group hold only old shares, that what was committed may be
     /// gone. Nobody guesses what it was.
     #[error(
-        "{lost} of {nodes} memory nodes have lost their memory: what was committed cannot be told any more; restore the \
-         group from a backup, or format it anew"
+        "{lost} of {nodes} memory nodes have lost their memory: what was committed cannot be told any more, unless they come \
+         back with what their disks kept; else make the group anew"
     )]
     MemoryLost {
         /// Those that answer and hold nothing of use.

@@ -4,7 +4,7 @@
 //!  0  checksum   over the rest of the head, key and value
 //!  8  index      1, 2, 3 …
 //!  16 term       of the coordinator that posted it
-//!  24 previous   checksum of the entry before, 0 for the first
+//!  24 previous   checksum of the entry before; of the first, the store's seed
 //!  32 value u32  bytes of the value
 //!  36 key u16    bytes of the key
 //!  38 kind u8    1 put, 2 delete
