@@ -303,8 +303,8 @@ impl Coordinator {
     /// Reads `length` bytes at an address. Linearizable for logged memory. Dropping the future is safe.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a range that is not there, or longer than [`rma::TRANSFER_BYTES_MAX`]; [`Error::Fenced`], [`Error::LeaseLost`], [`Error::Closed`] when it
-    /// does not serve any more.
+    /// [`Error::Invalid`] for a range that is not there, or longer than [`rma::TRANSFER_BYTES_MAX`]; [`Error::Fenced`],
+    /// [`Error::LeaseLost`], [`Error::Closed`] when it does not serve any more.
     pub async fn read(&self, address: u64, length: usize) -> Result<BytesMut, Error> {
         match self.shared.group.layout.is_coded() {
             true => self.shared.read_coded(address, length).await,
