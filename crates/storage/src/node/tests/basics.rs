@@ -299,10 +299,9 @@ fn a_node_that_stops_in_order_leaves_everything_in_its_tables() {
     run.expect("the run is whole");
 }
 
-/// Under load there was always a durable block that the savepoint did not cover when it had been moved, so that the bytes behind
-/// it were never counted anew: once they had come to the bound, the savepoint was moved for every block or two.
+/// The savepoint is moved when so many blocks or bytes wait, and not for every block that comes.
 #[test]
-fn bytes_are_made_into_rows_once() {
+fn a_savepoint_is_for_many_blocks() {
     const BLOCKS: u64 = 150;
     const BLOCK_BYTES: usize = 1 << 20;
     simulate(7, |_, _| async {
@@ -331,10 +330,9 @@ fn bytes_are_made_into_rows_once() {
     });
 }
 
-/// Rows could not be made any more while appends waited for the savepoint to move. Nobody told them, and they were not answered
-/// before their primary gave its link up.
+/// When rows cannot be made any more, appends are refused in time, and not for a while: the channel is to be opened again.
 #[test]
-fn appends_that_wait_for_room_are_refused_when_rows_cannot_be_made() {
+fn appends_are_refused_when_rows_cannot_be_made() {
     simulate(8, |sim, _| async move {
         sim.inject("storage.node.materializing", 1.0);
         let blocks = RemoteBlocks::open(options(1)).await.expect("the node is there");
