@@ -1,0 +1,176 @@
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn limits() -> AdmissionLimits {
+    AdmissionLimits {
+        connections_max: 8,
+        strangers_max: 4,
+        strangers_per_address_max: 2,
+        connections_per_organization_max: 4,
+        connections_per_identity_max: 2,
+        handshake_time_max: Duration::from_secs(2),
+        stranger_bytes_max: 100,
+        stranger_bytes_per_address_max: 60,
+        bytes_per_organization_max: 200,
+    }
+}
+
+fn host(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+}
+
+fn is_open(admitted: &Admitted) -> bool {
+    !admitted.displaced().is_stopped()
+}
+
+/// The story: 300 sockets that said nothing held all places of a port, and no peer could connect to it any more.
+#[test]
+fn the_oldest_stranger_gives_its_place_to_a_newcomer() {
+    let admission = Admission::new(limits());
+    let silent: Vec<_> = (0..4).map(|host_number| admission.admit(host(host_number))).collect();
+    assert!(silent.iter().all(is_open));
+    let newcomer = admission.admit(host(9));
+    assert!(!is_open(&silent[0]) && silent[1..].iter().all(is_open) && is_open(&newcomer));
+}
+
+#[test]
+fn an_address_over_its_share_displaces_itself() {
+    let admission = Admission::new(limits());
+    let honest = admission.admit(host(1));
+    let flood: Vec<_> = (0..50).map(|_| admission.admit(host(2))).collect();
+    assert!(is_open(&honest));
+    assert_eq!(flood.iter().filter(|admitted| is_open(admitted)).count(), 2);
+}
+
+#[test]
+fn hosts_of_one_ipv6_network_are_one_address() {
+    let admission = Admission::new(limits());
+    let flood: Vec<_> =
+        (0..9_u16).map(|suffix| admission.admit(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, suffix).into())).collect();
+    assert_eq!(flood.iter().filter(|admitted| is_open(admitted)).count(), 2);
+}
+
+#[test]
+fn a_member_is_never_displaced_by_strangers() {
+    let admission = Admission::new(limits());
+    let member = admission.admit(host(1));
+    member.authenticate(Principal::new("Org1MSP", "peer0"));
+    let flood: Vec<_> = (0..200).map(|number| admission.admit(host(number))).collect();
+    assert!(is_open(&member));
+    assert_eq!(flood.iter().filter(|admitted| is_open(admitted)).count(), 4);
+}
+
+#[test]
+fn an_organisation_over_its_share_displaces_its_own_oldest() {
+    let admission = Admission::new(limits());
+    let other = admission.admit(host(1));
+    other.authenticate(Principal::new("Org2MSP", "peer0"));
+    let greedy: Vec<_> = (0..6_u8)
+        .map(|number| {
+            let admitted = admission.admit(host(number));
+            admitted.authenticate(Principal::new("Org1MSP", &format!("user{number}")));
+            admitted
+        })
+        .collect();
+    assert!(is_open(&other));
+    assert_eq!(greedy.iter().map(is_open).collect::<Vec<_>>(), [false, false, true, true, true, true]);
+}
+
+#[test]
+fn an_identity_over_its_share_displaces_its_own_oldest() {
+    let admission = Admission::new(limits());
+    let many: Vec<_> = (0..3_u8)
+        .map(|number| {
+            let admitted = admission.admit(host(number));
+            admitted.authenticate(Principal::new("Org1MSP", "user1"));
+            admitted
+        })
+        .collect();
+    assert_eq!(many.iter().map(is_open).collect::<Vec<_>>(), [false, true, true]);
+}
+
+#[test]
+fn a_listener_full_of_members_turns_strangers_away() {
+    let admission = Admission::new(limits());
+    let members: Vec<_> = (0..8_u8)
+        .map(|number| {
+            let admitted = admission.admit(host(number));
+            admitted.authenticate(Principal::new(if number < 4 { "Org1MSP" } else { "Org2MSP" }, &format!("{number}")));
+            admitted
+        })
+        .collect();
+    assert!(!is_open(&admission.admit(host(9))));
+    assert!(members.iter().all(is_open));
+}
+
+#[test]
+fn bytes_count_against_the_address_then_against_the_organisation() {
+    let admission = Admission::new(limits());
+    let (first, second) = (admission.admit(host(1)), admission.admit(host(2)));
+    let held = first.reserve(60).expect("the address's share");
+    assert_eq!(first.reserve(1).expect_err("over the limit").limit, 60);
+    assert_eq!(second.reserve(41).expect_err("over the limit").limit, 100);
+    first.authenticate(Principal::new("Org1MSP", "user1"));
+    let more = first.reserve(200).expect("the organisation's budget");
+    assert!(first.reserve(1).is_err());
+    drop((held, more));
+    assert_eq!(admission.reserved_bytes(), 0);
+    assert!(second.reserve(usize::MAX).is_err());
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Admit(u8),
+    Authenticate(usize, u8, u8),
+    Reserve(usize, usize),
+    Drop(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => (0..4_u8).prop_map(Act::Admit),
+        2 => (0..12_usize, 0..3_u8, 0..3_u8).prop_map(|(at, organization, user)| Act::Authenticate(at, organization, user)),
+        2 => (0..12_usize, 0..120_usize).prop_map(|(at, bytes)| Act::Reserve(at, bytes)),
+        1 => (0..12_usize).prop_map(Act::Drop),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn accounts_stay_within_the_limits_and_end_empty(acts in prop::collection::vec(act(), 1..200)) {
+        let admission = Admission::new(limits());
+        let mut connections: Vec<(Admitted, Vec<Reservation>)> = Vec::new();
+        for act in acts {
+            match act {
+                Act::Admit(address) => connections.push((admission.admit(host(address)), Vec::new())),
+                Act::Authenticate(at, organization, user) => {
+                    if let Some((admitted, _)) = connections.get(at) {
+                        admitted.authenticate(Principal::new(&organization.to_string(), &user.to_string()));
+                    }
+                }
+                Act::Reserve(at, bytes) => {
+                    if let Some((admitted, held)) = connections.get_mut(at) {
+                        held.extend(admitted.reserve(bytes));
+                    }
+                }
+                Act::Drop(at) if at < connections.len() => drop(connections.remove(at)),
+                Act::Drop(_) => {}
+            }
+            connections.retain(|(admitted, _)| is_open(admitted));
+            let (strangers, members) = admission.open();
+            prop_assert!(strangers <= 4 && strangers + members <= 8);
+            prop_assert_eq!(strangers + members, connections.len());
+            prop_assert!(admission.accounts().strangers_bytes <= 100);
+        }
+        drop(connections);
+        prop_assert_eq!(admission.open(), (0, 0));
+        prop_assert_eq!(admission.reserved_bytes(), 0);
+        let accounts = admission.accounts();
+        prop_assert!(accounts.members_by_organization.is_empty() && accounts.strangers_by_address.is_empty());
+        prop_assert!(accounts.members_by_identity.is_empty() && accounts.bytes.is_empty());
+    }
+}

@@ -1,0 +1,70 @@
+//! Numbers from a client, a peer, a disk or a remote region, before they are checked.
+//!
+//! Release builds check arithmetic for overflow, so one sum of two hostile numbers is a panic that the other side chooses.
+//! [`Untrusted`] has no arithmetic operators: a decoder hands numbers out in it, and the only ways to the number inside
+//! check a bound or say that they do not.
+
+use std::fmt;
+use std::ops::Range;
+
+/// A number that the other side chose.
+///
+/// ```
+/// use base::untrusted::Untrusted;
+///
+/// let (offset, length) = (Untrusted::new(u64::MAX - 7), Untrusted::new(1 << 20));
+/// assert_eq!(offset.range(length, 4096), None);
+/// assert_eq!(Untrusted::new(64).range(Untrusted::new(32), 4096), Some(64..96));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[repr(transparent)]
+pub struct Untrusted<T>(T);
+
+impl<T> Untrusted<T> {
+    /// A number as it arrived.
+    pub const fn new(number: T) -> Untrusted<T> {
+        Untrusted(number)
+    }
+}
+
+impl Untrusted<u64> {
+    /// The number if it is at most `max`.
+    pub fn at_most(self, max: u64) -> Option<u64> {
+        (self.0 <= max).then_some(self.0)
+    }
+
+    /// `length` units from here, if they lie within `0..within`.
+    pub fn range(self, length: Untrusted<u64>, within: u64) -> Option<Range<u64>> {
+        let end = self.0.checked_add(length.0)?;
+        (end <= within).then_some(self.0..end)
+    }
+
+    /// The number, unchecked: to be compared, printed or sent back, never for arithmetic or as a size or an index.
+    pub fn unchecked(self) -> u64 {
+        self.0
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Untrusted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "untrusted {:?}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_at_the_edges() {
+        let range = |at, length, within| Untrusted::new(at).range(Untrusted::new(length), within);
+        assert_eq!(range(0, 0, 0), Some(0..0));
+        assert_eq!(range(8, 0, 8), Some(8..8));
+        assert_eq!(range(8, 1, 8), None);
+        assert_eq!(range(u64::MAX, 1, u64::MAX), None);
+        assert_eq!(range(u64::MAX, 0, u64::MAX), Some(u64::MAX..u64::MAX));
+        assert_eq!(range(1, u64::MAX, u64::MAX), None);
+        assert_eq!(Untrusted::new(5_u64).at_most(4), None);
+        assert_eq!(Untrusted::new(4_u64).at_most(4), Some(4));
+    }
+}
