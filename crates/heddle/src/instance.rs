@@ -1,7 +1,7 @@
 //! Whether a network's directory is in use, and by which process.
 //!
-//! The truth is the lock that the running process holds on `LOCK`; `endpoints.json` says which process that is and where
-//! it listens, but stays behind when the process ends. Of a network that was planned for several hosts nothing runs here.
+//! The truth is the lock that the running process holds on `LOCK`, in which that process has written its number;
+//! `endpoints.json` says where it listens once it does, but stays behind when the process ends. Of a network that was planned for several hosts nothing runs here.
 
 use std::fs::File;
 use std::path::Path;
@@ -89,6 +89,26 @@ fn is_locked(dir: &Path) -> Result<bool, Failure> {
         Err(std::fs::TryLockError::WouldBlock) => Ok(true),
         Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
     }
+}
+
+/// Writes the number of this process, which holds the lock of a directory, into it. Where that fails, on a full disk say,
+/// the network can still be found once it is ready.
+pub fn sign_lock(dir: &Path) {
+    let _ = std::fs::write(dir.join("LOCK"), format!("{}\n", std::process::id()));
+}
+
+/// The process that holds the lock of a directory, also before it has said where it listens. `None` where nobody does, and
+/// while an earlier release holds it.
+///
+/// # Errors
+/// The lock cannot be read.
+pub fn holder(dir: &Path) -> Result<Option<u32>, Failure> {
+    if !is_locked(dir)? {
+        return Ok(None);
+    }
+    let path = dir.join("LOCK");
+    let text = std::fs::read_to_string(&path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    Ok(text.trim().parse().ok())
 }
 
 /// Asks a process to end.

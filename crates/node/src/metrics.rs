@@ -1,15 +1,16 @@
 //! Metrics and health over plain HTTP: `GET /metrics` for Prometheus, `GET /healthz` for whoever restarts processes.
 //!
-//! A reader of one request a connection, and no more of HTTP than that takes: a request's head is bounded in bytes and in
-//! time, and so is the number of connections.
+//! A reader of one request a connection, and no more of HTTP than that takes. The page asks nobody who he is, so every
+//! connection is a stranger's: when as many are open as may be, the oldest is closed for the newcomer ([`base::admission`]).
+//! A request's head is bounded in bytes, and a request with its answer in time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::admission::{Admission, AdmissionLimits};
 use base::event;
 use base::rt::Stop;
-use base::rt::sync::Semaphore;
 use chain::Channel;
 use chain::order::chain::Chain;
 use chain::remote::RemotePeer;
@@ -17,8 +18,10 @@ use gateway::service::Intake;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Connections at once; one more is closed.
-const CONNECTIONS_MAX: usize = 32;
+/// Connections at once, of all addresses: enough for every scraper and for people beside them.
+const CONNECTIONS_MAX: usize = 64;
+/// Connections at once of one address.
+const CONNECTIONS_PER_ADDRESS_MAX: usize = 32;
 /// Bytes of a request that are looked at.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 /// How long a request may take to arrive, and its answer to leave.
@@ -28,8 +31,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Makes the events of every layer known, so that zeros show.
 pub(crate) fn register() {
+    event::register(base::admission::EVENTS);
     event::register(identity::EVENTS);
-    event::register(pool::events::EVENTS);
     event::register(storage::events::EVENTS);
     event::register(pool::events::EVENTS);
     event::register(state::events::EVENTS);
@@ -142,21 +145,31 @@ impl Health {
     }
 }
 
+/// Nobody becomes a member here, and nothing but a request's head is buffered.
+fn limits() -> AdmissionLimits {
+    AdmissionLimits {
+        strangers_max: CONNECTIONS_MAX,
+        strangers_per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
+        handshake_time_max: REQUEST_MAX,
+        ..AdmissionLimits::in_proportion(CONNECTIONS_MAX, (CONNECTIONS_MAX * HEAD_BYTES_MAX) as u64, 1)
+    }
+}
+
 /// Answers until `stop`.
 pub(crate) async fn serve(listener: TcpListener, source: impl Source, stop: Stop) {
     let source = Arc::new(source);
-    let connections = Semaphore::new(CONNECTIONS_MAX);
+    let admission = Admission::new(limits());
     while let Some(accepted) = stop.or_stopped(listener.accept()).await {
-        let Ok((socket, _)) = accepted else {
+        let Ok((socket, peer)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let Some(permit) = connections.try_acquire() else { continue };
+        let admitted = admission.admit(peer.ip());
         let source = source.clone();
         tokio::spawn(async move {
-            let _permit = permit;
-            // A client that is too slow or has gone gets no answer.
-            let _ = tokio::time::timeout(REQUEST_MAX, answer(socket, source.as_ref())).await;
+            // A client that is too slow, has gone or has to make way for another one gets no answer.
+            let answered = tokio::time::timeout(REQUEST_MAX, answer(socket, source.as_ref()));
+            admitted.displaced().or_stopped(answered).await;
         });
     }
 }
@@ -229,6 +242,26 @@ mod tests {
         assert!(ask(b"GET /other HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404"));
         assert!(ask(b"POST /metrics HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         assert!(!ask(b"HEAD /healthz HTTP/1.1\r\n\r\n").await.contains("\r\n\r\nok"));
+    }
+
+    /// The story: 32 sockets that said nothing kept every scraper out, which hid whatever else was done to the process.
+    #[tokio::test]
+    async fn silent_connections_keep_no_scraper_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let stop = Stop::new();
+        let server = tokio::spawn(serve(listener, Health::new(Vec::new(), Intake::default()), stop.clone()));
+        let mut silent = Vec::new();
+        for _ in 0..4 * CONNECTIONS_MAX {
+            silent.push(TcpStream::connect(address).await.expect("a port that listens"));
+        }
+        let mut socket = TcpStream::connect(address).await.expect("a port that listens");
+        socket.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").await.expect("room");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.expect("text");
+        assert!(answer.ends_with("ok\n"), "{answer}");
+        stop.stop();
+        server.await.expect("no panic");
     }
 
     struct Fake(Option<chain::Error>, Option<&'static str>);

@@ -8,8 +8,11 @@ use crate::{instance, output};
 
 pub async fn run(arguments: &Down) -> Result<(), Failure> {
     let dir = &arguments.directory.dir;
-    let endpoints = instance::expect_running(dir)?;
-    let process = endpoints.process;
+    // One that is starting holds the lock and has not said yet where it listens.
+    let process = match instance::holder(dir)? {
+        Some(process) if !instance::is_planned(dir) => process,
+        _ => instance::expect_running(dir)?.process,
+    };
     instance::terminate(process)
         .map_err(|error| Failure::new(format!("process {process} of the network cannot be ended: {error}")))?;
     let patience = Duration::from_secs(arguments.timeout);

@@ -1,6 +1,7 @@
 //! `heddle node` and `heddle plan`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use node::{Network, Placement, Process, ProcessRole};
 
@@ -11,6 +12,10 @@ use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
 
+/// How long a process whose supervisor has gone may take to end in order. The others of its network end at the same time, so it
+/// would wait for answers that nobody gives any more; what was acknowledged is durable without that.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Runs one process until a signal, or until it fails.
 pub async fn run(node: &Node) -> Result<(), Failure> {
     let (role, Run { config, bound }) = match node {
@@ -20,6 +25,7 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
         Node::Orderer(run) => (ProcessRole::Orderer, run),
         Node::Gateway(run) => (ProcessRole::Gateway, run),
     };
+    let parent = rustix::process::getppid();
     if *bound {
         super::end_with_parent()?;
     }
@@ -41,10 +47,14 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
         failed = running => Some(failed?),
     };
     let name = process.describe().name.clone();
+    let is_orphan = *bound && rustix::process::getppid() != parent;
     let stopping = async {
         tokio::select! {
             stopped = process.stop() => stopped.map_err(Failure::from),
             () = signals.received() => Err(Failure::interrupted()),
+            () = tokio::time::sleep(ORPHAN_PATIENCE), if is_orphan => {
+                Err(Failure::new(format!("{name} ends at once, because its supervisor has gone")))
+            }
         }
     };
     stopping.await?;

@@ -45,6 +45,7 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
         drop(network);
         return detach(&dir, is_new, start).await;
     }
+    instance::sign_lock(&dir);
     if arguments.isolate {
         return isolate(network, &dir, is_new, start, &mut signals).await;
     }

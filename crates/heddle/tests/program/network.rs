@@ -1,6 +1,9 @@
 //! A network's life from the command line: up, status, ledgers, down, and what is refused.
 
-use crate::support::{Network, run, text};
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::support::{Network, heddle, run, text};
 use base::Bytes;
 use serde_json::Value;
 
@@ -76,6 +79,26 @@ fn a_detached_network_is_found_reopened_and_ended() {
     let contradiction = run(&["up", "--dir", &dir, "--orgs", "2"]);
     assert_eq!(contradiction.status.code(), Some(1));
     assert!(text(&contradiction).contains("another directory"), "{}", text(&contradiction));
+}
+
+/// The story: a network that was still starting could not be ended by `heddle down`, which said that it was not running.
+#[test]
+fn a_network_that_is_starting_is_found_and_ended() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let name = dir.display().to_string();
+    let mut up = heddle(&["up", "--isolate", "--any-ports", "--orgs", "1", "--dir", &name]);
+    let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program can be started");
+    let holder = format!("{}\n", up.id());
+    while std::fs::read_to_string(dir.join("LOCK")).ok().as_ref() != Some(&holder) {
+        assert!(up.try_wait().expect("it is a child").is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let down = run(&["down", "--dir", &name]);
+    assert!(down.status.success(), "{}", text(&down));
+    up.wait().expect("it is a child");
+    let status = run(&["down", "--dir", &name]);
+    assert_eq!(status.status.code(), Some(4), "{}", text(&status));
 }
 
 #[test]

@@ -253,10 +253,16 @@ pub(crate) fn start(folder: &Path, operated: Arc<dyn Operated>, stop: Stop) -> R
         .create(folder)
         .map_err(NodeError::file("creating", folder))?;
     let (directory, path) = reach(folder).map_err(failed())?;
-    // One that an earlier process left, whose end its lock has shown.
-    let _ = std::fs::remove_file(&path);
-    let listener = UnixListener::bind(&path).map_err(failed())?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed())?;
+    // Bound where nobody else can look, and moved once its mode is set. In place of one that an earlier process left, whose
+    // end its lock has shown.
+    let hidden = path.with_file_name(format!("{SOCKET}.new"));
+    let _ = std::fs::remove_dir_all(&hidden);
+    std::fs::DirBuilder::new().mode(0o700).create(&hidden).map_err(failed())?;
+    let bound = hidden.join(SOCKET);
+    let listener = UnixListener::bind(&bound).map_err(failed())?;
+    std::fs::set_permissions(&bound, std::fs::Permissions::from_mode(0o600)).map_err(failed())?;
+    std::fs::rename(&bound, &path).map_err(failed())?;
+    std::fs::remove_dir(&hidden).map_err(failed())?;
     Ok(tokio::spawn(async move {
         serve(listener, operated, stop).await;
         let _ = std::fs::remove_file(&path);
