@@ -13,6 +13,8 @@
 //!    connections displaces its own oldest one, and nobody else's.
 //! 3. [`Admitted::reserve`] accounts bytes that are buffered for a connection: a stranger's against the budgets of its
 //!    address and of all strangers, a member's against the budget of its organisation. The [`Reservation`] gives them back.
+//!    [`Admitted::claim`] does the same, but where a stranger finds the budget used up it displaces strangers that have
+//!    held bytes for longer, the longest first, so that unfinished messages keep no newcomer out.
 //! 4. Dropping the [`Admitted`] frees the place.
 //!
 //! Invariants:
@@ -99,6 +101,8 @@ pub struct Admitted {
 pub struct Reservation {
     admission: Arc<Admission>,
     payer: Payer,
+    /// For a stranger's bytes, under which of [`Accounts::holders`] they are.
+    since: Option<u64>,
     bytes: u64,
 }
 
@@ -119,6 +123,13 @@ struct Place {
 /// Numbers of connections grow, so the first of a set is the oldest.
 type Numbers = BTreeSet<u64>;
 
+/// A connection that had bytes reserved while it was a stranger's.
+struct Holder {
+    number: u64,
+    address: IpAddr,
+    bytes: u64,
+}
+
 #[derive(Default)]
 struct Accounts {
     next: u64,
@@ -129,6 +140,11 @@ struct Accounts {
     members_by_identity: BTreeMap<Principal, Numbers>,
     bytes: BTreeMap<Payer, u64>,
     strangers_bytes: u64,
+    next_since: u64,
+    /// By the order in which they began to hold bytes.
+    holders: BTreeMap<u64, Holder>,
+    /// Their keys in `holders`, by the number of the connection.
+    holding: BTreeMap<u64, u64>,
 }
 
 impl Admission {
@@ -214,6 +230,59 @@ impl Accounts {
         }
         Some(place)
     }
+
+    /// Adds bytes to what a stranger holds. The result finds them again.
+    fn hold(&mut self, number: u64, address: IpAddr, bytes: u64) -> u64 {
+        self.strangers_bytes += bytes;
+        let next = self.next_since;
+        let since = *self.holding.entry(number).or_insert(next);
+        self.next_since += u64::from(since == next);
+        self.holders.entry(since).or_insert(Holder { number, address, bytes: 0 }).bytes += bytes;
+        since
+    }
+
+    fn held_by(&self, number: u64) -> u64 {
+        let since = self.holding.get(&number);
+        since.and_then(|since| self.holders.get(since)).map_or(0, |holder| holder.bytes)
+    }
+
+    /// Takes bytes from what a stranger holds, unless they were taken when it was displaced.
+    fn release(&mut self, since: u64, bytes: u64) {
+        let Some(holder) = self.holders.get_mut(&since) else { return };
+        holder.bytes -= bytes;
+        let (number, address, is_empty) = (holder.number, holder.address, holder.bytes == 0);
+        if is_empty {
+            self.holders.remove(&since);
+            self.holding.remove(&number);
+        }
+        self.strangers_bytes -= bytes;
+        self.give_back(&Payer::Address(address), bytes);
+    }
+
+    fn give_back(&mut self, payer: &Payer, bytes: u64) {
+        if let Some(held) = self.bytes.get_mut(payer) {
+            *held -= bytes;
+            if *held == 0 {
+                self.bytes.remove(payer);
+            }
+        }
+        BytesReserved.add(-i64::try_from(bytes).expect("as when it was reserved"));
+    }
+
+    /// Displaces the stranger that has held bytes for longest, among those of `within` or of all addresses, if it began
+    /// before the connection of that number did. False when there is none.
+    fn displace_holder(&mut self, number: u64, within: Option<IpAddr>) -> bool {
+        let before = self.holding.get(&number).copied().unwrap_or(u64::MAX);
+        let found = self.holders.range(..before).find(|(_, holder)| {
+            within.is_none_or(|address| holder.address == address) && self.strangers.contains(&holder.number)
+        });
+        let Some((since, holder)) = found.map(|(since, holder)| (*since, (holder.number, holder.bytes))) else {
+            return false;
+        };
+        self.displace(Some(holder.0));
+        self.release(since, holder.1);
+        true
+    }
 }
 
 /// Removes a number, and the key with its last number, so that the accounts hold what is open and nothing else.
@@ -272,6 +341,28 @@ impl Admitted {
     /// [`OverBudget`] when they exceed what its organisation, its address or all strangers may have buffered, or when it
     /// was displaced. Nothing is accounted then.
     pub fn reserve(&self, bytes: usize) -> Result<Reservation, OverBudget> {
+        self.account(bytes, |limit| limit, Scarcity::Refuse)
+    }
+
+    /// As [`Admitted::reserve`], but a stranger for whom the budget has no room displaces strangers that began to hold
+    /// bytes before it did, the first of them first, as far as that makes room. Their bytes count no more from then on.
+    ///
+    /// # Errors
+    /// As [`Admitted::reserve`].
+    pub fn claim(&self, bytes: usize) -> Result<Reservation, OverBudget> {
+        self.account(bytes, |limit| limit, Scarcity::Displace)
+    }
+
+    /// As [`Admitted::reserve`], for bytes that are worth having but not needed: of a budget no more than half goes to
+    /// them, and whatever else it holds counts towards that half.
+    ///
+    /// # Errors
+    /// As [`Admitted::reserve`].
+    pub fn reserve_spare(&self, bytes: usize) -> Result<Reservation, OverBudget> {
+        self.account(bytes, |limit| limit / 2, Scarcity::Refuse)
+    }
+
+    fn account(&self, bytes: usize, share: impl Fn(u64) -> u64, scarcity: Scarcity) -> Result<Reservation, OverBudget> {
         let bytes = bytes as u64;
         let limits = &self.admission.limits;
         let mut accounts = self.admission.accounts();
@@ -290,22 +381,40 @@ impl Admitted {
                 "an organisation",
             ),
         };
-        let is_stranger = place.principal.is_none();
-        let held = accounts.bytes.get(&payer).copied().unwrap_or(0);
-        if held.checked_add(bytes).is_none_or(|sum| sum > limit) {
-            return refuse(limit, holder);
+        let (limit, strangers_limit) = (share(limit), share(limits.stranger_bytes_max));
+        let stranger = match payer {
+            Payer::Address(address) => Some(address),
+            Payer::Organization(_) => None,
+        };
+        loop {
+            let held = accounts.bytes.get(&payer).copied().unwrap_or(0);
+            let (within, limit, holder) = if held.checked_add(bytes).is_none_or(|sum| sum > limit) {
+                (stranger, limit, holder)
+            } else if stranger.is_some()
+                && accounts.strangers_bytes.checked_add(bytes).is_none_or(|sum| sum > strangers_limit)
+            {
+                (None, strangers_limit, "all unknown clients together")
+            } else {
+                break;
+            };
+            let own = accounts.held_by(self.number);
+            let hopeless = stranger.is_none() || scarcity == Scarcity::Refuse || bytes > limit.saturating_sub(own);
+            if hopeless || !accounts.displace_holder(self.number, within) {
+                return refuse(limit, holder);
+            }
         }
-        if is_stranger && accounts.strangers_bytes.checked_add(bytes).is_none_or(|sum| sum > limits.stranger_bytes_max)
-        {
-            return refuse(limits.stranger_bytes_max, "all unknown clients together");
-        }
-        if is_stranger {
-            accounts.strangers_bytes += bytes;
-        }
+        let since = stranger.map(|address| accounts.hold(self.number, address, bytes));
         *accounts.bytes.entry(payer.clone()).or_default() += bytes;
         BytesReserved.add(i64::try_from(bytes).expect("a sum below a limit in memory"));
-        Ok(Reservation { admission: Arc::clone(&self.admission), payer, bytes })
+        Ok(Reservation { admission: Arc::clone(&self.admission), payer, since, bytes })
     }
+}
+
+/// What happens when a budget has no room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scarcity {
+    Refuse,
+    Displace,
 }
 
 impl Drop for Admitted {
@@ -324,16 +433,10 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut accounts = self.admission.accounts();
-        if let Some(held) = accounts.bytes.get_mut(&self.payer) {
-            *held -= self.bytes;
-            if *held == 0 {
-                accounts.bytes.remove(&self.payer);
-            }
+        match self.since {
+            Some(since) => accounts.release(since, self.bytes),
+            None => accounts.give_back(&self.payer, self.bytes),
         }
-        if matches!(self.payer, Payer::Address(_)) {
-            accounts.strangers_bytes -= self.bytes;
-        }
-        BytesReserved.add(-i64::try_from(self.bytes).expect("as when it was reserved"));
     }
 }
 

@@ -122,11 +122,52 @@ fn bytes_count_against_the_address_then_against_the_organisation() {
     assert!(second.reserve(usize::MAX).is_err());
 }
 
+/// The story: five messages that were never finished held the bytes of a port, and every message of some length was
+/// refused for as long as they were waited for.
+#[test]
+fn a_claim_displaces_the_stranger_that_has_held_bytes_for_longest() {
+    let admission = Admission::new(limits());
+    let (first, second, newcomer) = (admission.admit(host(1)), admission.admit(host(2)), admission.admit(host(1)));
+    let held = [first.reserve(30), second.reserve(40), first.reserve(30)].map(|held| held.expect("room"));
+    assert!(newcomer.reserve(1).is_err(), "a reservation displaces nobody");
+    let claimed = newcomer.claim(50).expect("the first gives way");
+    assert!(!is_open(&first) && is_open(&second));
+    assert_eq!(admission.reserved_bytes(), 90);
+    assert!(newcomer.claim(61).is_err() && is_open(&second), "more than an address may have displaces nobody");
+    assert!(second.claim(30).is_err(), "the one that has held bytes for longest displaces nobody");
+    drop(held);
+    assert_eq!(admission.reserved_bytes(), 50);
+    drop(claimed);
+    assert_eq!(admission.reserved_bytes(), 0);
+}
+
+#[test]
+fn a_claim_displaces_no_member() {
+    let admission = Admission::new(limits());
+    let (member, newcomer) = (admission.admit(host(1)), admission.admit(host(1)));
+    let _held = member.reserve(60).expect("room");
+    member.authenticate(Principal::new("Org1MSP", "user1"));
+    assert!(newcomer.claim(1).is_err());
+    assert!(is_open(&member));
+}
+
+#[test]
+fn spare_bytes_leave_half_of_the_budget() {
+    let admission = Admission::new(limits());
+    let member = admission.admit(host(1));
+    member.authenticate(Principal::new("Org1MSP", "user1"));
+    let _needed = member.reserve(50).expect("room");
+    let _spare = member.reserve_spare(50).expect("half of the budget");
+    assert!(member.reserve_spare(1).is_err());
+    assert!(member.reserve(100).is_ok());
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Admit(u8),
     Authenticate(usize, u8, u8),
     Reserve(usize, usize),
+    Claim(usize, usize),
     Drop(usize),
 }
 
@@ -135,6 +176,7 @@ fn act() -> impl Strategy<Value = Act> {
         4 => (0..4_u8).prop_map(Act::Admit),
         2 => (0..12_usize, 0..3_u8, 0..3_u8).prop_map(|(at, organization, user)| Act::Authenticate(at, organization, user)),
         2 => (0..12_usize, 0..120_usize).prop_map(|(at, bytes)| Act::Reserve(at, bytes)),
+        2 => (0..12_usize, 0..120_usize).prop_map(|(at, bytes)| Act::Claim(at, bytes)),
         1 => (0..12_usize).prop_map(Act::Drop),
     ]
 }
@@ -157,6 +199,11 @@ proptest! {
                         held.extend(admitted.reserve(bytes));
                     }
                 }
+                Act::Claim(at, bytes) => {
+                    if let Some((admitted, held)) = connections.get_mut(at) {
+                        held.extend(admitted.claim(bytes));
+                    }
+                }
                 Act::Drop(at) if at < connections.len() => drop(connections.remove(at)),
                 Act::Drop(_) => {}
             }
@@ -172,5 +219,6 @@ proptest! {
         let accounts = admission.accounts();
         prop_assert!(accounts.members_by_organization.is_empty() && accounts.strangers_by_address.is_empty());
         prop_assert!(accounts.members_by_identity.is_empty() && accounts.bytes.is_empty());
+        prop_assert!(accounts.holders.is_empty() && accounts.holding.is_empty());
     }
 }
