@@ -21,6 +21,12 @@ pub trait PeerView: Send + Sync + 'static {
 
     /// All of them, by name.
     fn channels(&self) -> Vec<Arc<dyn ChannelView>>;
+
+    /// Whether the channels that are not shown are channels that the peer has not joined. False while the peer elsewhere
+    /// was not reached, or does not know yet whether it commits them.
+    fn knows_channels(&self) -> bool {
+        true
+    }
 }
 
 /// A channel that a peer has joined.

@@ -86,6 +86,10 @@ impl PeerView for RemotePeer {
     fn channels(&self) -> Vec<Arc<dyn ChannelView>> {
         self.shared.all().into_iter().map(|channel| channel as Arc<dyn ChannelView>).collect()
     }
+
+    fn knows_channels(&self) -> bool {
+        self.shared.reached.is_stopped()
+    }
 }
 
 #[async_trait]

@@ -332,6 +332,10 @@ impl PeerView for ComputeNode {
             _ => Vec::new(),
         }
     }
+
+    fn knows_channels(&self) -> bool {
+        !self.channels().is_empty()
+    }
 }
 
 #[async_trait]

@@ -528,6 +528,13 @@ impl PeerView for Compute {
             Node::Among(node) => node.channels(),
         }
     }
+
+    fn knows_channels(&self) -> bool {
+        match &self.node {
+            Node::Alone { peer, .. } => PeerView::knows_channels(&**peer),
+            Node::Among(node) => node.knows_channels(),
+        }
+    }
 }
 
 #[async_trait]
