@@ -3,8 +3,6 @@
 base::events! {
     /// TCP connections accepted at gRPC ports.
     counter ConnectionsAccepted("heddle_grpc_connections_accepted_total");
-    /// TCP connections closed at once because the port had as many as it may.
-    counter ConnectionsRefused("heddle_grpc_connections_refused_total");
     /// Connections whose TLS handshake failed or took too long.
     counter HandshakesFailed("heddle_grpc_handshakes_failed_total");
     /// Connections that ended other than by an orderly close.
@@ -15,6 +13,14 @@ base::events! {
     gauge CallsInFlight("heddle_grpc_calls_in_flight");
     /// Calls in progress that stream blocks, events or envelopes.
     gauge StreamsOpen("heddle_grpc_streams_open");
+    /// Connections that were told to go because they had made no call for long, or proved nothing.
+    counter ConnectionsIdle("heddle_grpc_connections_idle_total");
+    /// Calls that were answered and whose client has not ended its side yet.
+    gauge CallsLingering("heddle_grpc_calls_lingering");
+    /// Calls that were answered and then reset, because their client did not end its side.
+    counter CallsReset("heddle_grpc_calls_reset_total");
+    /// Calls that were reset because their client took nothing of the answer.
+    counter SendsStalled("heddle_grpc_sends_stalled_total");
     /// Calls refused because as many were in progress as may be.
     counter CallsRefused("heddle_grpc_calls_refused_total");
     /// Transactions evaluated.

@@ -1,7 +1,8 @@
 //! A listening port: TCP, TLS, and a bound on everything that a stranger can start.
 //!
-//! 1. Connections are accepted up to a maximum; one more is closed at once.
-//! 2. The TLS handshake has a time limit and so has the HTTP/2 handshake after it; bytes that are neither end the
+//! 1. Each connection is admitted ([`base::admission`]) before anything is read. Where there are too many, the oldest of
+//!    those that have not proved who they are gives way.
+//! 2. The TLS handshake has a time limit and so has the HTTP/2 preface after it; bytes that are neither end the
 //!    connection and are counted, nothing more.
 //! 3. [`connection::serve`] then runs the connection in a task of its own.
 //!
@@ -13,21 +14,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::admission::{Admission, AdmissionLimits};
 use base::rt::Stop;
-use base::rt::sync::Semaphore;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, BufWriter};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use crate::events::{ConnectionsAccepted, ConnectionsBroken, ConnectionsOpen, ConnectionsRefused, HandshakesFailed};
+use crate::events::{ConnectionsAccepted, ConnectionsBroken, ConnectionsOpen, HandshakesFailed};
+use crate::rpc::Caller;
 use crate::rpc::connection::{self, Service, Settings};
-use crate::rpc::message::Budget;
 
 /// Bytes of one connection's read buffer and of its write buffer.
 const IO_BUFFER_BYTES: usize = 32 << 10;
-/// Handshakes cost a signature each; this many are in progress at once at one port.
-const HANDSHAKES_MAX: usize = 64;
 /// A pause after `accept` failed, which it does when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -36,16 +35,47 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Limits {
     /// Connections open at once.
     pub connections_max: usize,
+    /// Connections at once of clients at one address that have not proved who they are; 0 where a proxy stands before the
+    /// port and all clients have its address.
+    pub strangers_per_address_max: usize,
     /// A client that has not finished its handshake by then is dropped.
     pub handshake_timeout: Duration,
     /// Bytes of unfinished messages, over all connections.
-    pub unfinished_bytes_max: usize,
+    pub unfinished_bytes_max: u64,
+    /// Organisations that share the port.
+    pub organizations: usize,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections_max: 1024, handshake_timeout: Duration::from_secs(10), unfinished_bytes_max: 512 << 20 }
+        Limits {
+            connections_max: 1024,
+            strangers_per_address_max: 128,
+            handshake_timeout: Duration::from_secs(5),
+            unfinished_bytes_max: 512 << 20,
+            organizations: 1,
+        }
     }
+}
+
+impl Limits {
+    /// For a port that takes messages of that size.
+    fn admission(&self, message_bytes_max: usize) -> AdmissionLimits {
+        let proportions =
+            AdmissionLimits::in_proportion(self.connections_max, self.unfinished_bytes_max, self.organizations);
+        AdmissionLimits {
+            strangers_per_address_max: self.strangers_per_address_max,
+            handshake_time_max: self.handshake_timeout,
+            // Each organisation can send the longest message.
+            bytes_per_organization_max: proportions.bytes_per_organization_max.max(longest(message_bytes_max)),
+            ..proportions
+        }
+    }
+}
+
+/// What the longest message takes while it is put together.
+fn longest(message_bytes_max: usize) -> u64 {
+    (message_bytes_max + IO_BUFFER_BYTES) as u64
 }
 
 /// The server's certificate chain and key are of no use.
@@ -102,10 +132,9 @@ pub async fn serve<S: Service>(
     stop: Stop,
 ) {
     let settings = Arc::new(settings);
-    let budget = Budget::new(limits.unfinished_bytes_max);
+    let admission = Admission::new(limits.admission(settings.message_bytes_max));
+    let member_bytes_max = (limits.unfinished_bytes_max / 16).max(longest(settings.message_bytes_max));
     let acceptor = tls.map(TlsAcceptor::from);
-    let connections = Semaphore::new(limits.connections_max);
-    let handshakes = Semaphore::new(HANDSHAKES_MAX);
     let mut tasks = JoinSet::new();
     loop {
         // Ended tasks are collected as they end, so that the set holds open connections only.
@@ -122,22 +151,18 @@ pub async fn serve<S: Service>(
             }
         };
         ConnectionsAccepted.add(1);
-        let Some(permit) = connections.try_acquire() else {
-            ConnectionsRefused.add(1);
-            continue;
-        };
+        let caller = Caller::new(peer, admission.admit(peer.ip()), member_bytes_max);
         let connection = Connection {
             service: service.clone(),
             settings: Arc::clone(&settings),
-            budget: Arc::clone(&budget),
+            caller: Arc::clone(&caller),
             stop: stop.clone(),
-            peer,
         };
-        let (acceptor, handshakes, timeout) = (acceptor.clone(), handshakes.clone(), limits.handshake_timeout);
+        let (acceptor, timeout) = (acceptor.clone(), limits.handshake_timeout);
         tasks.spawn(async move {
-            let _permit = permit;
             ConnectionsOpen.add(1);
-            connection.run(socket, acceptor, handshakes, timeout).await;
+            // One that gives way is closed without a word: it has not proved that it deserves one, or is one of too many.
+            let _ = caller.displaced().or_stopped(connection.run(socket, acceptor, timeout)).await;
             ConnectionsOpen.add(-1);
         });
     }
@@ -148,33 +173,28 @@ pub async fn serve<S: Service>(
 struct Connection<S> {
     service: S,
     settings: Arc<Settings>,
-    budget: Arc<Budget>,
+    caller: Arc<Caller>,
     stop: Stop,
-    peer: SocketAddr,
 }
 
 impl<S: Service> Connection<S> {
-    async fn run(self, socket: TcpStream, acceptor: Option<TlsAcceptor>, handshakes: Semaphore, timeout: Duration) {
+    async fn run(self, socket: TcpStream, acceptor: Option<TlsAcceptor>, timeout: Duration) {
         // Without it small answers wait for the client's acknowledgement; a socket that refuses it is dead.
         if socket.set_nodelay(true).is_err() {
             return;
         }
         let socket = BufReader::with_capacity(IO_BUFFER_BYTES, socket);
         let Some(acceptor) = acceptor else { return self.serve(socket).await };
-        let handshake = async {
-            let _permit = handshakes.acquire().await;
-            acceptor.accept(socket).await
-        };
-        let stop = self.stop.clone();
-        match stop.or_stopped(tokio::time::timeout(timeout, handshake)).await {
+        let (stop, peer) = (self.stop.clone(), self.caller.peer());
+        match stop.or_stopped(tokio::time::timeout(timeout, acceptor.accept(socket))).await {
             Some(Ok(Ok(stream))) => self.serve(stream).await,
             Some(Ok(Err(error))) => {
                 HandshakesFailed.add(1);
-                tracing::debug!(peer = %self.peer, %error, "no TLS handshake");
+                tracing::debug!(%peer, %error, "no TLS handshake");
             }
             Some(Err(_)) => {
                 HandshakesFailed.add(1);
-                tracing::debug!(peer = %self.peer, "the TLS handshake took too long");
+                tracing::debug!(%peer, "the TLS handshake took too long");
             }
             None => {}
         }
@@ -182,10 +202,11 @@ impl<S: Service> Connection<S> {
 
     async fn serve<I: AsyncRead + AsyncWrite + Unpin>(self, io: I) {
         let io = BufWriter::with_capacity(IO_BUFFER_BYTES, io);
-        let served = connection::serve(io, self.peer, self.service, &self.settings, self.budget, self.stop).await;
+        let peer = self.caller.peer();
+        let served = connection::serve(io, self.service, &self.settings, self.caller, self.stop).await;
         if let Err(error) = served {
             ConnectionsBroken.add(1);
-            tracing::debug!(peer = %self.peer, %error, "connection broken");
+            tracing::debug!(%peer, %error, "connection broken");
         }
     }
 }

@@ -141,6 +141,9 @@ pub struct Limits {
     pub proposals: usize,
     /// Connections at once, at each port.
     pub connections: usize,
+    /// Connections at once from one address whose clients have not proved who they are, at each port; 0 where a proxy
+    /// stands before the ports, so that all clients have its address.
+    pub connections_per_address: usize,
     /// Bytes of one message.
     pub message_bytes: usize,
 }
@@ -214,7 +217,14 @@ impl Default for Storage {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { calls: 4096, streams: 2048, proposals: 256, connections: 1024, message_bytes: 100 << 20 }
+        Limits {
+            calls: 4096,
+            streams: 2048,
+            proposals: 256,
+            connections: 1024,
+            connections_per_address: 128,
+            message_bytes: 100 << 20,
+        }
     }
 }
 
@@ -370,7 +380,7 @@ impl Config {
                 format!("leaves no room for {count} ports, each {GATEWAY_PORT_STEP} higher; choose a lower one, or 0"),
             ));
         }
-        let ranges: [(&'static str, u64, u64, u64); 14] = [
+        let ranges: [(&'static str, u64, u64, u64); 15] = [
             ("batch.messages", self.batch.messages.into(), 1, 100_000),
             ("batch.preferred_bytes", self.batch.preferred_bytes.into(), 1, 90 << 20),
             ("batch.absolute_bytes", self.batch.absolute_bytes.into(), 1, 90 << 20),
@@ -384,6 +394,7 @@ impl Config {
             ("limits.streams", self.limits.streams as u64, 1, 1 << 20),
             ("limits.proposals", self.limits.proposals as u64, 1, 1 << 16),
             ("limits.connections", self.limits.connections as u64, 1, 1 << 20),
+            ("limits.connections_per_address", self.limits.connections_per_address as u64, 0, 1 << 20),
             ("limits.message_bytes", self.limits.message_bytes as u64, 1 << 10, 1 << 31),
         ];
         for (key, value, least, most) in ranges {

@@ -32,14 +32,25 @@ pub(crate) fn serve<S: Service>(
     tls: Option<Arc<rustls::ServerConfig>>,
     service: S,
     limits: &Limits,
+    organizations: usize,
     stop: Stop,
 ) -> JoinHandle<()> {
     let settings = Settings { message_bytes_max: limits.message_bytes, grace: GRACE, ..Settings::default() };
-    let limits = server::Limits { connections_max: limits.connections, ..server::Limits::default() };
+    let limits = server::Limits {
+        connections_max: limits.connections,
+        strangers_per_address_max: limits.connections_per_address,
+        organizations,
+        ..server::Limits::default()
+    };
     tokio::spawn(server::serve(listener, tls, service, settings, limits, stop))
 }
 
 /// The bounds on calls that a service keeps itself.
-pub(crate) fn call_limits(limits: &Limits) -> gateway::service::Limits {
-    gateway::service::Limits { calls_max: limits.calls, streams_max: limits.streams }
+pub(crate) fn call_limits(limits: &Limits, organizations: usize) -> gateway::service::Limits {
+    gateway::service::Limits {
+        calls_max: limits.calls,
+        streams_max: limits.streams,
+        organizations,
+        ..gateway::service::Limits::default()
+    }
 }

@@ -5,27 +5,26 @@
 //! 3. In both, the work is dropped when the client cancels, when the connection breaks and when the deadline passes.
 //!
 //! Invariants: a call is answered exactly once; nothing is sent beyond what the client's flow-control window and the
-//! connection's send buffer admit, except a unary answer of at most [`UNARY_UNGATED_BYTES_MAX`].
+//! connection's send buffer admit; a client that takes nothing for a while has the call reset.
 
 use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use h2::SendStream;
 use h2::server::SendResponse;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response};
 use tokio::time::Instant;
 
-use super::message::{Arrival, Budget, Messages};
+use super::caller::Caller;
+use super::message::Messages;
 use super::status::Status;
-
-/// A unary answer up to this size is handed to the connection without waiting for the client's window.
-pub const UNARY_UNGATED_BYTES_MAX: usize = 16 << 10;
+use crate::events::SendsStalled;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -41,20 +40,20 @@ pub struct Call {
     pub(crate) deadline: Option<Instant>,
     /// When a call with one answer ends, whatever its client says.
     pub(crate) unary_deadline: Instant,
-    /// When the first message must begin to arrive.
-    pub(crate) message_deadline: Instant,
-    pub(crate) peer: SocketAddr,
-    pub(crate) held: Arc<Held>,
+    pub(crate) caller: Arc<Caller>,
+    /// The header `authorization`.
+    pub(crate) authorization: Option<HeaderValue>,
 }
-
-/// How many places of each kind the calls of one connection hold; the service says what the kinds are.
-#[derive(Default, Debug)]
-pub(crate) struct Held(pub(crate) [AtomicUsize; 3]);
 
 impl Call {
     /// Who calls.
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
+    pub fn caller(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+
+    /// What the client sent in the header `authorization`.
+    pub fn authorization(&self) -> Option<&[u8]> {
+        self.authorization.as_ref().map(HeaderValue::as_bytes)
     }
 
     /// When the client stops waiting.
@@ -71,10 +70,19 @@ impl Call {
     ///
     /// # Errors
     /// What the call is to be refused with.
-    pub(crate) async fn arrive(&mut self, budget: &Budget) -> Result<(), Status> {
-        let at_most = self.deadline.map_or(self.unary_deadline, |deadline| deadline.min(self.unary_deadline));
-        let arrival = Arrival { by: self.message_deadline.min(at_most), at_most };
-        self.messages.arrive(arrival, budget).await
+    pub(crate) async fn arrive(&mut self) -> Result<(), Status> {
+        let deadline = self.unary_deadline();
+        let mut arrived = pin!(self.messages.arrive());
+        match arrived.as_mut().now_or_never() {
+            Some(arrived) => arrived,
+            None => {
+                tokio::time::timeout_at(deadline, arrived).await.unwrap_or_else(|_| Err(Status::deadline_exceeded()))
+            }
+        }
+    }
+
+    fn unary_deadline(&self) -> Instant {
+        self.deadline.map_or(self.unary_deadline, |deadline| deadline.min(self.unary_deadline))
     }
 
     /// Reads the one message, runs `work` on it, sends the answer: a message with its prefix, from
@@ -84,18 +92,16 @@ impl Call {
         W: FnOnce(Bytes) -> F,
         F: Future<Output = Result<Bytes, Status>>,
     {
-        let Call { mut messages, mut responder, deadline, unary_deadline, .. } = self;
-        let deadline = deadline.map_or(unary_deadline, |deadline| deadline.min(unary_deadline));
+        let deadline = self.unary_deadline();
+        let Call { mut messages, mut responder, .. } = self;
         let work = async {
             let message = messages.only().await?;
             work(message).await
         };
         match until_gone(&mut responder, deadline, work).await {
-            Ok(Ok(framed)) if framed.len() <= UNARY_UNGATED_BYTES_MAX => responder.answer(framed),
+            // A client that has gone or takes nothing hears nothing more.
             Ok(Ok(framed)) => {
-                let work = async { responder.send(framed).await };
-                // A client that has gone or does not read in time hears nothing more.
-                if let Ok(Ok(())) = tokio::time::timeout_at(deadline, work).await {
+                if responder.send(framed).await.is_ok() {
                     responder.finish(&Status::ok());
                 }
             }
@@ -145,6 +151,7 @@ async fn until_gone<T>(
 /// The way back to the client.
 pub struct Responder {
     state: State,
+    pause_max: Duration,
 }
 
 enum State {
@@ -154,8 +161,8 @@ enum State {
 }
 
 impl Responder {
-    pub(crate) fn new(respond: SendResponse<Bytes>) -> Responder {
-        Responder { state: State::Waiting(respond) }
+    pub(crate) fn new(respond: SendResponse<Bytes>, pause_max: Duration) -> Responder {
+        Responder { state: State::Waiting(respond), pause_max }
     }
 
     /// Sends the headers, which tells the client that its call was taken.
@@ -170,20 +177,25 @@ impl Responder {
     /// sent; end the call then.
     ///
     /// # Errors
-    /// [`Gone`].
+    /// [`Gone`], also when the client took nothing for [`send_pause_max`](super::Settings::send_pause_max).
     pub async fn send(&mut self, framed: Bytes) -> Result<(), Gone> {
+        let pause_max = self.pause_max;
         let stream = self.stream()?;
         let mut rest = framed;
         while !rest.is_empty() {
             stream.reserve_capacity(rest.len());
             if stream.capacity() == 0 {
-                match poll_fn(|context| stream.poll_capacity(context)).await {
-                    Some(Ok(_)) => continue,
-                    Some(Err(_)) | None => {
-                        self.state = State::Closed;
-                        return Err(Gone);
+                let more = poll_fn(|context| stream.poll_capacity(context));
+                match tokio::time::timeout(pause_max, more).await {
+                    Ok(Some(Ok(_))) => continue,
+                    Ok(Some(Err(_)) | None) => {}
+                    Err(_) => {
+                        SendsStalled.add(1);
+                        stream.send_reset(h2::Reason::CANCEL);
                     }
                 }
+                self.state = State::Closed;
+                return Err(Gone);
             }
             let part = rest.split_to(stream.capacity().min(rest.len()));
             if stream.send_data(part, false).is_err() {
@@ -192,6 +204,18 @@ impl Responder {
             }
         }
         Ok(())
+    }
+
+    /// Sends one message with its prefix if the client's window takes it whole now. False when it does not, and nothing
+    /// was sent.
+    pub fn send_now(&mut self, framed: Bytes) -> bool {
+        let Ok(stream) = self.stream() else { return false };
+        stream.reserve_capacity(framed.len());
+        if stream.capacity() < framed.len() {
+            stream.reserve_capacity(0);
+            return false;
+        }
+        stream.send_data(framed, false).is_ok()
     }
 
     /// Completes when the client has cancelled or its connection has gone.
@@ -204,15 +228,6 @@ impl Responder {
             State::Waiting(respond) => respond.poll_reset(context).map(|_| ()),
             State::Sending(stream) => stream.poll_reset(context).map(|_| ()),
             State::Closed => Poll::Ready(()),
-        }
-    }
-
-    /// One answer and success.
-    fn answer(mut self, framed: Bytes) {
-        let Ok(stream) = self.stream() else { return };
-        if stream.send_data(framed, false).is_ok() {
-            // Failing means that the client has gone.
-            let _ = stream.send_trailers(Status::ok().to_trailers());
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
-use http::header::{CONTENT_TYPE, TE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, StatusCode, Uri};
 use prost::Message;
@@ -100,10 +100,21 @@ pub struct Connection {
     sender: SendRequest<Bytes>,
     scheme: Scheme,
     authority: Authority,
+    authorization: Option<HeaderValue>,
     message_bytes_max: usize,
 }
 
 impl Connection {
+    /// The same connection, whose calls bear a token from now on. One that no header can bear, which is anything but
+    /// printable ASCII, is left out; the server then refuses the calls.
+    pub fn with_token(mut self, token: &str) -> Connection {
+        self.authorization = HeaderValue::try_from(format!("Bearer {token}")).ok();
+        if let Some(authorization) = &mut self.authorization {
+            authorization.set_sensitive(true);
+        }
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -164,7 +175,7 @@ impl Connection {
         tokio::spawn(async move {
             let _ = connection.await;
         });
-        Ok(Connection { sender, scheme, authority, message_bytes_max: 100 << 20 })
+        Ok(Connection { sender, scheme, authority, authorization: None, message_bytes_max: 100 << 20 })
     }
 
     /// One message there, one message back.
@@ -234,6 +245,9 @@ impl Connection {
         headers.reserve(3);
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        if let Some(authorization) = &self.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
         if let Some(deadline) = deadline {
             headers.insert("grpc-timeout", timeout::format(deadline));
         }
@@ -328,7 +342,7 @@ impl Responses {
                 return if status.code == Code::Ok { Ok(()) } else { Err(status) };
             }
             let body: RecvStream = response.into_body();
-            self.state = State::Body(Messages::new(body, self.message_bytes_max, None));
+            self.state = State::Body(Messages::answers(body, self.message_bytes_max));
         }
         Ok(())
     }

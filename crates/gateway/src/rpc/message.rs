@@ -2,125 +2,120 @@
 //!
 //! 1. [`Messages`] reads them from the body of a request. A message that lies within one DATA frame is a slice of it;
 //!    one that spans several is put together in memory that grows with what has arrived, never with what was announced.
-//! 2. Bytes that are being put together count against a [`Budget`] that all connections of a server share, and so do
-//!    calls whose first message is not there yet.
-//! 3. A server waits for a first message for a limited time, which grows with the bytes that arrive ([`Arrival`]).
+//! 2. At a server, that memory is claimed from the sender's budget as it grows, and so is each call whose first message
+//!    is not there yet ([`super::caller`]).
+//! 3. A server waits for a message that has begun, and for the first one of a call, as long as it keeps arriving at
+//!    [`ARRIVAL_BYTES_PER_SECOND_MIN`] ([`Pace`]).
 //!
-//! Invariant: flow-control credit is returned to the sender as bytes are taken, so that a slow handler slows the sender.
+//! Invariant: the sender has flow-control credit back once a handler has taken all messages of a frame, or once their bytes are
+//! claimed, so that a slow handler slows the sender and bytes that nobody has claimed stay within HTTP/2's windows.
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use base::rt::sync::Semaphore;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use h2::RecvStream;
 use prost::Message;
 use tokio::time::Instant;
 
+use super::caller::{CALL_BYTES, Caller, Claim};
 use super::status::{Code, Status};
-use crate::events::CallsRefused;
 
 /// Bytes before each message.
 pub const PREFIX_BYTES: usize = 5;
 /// Memory taken at once for a message that spans frames; it grows as more arrives.
 const FIRST_RESERVE_BYTES: usize = 64 << 10;
-/// Calls of a server that wait for their first message, each with little more than its headers. A call whose message
-/// arrives together with its headers, as most do, is not among them.
-const CALLS_WAITING_MAX: usize = 16 << 10;
-/// A first message that arrives more slowly is not waited for.
-const ARRIVAL_BYTES_PER_SECOND_MIN: u64 = 16 << 10;
+/// A message that has arrived more slowly, since it began, is not waited for.
+const ARRIVAL_BYTES_PER_SECOND_MIN: u64 = 64 << 10;
+/// A stranger's message that is not there by then is not waited for, however fast it arrives.
+const STRANGER_MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// A bound on what a server holds of messages that have not arrived: their bytes, and the calls that wait for them.
-pub struct Budget {
-    used: AtomicUsize,
-    limit: usize,
-    waiting: Semaphore,
-}
-
-/// Until when a first message is waited for.
+/// How fast the messages of a call have to arrive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    /// Moves on as bytes arrive.
-    pub(crate) by: Instant,
-    /// `by` never moves beyond.
-    pub(crate) at_most: Instant,
+pub(crate) struct Pace {
+    /// A message may pause for this long, and has as much time before its rate counts.
+    pub(crate) pause_max: Duration,
+    /// When the message that is expected began; nothing while the next one need not come.
+    pub(crate) begun: Option<Instant>,
+    /// Bytes of it that have arrived.
+    pub(crate) bytes: u64,
 }
 
-impl Budget {
-    /// At most `limit` bytes.
-    pub fn new(limit: usize) -> Arc<Budget> {
-        Arc::new(Budget { used: AtomicUsize::new(0), limit, waiting: Semaphore::new(CALLS_WAITING_MAX) })
-    }
-
-    fn try_take(&self, bytes: usize) -> bool {
-        let before = self.used.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > self.limit {
-            self.used.fetch_sub(bytes, Ordering::Relaxed);
-            return false;
-        }
-        true
-    }
-
-    fn give_back(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
+impl Pace {
+    /// Until when the next bytes are waited for.
+    fn deadline(&self, now: Instant, is_member: bool) -> Option<Instant> {
+        let begun = self.begun?;
+        let by_rate = Duration::from_millis(self.bytes.saturating_mul(1000) / ARRIVAL_BYTES_PER_SECOND_MIN);
+        let by = (now + self.pause_max).min(begun + self.pause_max + by_rate);
+        Some(if is_member { by } else { by.min(begun + STRANGER_MESSAGE_TIME_MAX) })
     }
 }
 
 /// The messages of one direction of a call.
 pub struct Messages {
-    body: RecvStream,
+    /// Taken when this is dropped.
+    body: Option<RecvStream>,
     /// Whole or part of the next message, and what follows it.
     pending: Bytes,
-    partial: BytesMut,
+    partial: Vec<u8>,
+    /// Bytes for which the sender does not have its credit back.
+    uncredited: usize,
     message_bytes_max: usize,
-    budget: Option<Arc<Budget>>,
-    taken: usize,
-    /// At a server, until the first message is there.
-    arrival: Option<Arrival>,
+    /// At a server.
+    receiving: Option<Receiving>,
+}
+
+/// What a server keeps of the messages that it receives.
+struct Receiving {
+    claim: Claim,
+    pace: Pace,
+    /// What was received is wrong, and the rest of it is not wanted.
+    is_broken: bool,
 }
 
 impl Messages {
-    pub(crate) fn new(body: RecvStream, message_bytes_max: usize, budget: Option<Arc<Budget>>) -> Messages {
-        let (pending, partial) = (Bytes::new(), BytesMut::new());
-        Messages { body, pending, partial, message_bytes_max, budget, taken: 0, arrival: None }
+    /// At a client.
+    pub(crate) fn answers(body: RecvStream, message_bytes_max: usize) -> Messages {
+        let (pending, partial) = (Bytes::new(), Vec::new());
+        Messages { body: Some(body), pending, partial, uncredited: 0, message_bytes_max, receiving: None }
+    }
+
+    /// At a server.
+    pub(crate) fn requests(body: RecvStream, message_bytes_max: usize, caller: Arc<Caller>, pace: Pace) -> Messages {
+        let mut messages = Messages::answers(body, message_bytes_max);
+        messages.receiving = Some(Receiving { claim: Claim::new(caller), pace, is_broken: false });
+        messages
     }
 
     /// Waits until the first message is there, which [`Messages::next`] then returns at once, or until it is certain
     /// that there is none.
     ///
     /// # Errors
-    /// As [`Messages::next`]; also when the message does not arrive in time, or too many calls wait for theirs.
-    pub(crate) async fn arrive(&mut self, arrival: Arrival, budget: &Budget) -> Result<(), Status> {
-        self.arrival = Some(arrival);
-        let arrived = {
-            let mut filled = pin!(self.fill());
-            match filled.as_mut().now_or_never() {
-                Some(arrived) => arrived,
-                None => {
-                    let Some(_waits) = budget.waiting.try_acquire() else {
-                        CallsRefused.add(1);
-                        return Err(Status::new(
-                            Code::ResourceExhausted,
-                            "too many calls wait for their messages; retry after a pause that grows",
-                        ));
-                    };
-                    filled.await
+    /// As [`Messages::next`]; also when too many calls wait for theirs.
+    pub(crate) async fn arrive(&mut self) -> Result<(), Status> {
+        let caller = self.receiving.as_ref().map(|receiving| Arc::clone(receiving.claim.caller()));
+        let mut filled = pin!(self.fill());
+        let arrived = match filled.as_mut().now_or_never() {
+            Some(arrived) => arrived,
+            None => {
+                let mut cost = caller.map(Claim::new);
+                if let Some(cost) = &mut cost {
+                    cost.add(CALL_BYTES)?;
                 }
+                filled.await
             }
         };
-        self.arrival = None;
         arrived.map(|_| ())
     }
 
     /// The next message; `None` when the sender has closed its side. Dropping the future loses nothing.
     ///
-    /// The budget that the previous message took is given back by this call, or when the reader is dropped.
+    /// The previous message counts as unfinished until this call, or until [`Messages::release`].
     ///
     /// # Errors
-    /// A status for the sender: too large, compressed, cut short, or the stream was reset.
+    /// A status for the sender: too large, compressed, cut short, too slow, or the stream was reset.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         if self.partial.is_empty() {
             self.release();
@@ -129,17 +124,33 @@ impl Messages {
             return Ok(None);
         }
         if !self.partial.is_empty() {
-            self.pending = std::mem::take(&mut self.partial).freeze();
+            self.pending = std::mem::take(&mut self.partial).into();
         }
         let length = self.announced(&self.pending)?.expect("what is there whole has a prefix");
         let mut message = self.pending.split_to(PREFIX_BYTES + length);
         bytes::Buf::advance(&mut message, PREFIX_BYTES);
+        if self.pending.is_empty() {
+            self.credit();
+        }
+        if let Some(receiving) = &mut self.receiving {
+            receiving.pace.begun = None;
+        }
         Ok(Some(message))
     }
 
     /// Reads until the next message is there whole; false when the sender has closed its side. Dropping the future
     /// loses nothing.
     async fn fill(&mut self) -> Result<bool, Status> {
+        let filled = self.fill_or_break().await;
+        if filled.is_err()
+            && let Some(receiving) = &mut self.receiving
+        {
+            receiving.is_broken = true;
+        }
+        filled
+    }
+
+    async fn fill_or_break(&mut self) -> Result<bool, Status> {
         loop {
             let available = if self.partial.is_empty() { &self.pending[..] } else { &self.partial[..] };
             let needed = match self.announced(available)? {
@@ -147,27 +158,53 @@ impl Messages {
                 Some(length) => PREFIX_BYTES + length,
                 None => PREFIX_BYTES,
             };
-            let chunk = match self.arrival {
-                None => self.body.data().await,
-                Some(arrival) => tokio::time::timeout_at(arrival.by, self.body.data())
-                    .await
-                    .map_err(|_| Status::new(Code::DeadlineExceeded, "the request's message did not arrive in time"))?,
-            };
-            let Some(chunk) = chunk else {
-                if available_is_empty(&self.pending, &self.partial) {
+            // The rest may need all of the window, so what is there gives its credit back, and is claimed instead.
+            if !self.pending.is_empty() {
+                let pending = std::mem::take(&mut self.pending);
+                self.append(pending, needed)?;
+            }
+            self.credit();
+            let Some(chunk) = self.chunk().await? else {
+                if self.partial.is_empty() {
                     return Ok(false);
                 }
                 return Err(Status::new(Code::Internal, "the request ended within a message"));
             };
-            let chunk = chunk.map_err(|error| from_h2(&error))?;
-            // Failing means the stream has gone, which the next read reports.
-            let _ = self.body.flow_control().release_capacity(chunk.len());
-            if let Some(arrival) = &mut self.arrival {
-                let more = Duration::from_micros(chunk.len() as u64 * 1_000_000 / ARRIVAL_BYTES_PER_SECOND_MIN);
-                arrival.by = (arrival.by + more).min(arrival.at_most);
+            if self.partial.is_empty() {
+                self.pending = chunk;
+            } else {
+                self.append(chunk, needed)?;
             }
-            self.append(chunk, needed)?;
         }
+    }
+
+    /// The next bytes of the body.
+    async fn chunk(&mut self) -> Result<Option<Bytes>, Status> {
+        let body = self.body.as_mut().expect("taken when this is dropped");
+        // As a rule they are there already, and there is no timer.
+        let chunk = match body.data().now_or_never() {
+            Some(chunk) => chunk,
+            None => {
+                let deadline = self.receiving.as_ref().and_then(|receiving| {
+                    let is_member = receiving.claim.caller().is_member();
+                    receiving.pace.deadline(Instant::now(), is_member)
+                });
+                match deadline {
+                    None => body.data().await,
+                    Some(by) => tokio::time::timeout_at(by, body.data()).await.map_err(|_| {
+                        Status::new(Code::DeadlineExceeded, "the request's message did not arrive in time")
+                    })?,
+                }
+            }
+        };
+        let Some(chunk) = chunk else { return Ok(None) };
+        let chunk = chunk.map_err(|error| from_h2(&error))?;
+        self.uncredited += chunk.len();
+        if let Some(Receiving { pace, .. }) = &mut self.receiving {
+            pace.bytes = if pace.begun.is_some() { pace.bytes + chunk.len() as u64 } else { chunk.len() as u64 };
+            pace.begun.get_or_insert_with(Instant::now);
+        }
+        Ok(Some(chunk))
     }
 
     /// The only message of a call that has one.
@@ -178,9 +215,17 @@ impl Messages {
         self.next().await?.ok_or_else(|| Status::new(Code::Internal, "the request has no message"))
     }
 
+    /// Says that the last message is not kept any more.
+    pub fn release(&mut self) {
+        if let Some(receiving) = &mut self.receiving {
+            receiving.claim.release();
+        }
+    }
+
     /// The headers after the last message.
     pub(crate) async fn trailers(&mut self) -> Result<Option<http::HeaderMap>, Status> {
-        self.body.trailers().await.map_err(|error| from_h2(&error))
+        let body = self.body.as_mut().expect("taken when this is dropped");
+        body.trailers().await.map_err(|error| from_h2(&error))
     }
 
     fn announced(&self, available: &[u8]) -> Result<Option<usize>, Status> {
@@ -200,52 +245,49 @@ impl Messages {
         Ok(Some(length))
     }
 
+    /// Adds bytes to a message of `needed` bytes that is put together.
     fn append(&mut self, chunk: Bytes, needed: usize) -> Result<(), Status> {
-        if self.partial.is_empty() && self.pending.is_empty() {
-            self.pending = chunk;
-            return Ok(());
-        }
-        if self.partial.is_empty() {
-            let pending = std::mem::take(&mut self.pending);
-            self.take(pending.len())?;
-            self.partial.reserve(needed.min(FIRST_RESERVE_BYTES).max(pending.len() + chunk.len()));
-            self.partial.put(pending);
-        }
-        self.take(chunk.len())?;
+        self.grow(chunk.len(), needed)?;
         self.partial.put(chunk);
         Ok(())
     }
 
-    fn take(&mut self, bytes: usize) -> Result<(), Status> {
-        if let Some(budget) = &self.budget {
-            if !budget.try_take(bytes) {
-                return Err(Status::new(
-                    Code::ResourceExhausted,
-                    "the server holds too many unfinished messages; retry later",
-                ));
-            }
-            self.taken += bytes;
+    /// Gives the sender its credit back.
+    fn credit(&mut self) {
+        let credited = std::mem::take(&mut self.uncredited);
+        if credited > 0
+            && let Some(body) = &mut self.body
+        {
+            // Failing means the stream has gone, which the next read reports.
+            let _ = body.flow_control().release_capacity(credited);
         }
-        Ok(())
     }
 
-    fn release(&mut self) {
-        if let Some(budget) = &self.budget
-            && self.taken > 0
-        {
-            budget.give_back(std::mem::take(&mut self.taken));
+    /// Makes room for `more` bytes of a message of `needed` bytes.
+    fn grow(&mut self, more: usize, needed: usize) -> Result<(), Status> {
+        let (capacity, length) = (self.partial.capacity(), self.partial.len() + more);
+        if length <= capacity {
+            return Ok(());
         }
+        let grown = (2 * capacity).max(FIRST_RESERVE_BYTES).min(needed).max(length);
+        if let Some(receiving) = &mut self.receiving {
+            receiving.claim.add(grown - capacity)?;
+        }
+        self.partial.reserve_exact(grown - self.partial.len());
+        Ok(())
     }
 }
 
 impl Drop for Messages {
     fn drop(&mut self) {
-        self.release();
+        self.credit();
+        if let (Some(receiving), Some(body)) = (&self.receiving, self.body.take())
+            && !receiving.is_broken
+            && !body.is_end_stream()
+        {
+            receiving.claim.caller().leave(body);
+        }
     }
-}
-
-fn available_is_empty(pending: &Bytes, partial: &BytesMut) -> bool {
-    pending.is_empty() && partial.is_empty()
 }
 
 /// A message with its prefix, ready to be sent.

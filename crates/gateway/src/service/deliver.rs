@@ -1,14 +1,18 @@
 //! `protos.Deliver` at a peer and `AtomicBroadcast.Deliver` at an orderer: blocks, on signed request.
 //!
-//! 1. Each message of the client is a request ([`super::seek`]). A refusal is answered with a status, and ends the stream.
+//! 1. Each message of the client is a request ([`super::seek`]). A refusal is answered with a status, and ends the stream;
+//!    where the client's window has no room for it, the call ends with a status of gRPC at once. A stream has a place once
+//!    a request's signature was verified ([`Places::enter_stream`]).
 //! 2. Blocks follow in order, waiting for those to come where the request says so, then the status 200, then the next
 //!    request.
+//!    A stream without a request for [`IDLE_MAX`] is ended.
 //! 3. Before each block the session is looked at: a certificate that has expired ends it with 403.
 //!
 //! A block is sent as it is stored, without being decoded or copied. The stream holds one block; a client that does not
 //! read stops it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, Stop};
@@ -28,11 +32,16 @@ use proto::protos::{
     FilteredTransactionActions, deliver_response,
 };
 
+use super::proof::principal;
 use super::seek::{Range, Seek};
 use super::{OrdererState, PeerState, stopping};
 use crate::events::BlocksDelivered;
 use crate::rpc::message::{PREFIX_BYTES, frame, put_prefix};
-use crate::rpc::{Call, Messages, Responder, Status};
+use crate::rpc::places::{Places, StreamPlace};
+use crate::rpc::{Call, Caller, Code, Messages, Responder, Status};
+
+/// How long a stream may stay without a request, after one was served.
+const IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// How blocks are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,18 +68,35 @@ impl Form {
 const ORDERER_READERS: &str = "/Channel/Readers";
 
 pub(super) async fn serve_peer(state: &Arc<PeerState>, call: Call, form: Form) {
+    let caller = Arc::clone(call.caller());
     call.streaming(async |messages, responder| {
-        serve(messages, responder, form, &state.stop, |channel| state.channel(channel).map(Source::Peer)).await
+        let find = |channel: &str| match state.channel(channel) {
+            Some(channel) => Ok(Source::Peer(channel)),
+            None if state.peer.knows_channels() => Err(Answer::NotFound),
+            None => Err(Answer::ServiceUnavailable),
+        };
+        serve(Port { form, stop: &state.stop, places: &state.places, caller: &caller, find }, messages, responder).await
     })
     .await;
 }
 
 pub(super) async fn serve_orderer(state: &Arc<OrdererState>, call: Call) {
+    let caller = Arc::clone(call.caller());
     call.streaming(async |messages, responder| {
-        let find = |channel: &str| state.orderer.chain(channel).map(Source::Orderer);
-        serve(messages, responder, Form::Full, &state.stop, find).await
+        let find = |channel: &str| state.orderer.chain(channel).map(Source::Orderer).ok_or(Answer::NotFound);
+        let (form, stop, places) = (Form::Full, &state.stop, &state.places);
+        serve(Port { form, stop, places, caller: &caller, find }, messages, responder).await
     })
     .await;
+}
+
+/// Where a stream was opened, and by whom.
+struct Port<'a, F> {
+    form: Form,
+    stop: &'a Stop,
+    places: &'a Places,
+    caller: &'a Caller,
+    find: F,
 }
 
 /// Where blocks come from.
@@ -128,61 +154,110 @@ impl Source {
 }
 
 async fn serve(
+    port: Port<'_, impl Fn(&str) -> Result<Source, Answer>>,
     messages: &mut Messages,
     responder: &mut Responder,
-    form: Form,
-    stop: &Stop,
-    find: impl Fn(&str) -> Option<Source>,
 ) -> Status {
+    let mut place = None;
     loop {
-        let envelope = match stop.or_stopped(messages.next()).await {
+        let next = tokio::time::timeout(IDLE_MAX, messages.next());
+        let envelope = match port.stop.or_stopped(next).await {
             None => return stopping(),
-            Some(Ok(Some(envelope))) => envelope,
-            Some(Ok(None)) => return Status::ok(),
-            Some(Err(status)) => return status,
+            Some(Err(_)) => {
+                return Status::new(Code::Unavailable, "there was no request for a while; open another stream");
+            }
+            Some(Ok(Ok(Some(envelope)))) => envelope,
+            Some(Ok(Ok(None))) => return Status::ok(),
+            Some(Ok(Err(status))) => return status,
         };
-        let answer = match answer(envelope, responder, form, stop, &find).await {
+        let answer = match admit(&port, envelope, &mut place) {
+            Ok(admitted) => {
+                messages.release();
+                answer(&port, admitted, responder).await
+            }
+            Err(refused) => Err(refused),
+        };
+        let answer = match answer {
             Ok(answer) => answer,
             Err(Ended::Gone) => return Status::ok(),
             Err(Ended::Stopping) => return stopping(),
+            Err(Ended::Exhausted(status)) => return status,
+            // A stream that is refused holds nothing, so it does not wait for a window either.
+            Err(Ended::Refused(answer)) => {
+                return if responder.send_now(framed(answer)) { Status::ok() } else { status_of(answer) };
+            }
         };
-        let status = DeliverResponse { r#type: Some(deliver_response::Type::Status(answer as i32)) };
-        if responder.send(frame(&status)).await.is_err() || answer != Answer::Success {
+        if responder.send(framed(answer)).await.is_err() || answer != Answer::Success {
             return Status::ok();
         }
     }
 }
 
-/// Why a stream ends without an answer.
+fn framed(answer: Answer) -> Bytes {
+    frame(&DeliverResponse { r#type: Some(deliver_response::Type::Status(answer as i32)) })
+}
+
+/// What gRPC says where the answer itself cannot be sent.
+fn status_of(answer: Answer) -> Status {
+    let code = match answer {
+        Answer::BadRequest => Code::InvalidArgument,
+        Answer::NotFound => Code::NotFound,
+        Answer::ServiceUnavailable => Code::Unavailable,
+        _ => Code::PermissionDenied,
+    };
+    Status::new(code, format!("the request was refused: {}", answer.as_str_name()))
+}
+
+/// Why a stream ends, other than by the answer to a request that was served.
 enum Ended {
     Gone,
     Stopping,
+    Exhausted(Status),
+    Refused(Answer),
+}
+
+/// A request that is served.
+struct Admitted {
+    source: Source,
+    identity: Arc<Identity>,
+    range: Range,
+}
+
+/// Checks one request. The first that is signed by a member takes the stream's place.
+fn admit(
+    port: &Port<'_, impl Fn(&str) -> Result<Source, Answer>>,
+    envelope: Bytes,
+    place: &mut Option<StreamPlace>,
+) -> Result<Admitted, Ended> {
+    let checked = (|| {
+        let now = rt::wall_now();
+        let seek = Seek::parse(envelope, now)?;
+        let source = (port.find)(&seek.channel)?;
+        let identity = seek.signer(source.rules())?;
+        identity.check_expiry(now).map_err(|_| Answer::Forbidden)?;
+        if !source.may_read(&identity, port.form) {
+            return Err(Answer::Forbidden);
+        }
+        Ok((seek, source, identity))
+    })();
+    let (seek, source, identity) = checked.map_err(Ended::Refused)?;
+    if place.is_none() {
+        let principal = principal(&identity);
+        port.caller.authenticate(|| principal.clone());
+        *place = Some(port.places.enter_stream(&principal).map_err(Ended::Exhausted)?);
+    }
+    let range = seek.range(source.height()).map_err(Ended::Refused)?;
+    Ok(Admitted { source, identity, range })
 }
 
 /// Serves one request; the answer is the status that ends it.
 async fn answer(
-    envelope: Bytes,
+    port: &Port<'_, impl Fn(&str) -> Result<Source, Answer>>,
+    admitted: Admitted,
     responder: &mut Responder,
-    form: Form,
-    stop: &Stop,
-    find: &impl Fn(&str) -> Option<Source>,
 ) -> Result<Answer, Ended> {
-    let admitted = (|| {
-        let now = rt::wall_now();
-        let seek = Seek::parse(envelope, now)?;
-        let source = find(&seek.channel).ok_or(Answer::NotFound)?;
-        let identity = seek.signer(source.rules())?;
-        identity.check_expiry(now).map_err(|_| Answer::Forbidden)?;
-        if !source.may_read(&identity, form) {
-            return Err(Answer::Forbidden);
-        }
-        let range = seek.range(source.height())?;
-        Ok((source, identity, range))
-    })();
-    let (source, identity, Range { mut next, last, waits, headers_only }) = match admitted {
-        Ok(admitted) => admitted,
-        Err(answer) => return Ok(answer),
-    };
+    let (form, stop) = (port.form, port.stop);
+    let Admitted { source, identity, range: Range { mut next, last, waits, headers_only } } = admitted;
     let mut heights = source.heights();
     loop {
         if next >= source.height() && !waits {

@@ -27,27 +27,31 @@ use super::layout::{Plan, Plans};
 use super::proposal::{ProposalRequest, field, walk};
 use super::{Endorser, PeerState, in_a_task};
 use crate::events::{EndorseTime, Endorsed};
-use crate::rpc::{Code, Status};
+use crate::rpc::{Caller, Code, Status};
 
 /// Contracts that one transaction may write to.
 const CONTRACTS_MAX: usize = 64;
 /// The place of the local endorser.
 const LOCAL: usize = 0;
 
-pub(super) async fn endorse(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn endorse(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
     let begin = base::rt::now();
     let request = ProposalRequest::read(&message)?;
     let channel = state.live_channel(&request.channel)?;
-    let state = Arc::clone(state);
-    in_a_task(async move {
-        let turn = state.turn.fetch_add(1, Ordering::Relaxed);
-        let endorsers = Endorsers { local: &state.local, others: &state.others, plans: &state.plans };
+    let signature_header = request.parts.signature_header.clone();
+    let name = Arc::clone(&request.channel);
+    let working = Arc::clone(state);
+    let answer = in_a_task(async move {
+        let turn = working.turn.fetch_add(1, Ordering::Relaxed);
+        let endorsers = Endorsers { local: &working.local, others: &working.others, plans: &working.plans };
         let answer = Collection::new(endorsers, turn, channel.rules(), &request).run().await?;
         Endorsed.add(1);
         EndorseTime.record_since(begin);
         Ok(answer)
     })
-    .await
+    .await?;
+    state.proven(caller, &name, &signature_header);
+    Ok(answer)
 }
 
 /// Who can be asked.

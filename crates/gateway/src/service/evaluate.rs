@@ -13,12 +13,12 @@ use super::proposal::ProposalRequest;
 use super::{Endorser, PeerState, in_a_task};
 use crate::events::Evaluated;
 use crate::rpc::message::frame;
-use crate::rpc::{Code, Status};
+use crate::rpc::{Caller, Code, Status};
 
 /// Contracts answer with this status or a higher one when they refuse.
 pub(super) const CONTRACT_ERROR_MIN: i32 = 400;
 
-pub(super) async fn evaluate(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn evaluate(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
     let request = ProposalRequest::read(&message)?;
     let endorsers = if request.organizations.is_empty() {
         vec![&state.local]
@@ -28,16 +28,19 @@ pub(super) async fn evaluate(state: &Arc<PeerState>, message: Bytes) -> Result<B
     if endorsers.is_empty() {
         return Err(Status::new(
             Code::FailedPrecondition,
-            format!("no endorsing peers found for organizations {:?}", request.organizations),
+            format!("no endorsing peers found for {}", request.named_organizations()),
         ));
     }
     let endorsers: Vec<Endorser> = endorsers.into_iter().cloned().collect();
-    in_a_task(async move {
-        let response = ask(&endorsers, &request.signed_proposal).await?;
+    let ProposalRequest { signed_proposal, channel, parts, .. } = request;
+    let answer = in_a_task(async move {
+        let response = ask(&endorsers, &signed_proposal).await?;
         Evaluated.add(1);
         Ok(frame(&EvaluateResponse { result: Some(response) }))
     })
-    .await
+    .await?;
+    state.proven(caller, &channel, &parts.signature_header);
+    Ok(answer)
 }
 
 /// The endorsers of the organisations that the client names, those that are not here left out; the local one first: it

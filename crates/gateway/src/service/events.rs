@@ -12,7 +12,8 @@ use proto::gateway::{ChaincodeEventsRequest, ChaincodeEventsResponse, SignedChai
 use proto::orderer::seek_position;
 use proto::protos::ChaincodeEvent;
 
-use super::commit_status::authorized;
+use super::commit_status::{Signature, authorized};
+use super::proof::principal;
 use super::{PeerState, of_channel, stopping};
 use crate::rpc::message::{decode, frame};
 use crate::rpc::{Call, Code, Responder, Status};
@@ -21,17 +22,38 @@ use crate::rpc::{Call, Code, Responder, Status};
 const RESOURCE: &str = "gateway/ChaincodeEvents";
 
 pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
+    let caller = Arc::clone(call.caller());
     call.streaming(async |messages, responder| {
-        let prepared = match messages.only().await {
-            Ok(message) => prepare(state, message).await,
-            Err(status) => Err(status),
+        let prepared = async {
+            let message = messages.only().await?;
+            let (signed, request) = read(message)?;
+            let signature =
+                Signature { identity: &request.identity, signed: &signed.request, signature: &signed.signature };
+            let (channel, identity) = authorized(state, &request.channel_id, &signature, RESOURCE)?;
+            let principal = principal(&identity);
+            caller.authenticate(|| principal.clone());
+            let place = state.places.enter_stream(&principal)?;
+            Ok((prepare(channel, request).await?, place))
         };
-        match prepared {
-            Ok(mut stream) => stream.run(state, responder).await,
+        match prepared.await {
+            Ok((mut stream, _place)) => {
+                messages.release();
+                stream.run(state, responder).await
+            }
             Err(status) => status,
         }
     })
     .await;
+}
+
+/// A request, with what was signed of it.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+pub(super) fn read(message: Bytes) -> Result<(SignedChaincodeEventsRequest, ChaincodeEventsRequest), Status> {
+    let signed: SignedChaincodeEventsRequest = decode(message)?;
+    let request = decode(signed.request.clone())?;
+    Ok((signed, request))
 }
 
 struct EventStream {
@@ -43,11 +65,7 @@ struct EventStream {
     after: Option<TxId>,
 }
 
-async fn prepare(state: &PeerState, message: Bytes) -> Result<EventStream, Status> {
-    let signed: SignedChaincodeEventsRequest = decode(message)?;
-    let request: ChaincodeEventsRequest = decode(signed.request.clone())?;
-    let channel =
-        authorized(state, &request.channel_id, &request.identity, &signed.request, &signed.signature, RESOURCE)?;
+async fn prepare(channel: Arc<dyn ChannelView>, request: ChaincodeEventsRequest) -> Result<EventStream, Status> {
     if !request.after_transaction_id.is_empty() {
         let after = TxId::new(request.after_transaction_id);
         if let Some(status) = channel.tx_status(&after).await.map_err(|error| of_channel(&error))? {

@@ -28,25 +28,34 @@ struct Response {
     status: i32,
 }
 
-fn is_known(request: &Request) -> bool {
-    SERVICES.contains(&request.service.as_str())
+fn is_known(service: &str) -> bool {
+    SERVICES.contains(&service)
+}
+
+/// Reads a request; what it asks about.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+pub(super) fn read(message: Bytes) -> Result<String, Status> {
+    Ok(decode::<Request>(message)?.service)
 }
 
 pub(super) async fn check(message: Bytes) -> Result<Bytes, Status> {
-    let request: Request = decode(message)?;
-    if !is_known(&request) {
-        return Err(Status::new(Code::NotFound, format!("there is no service {}", request.service)));
+    let service = read(message)?;
+    if !is_known(&service) {
+        return Err(Status::new(Code::NotFound, format!("there is no service {service}")));
     }
     Ok(frame(&Response { status: SERVING }))
 }
 
 pub(super) async fn watch(call: Call, stop: &Stop) {
     call.streaming(async |messages, responder| {
-        let request = match messages.only().await.and_then(decode::<Request>) {
-            Ok(request) => request,
+        let service = match messages.only().await.and_then(read) {
+            Ok(service) => service,
             Err(status) => return status,
         };
-        let now = if is_known(&request) { SERVING } else { SERVICE_UNKNOWN };
+        messages.release();
+        let now = if is_known(&service) { SERVING } else { SERVICE_UNKNOWN };
         if responder.send(frame(&Response { status: now })).await.is_err() {
             return Status::ok();
         }

@@ -4,11 +4,11 @@
 //! 2. [`OrdererPort`]: what an orderer's port offers: `orderer.AtomicBroadcast`.
 //! 3. Both answer `grpc.health.v1.Health`.
 //!
-//! Every call whose message is there takes a place among a bounded number; who finds none, or has the share of one
-//! connection, is answered `RESOURCE_EXHAUSTED`. Work that occupies a processor for long, which is running contracts, goes into a task of its
+//! Every call whose message is there takes a place among a bounded number, and a stream does so once it has proved who
+//! opened it ([`crate::rpc::places`]); who finds none is answered `RESOURCE_EXHAUSTED`. A call whose signature was verified
+//! makes its connection a member's ([`crate::rpc::Caller::authenticate`]). Work that occupies a processor for long, which is running contracts, goes into a task of its
 //! own, so that a connection's other calls are not kept waiting; all else is answered in the connection's task.
 
-mod admission;
 mod assemble;
 mod balance;
 mod broadcast;
@@ -21,6 +21,7 @@ mod events;
 mod health;
 mod intake;
 mod layout;
+mod proof;
 mod proposal;
 mod seek;
 mod submit;
@@ -30,19 +31,24 @@ use std::sync::Arc;
 
 use base::rt::{Stop, Task};
 use base::{ErrorKind, MspId};
+use bytes::Bytes;
 use chain::endorse::{Endorse, EndorseError};
 use chain::order::{Broadcast, Orderer};
 use chain::view::{ChannelView, PeerView};
+use ledger::Transaction;
 use proto::gateway::ErrorDetail;
 
-use crate::events::{CallsFailed, CallsRefused};
+use crate::events::CallsFailed;
 use crate::rpc::connection::Service;
+use crate::rpc::places::{Kind, Places};
 use crate::rpc::{Call, Code, Status};
-use admission::{Admission, Kind};
 use deliver::Form;
 use layout::Plans;
+use proposal::ProposalRequest;
+use seek::Seek;
+use submit::Submission;
 
-pub use admission::Limits;
+pub use crate::rpc::places::Limits;
 pub use balance::Balanced;
 pub use intake::Intake;
 
@@ -95,7 +101,7 @@ pub(crate) struct PeerState {
     local: Endorser,
     others: Vec<Endorser>,
     orderers: Vec<OrderingNode>,
-    admission: Admission,
+    places: Places,
     intake: Intake,
     plans: Plans,
     stop: Stop,
@@ -109,7 +115,7 @@ pub struct OrdererPort(Arc<OrdererState>);
 
 pub(crate) struct OrdererState {
     orderer: Arc<Orderer>,
-    admission: Admission,
+    places: Places,
     intake: Intake,
     stop: Stop,
 }
@@ -154,6 +160,43 @@ pub enum OrdererMethod {
     HealthWatch,
 }
 
+impl PeerMethod {
+    /// Reads a request as far as the port does before a signature is checked. For property tests and fuzzers.
+    ///
+    /// # Errors
+    /// What the call would be refused with, as far as it has a status of gRPC.
+    pub fn read(self, message: Bytes) -> Result<(), Status> {
+        match self {
+            PeerMethod::Evaluate | PeerMethod::Endorse => ProposalRequest::read(&message).map(drop),
+            PeerMethod::Submit => Submission::read(&message).map(drop),
+            PeerMethod::CommitStatus => commit_status::read(message).map(drop),
+            PeerMethod::ChaincodeEvents => events::read(message).map(drop),
+            // The endorser reads it.
+            PeerMethod::ProcessProposal => Ok(()),
+            PeerMethod::Deliver | PeerMethod::DeliverFiltered | PeerMethod::DeliverWithPrivateData => {
+                Seek::read(message)
+            }
+            PeerMethod::HealthCheck | PeerMethod::HealthWatch => health::read(message).map(drop),
+        }
+    }
+}
+
+impl OrdererMethod {
+    /// As [`PeerMethod::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(self, message: Bytes) -> Result<(), Status> {
+        match self {
+            OrdererMethod::Broadcast => Transaction::decode(&message)
+                .map(drop)
+                .map_err(|invalid| Status::invalid_argument(invalid.reason.to_owned())),
+            OrdererMethod::Deliver => Seek::read(message),
+            OrdererMethod::HealthCheck | OrdererMethod::HealthWatch => health::read(message).map(drop),
+        }
+    }
+}
+
 impl PeerPort {
     /// A port of this peer.
     pub fn new(options: PeerPortOptions) -> PeerPort {
@@ -162,7 +205,7 @@ impl PeerPort {
             local: options.local,
             others: options.others,
             orderers: options.orderers,
-            admission: Admission::new(&options.limits),
+            places: Places::new(&options.limits),
             intake: options.intake,
             plans: Plans::default(),
             stop: options.stop,
@@ -174,7 +217,7 @@ impl PeerPort {
 impl OrdererPort {
     /// A port of this orderer.
     pub fn new(orderer: Arc<Orderer>, limits: &Limits, intake: Intake, stop: Stop) -> OrdererPort {
-        OrdererPort(Arc::new(OrdererState { orderer, admission: Admission::new(limits), intake, stop }))
+        OrdererPort(Arc::new(OrdererState { orderer, places: Places::new(limits), intake, stop }))
     }
 }
 
@@ -198,34 +241,46 @@ impl Service for PeerPort {
         })
     }
 
+    fn message_bytes_max(&self, method: PeerMethod) -> usize {
+        match method {
+            PeerMethod::Evaluate | PeerMethod::Endorse | PeerMethod::Submit | PeerMethod::ProcessProposal => usize::MAX,
+            _ => REQUEST_BYTES_MAX,
+        }
+    }
+
     async fn call(&self, method: PeerMethod, call: Call) {
         let state = &self.0;
+        // Streams are few and live long: their state is kept apart from the much smaller state of calls with one answer.
         let kind = match method {
-            PeerMethod::ChaincodeEvents
-            | PeerMethod::Deliver
-            | PeerMethod::DeliverFiltered
-            | PeerMethod::DeliverWithPrivateData => Kind::Stream,
+            PeerMethod::ChaincodeEvents => return Box::pin(events::serve(state, call)).await,
+            PeerMethod::Deliver => return Box::pin(deliver::serve_peer(state, call, Form::Full)).await,
+            PeerMethod::DeliverFiltered => return Box::pin(deliver::serve_peer(state, call, Form::Filtered)).await,
+            PeerMethod::DeliverWithPrivateData => {
+                return Box::pin(deliver::serve_peer(state, call, Form::WithPrivateData)).await;
+            }
             PeerMethod::HealthWatch => Kind::Watch,
             _ => Kind::Call,
         };
-        let Some(_place) = state.admission.enter(kind, &call.held) else { return refuse(call) };
-        // Streams are few and live long: their state is kept apart from the much smaller state of calls with one answer.
+        let _place = match state.places.enter(kind, call.caller()) {
+            Ok(place) => place,
+            Err(status) => return call.refuse(&status),
+        };
+        let caller = Arc::clone(call.caller());
+        let caller = &*caller;
         match method {
-            PeerMethod::Evaluate => call.unary(|message| counted(evaluate::evaluate(state, message))).await,
-            PeerMethod::Endorse => call.unary(|message| counted(endorse::endorse(state, message))).await,
-            PeerMethod::Submit => call.unary(|message| counted(submit::submit(state, message))).await,
+            PeerMethod::Evaluate => call.unary(|message| counted(evaluate::evaluate(state, caller, message))).await,
+            PeerMethod::Endorse => call.unary(|message| counted(endorse::endorse(state, caller, message))).await,
+            PeerMethod::Submit => call.unary(|message| counted(submit::submit(state, caller, message))).await,
             PeerMethod::CommitStatus => {
-                call.unary(|message| counted(commit_status::commit_status(state, message))).await
+                call.unary(|message| counted(commit_status::commit_status(state, caller, message))).await
             }
-            PeerMethod::ProcessProposal => call.unary(|message| endorser::process(state, message)).await,
+            PeerMethod::ProcessProposal => call.unary(|message| endorser::process(state, caller, message)).await,
             PeerMethod::HealthCheck => call.unary(health::check).await,
-            PeerMethod::ChaincodeEvents => Box::pin(events::serve(state, call)).await,
-            PeerMethod::Deliver => Box::pin(deliver::serve_peer(state, call, Form::Full)).await,
-            PeerMethod::DeliverFiltered => Box::pin(deliver::serve_peer(state, call, Form::Filtered)).await,
-            PeerMethod::DeliverWithPrivateData => {
-                Box::pin(deliver::serve_peer(state, call, Form::WithPrivateData)).await
-            }
             PeerMethod::HealthWatch => Box::pin(health::watch(call, &state.stop)).await,
+            PeerMethod::ChaincodeEvents
+            | PeerMethod::Deliver
+            | PeerMethod::DeliverFiltered
+            | PeerMethod::DeliverWithPrivateData => unreachable!("streams are served above"),
         }
     }
 }
@@ -243,30 +298,32 @@ impl Service for OrdererPort {
         })
     }
 
+    fn message_bytes_max(&self, method: OrdererMethod) -> usize {
+        if method == OrdererMethod::Broadcast { usize::MAX } else { REQUEST_BYTES_MAX }
+    }
+
     async fn call(&self, method: OrdererMethod, call: Call) {
         let state = &self.0;
         let kind = match method {
-            OrdererMethod::Broadcast | OrdererMethod::Deliver => Kind::Stream,
+            OrdererMethod::Broadcast => return Box::pin(broadcast::serve(state, call)).await,
+            OrdererMethod::Deliver => return Box::pin(deliver::serve_orderer(state, call)).await,
             OrdererMethod::HealthWatch => Kind::Watch,
             OrdererMethod::HealthCheck => Kind::Call,
         };
-        let Some(_place) = state.admission.enter(kind, &call.held) else { return refuse(call) };
-        match method {
-            OrdererMethod::Broadcast => Box::pin(broadcast::serve(state, call)).await,
-            OrdererMethod::Deliver => Box::pin(deliver::serve_orderer(state, call)).await,
-            OrdererMethod::HealthCheck => call.unary(health::check).await,
-            OrdererMethod::HealthWatch => Box::pin(health::watch(call, &state.stop)).await,
+        let _place = match state.places.enter(kind, call.caller()) {
+            Ok(place) => place,
+            Err(status) => return call.refuse(&status),
+        };
+        match kind {
+            Kind::Watch => Box::pin(health::watch(call, &state.stop)).await,
+            _ => call.unary(health::check).await,
         }
     }
 }
 
-fn refuse(call: Call) {
-    CallsRefused.add(1);
-    call.refuse(&Status::new(
-        Code::ResourceExhausted,
-        "the server works on as many calls as it may; retry after a pause that grows",
-    ));
-}
+/// Requests that ask for something and bring nothing: signed requests for statuses, events and blocks, and for the
+/// port's health. The creator's certificate is most of each.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
 
 async fn counted<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     let result = work.await;
@@ -293,15 +350,27 @@ impl PeerState {
         self.peer.channel(channel)
     }
 
+    /// A channel that the peer has joined.
+    ///
+    /// # Errors
+    /// The code given; `UNAVAILABLE` while the peer's channels are not known yet, which a client may try again.
+    fn known_channel(&self, channel: &str, unknown: Code) -> Result<Arc<dyn ChannelView>, Status> {
+        self.channel(channel).ok_or_else(|| {
+            if self.peer.knows_channels() {
+                Status::new(unknown, format!("channel {channel} is not known here"))
+            } else {
+                Status::new(Code::Unavailable, "the peer is starting, and its channels are not known yet; retry later")
+            }
+        })
+    }
+
     /// A channel that takes new transactions. One that has stopped still shows what it has and takes nothing new.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`, `UNAVAILABLE`.
     fn live_channel(&self, channel: &str) -> Result<Arc<dyn ChannelView>, Status> {
         self.intake.check()?;
-        let Some(found) = self.channel(channel) else {
-            return Err(Status::new(Code::FailedPrecondition, format!("channel {channel} is not known here")));
-        };
+        let found = self.known_channel(channel, Code::FailedPrecondition)?;
         match found.failure() {
             None => Ok(found),
             Some(error) => {
@@ -328,3 +397,6 @@ fn of_channel(error: &chain::Error) -> Status {
     };
     Status::new(code, error.to_string())
 }
+
+#[cfg(test)]
+mod tests;

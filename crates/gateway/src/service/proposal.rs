@@ -1,11 +1,20 @@
 //! What a gateway reads of a request with a proposal.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use ledger::transaction::Header;
 use ledger::wire::{Fields, Span, WireError};
 
 use super::assemble::Parts;
 use crate::rpc::Status;
+
+/// Organisations that a client may name.
+const ORGANIZATIONS_MAX: usize = 64;
+/// Bytes of a name: of an organisation, a channel, a contract.
+const NAME_BYTES_MAX: usize = 255;
+/// Organisations that an error names.
+const NAMED_MAX: usize = 8;
 
 /// `EndorseRequest` or `EvaluateRequest`: their fields have the same numbers.
 pub(super) struct ProposalRequest {
@@ -14,7 +23,7 @@ pub(super) struct ProposalRequest {
     /// The organisations that the client names.
     pub organizations: Vec<String>,
     /// The channel that the proposal is for.
-    pub channel: String,
+    pub channel: Arc<str>,
     /// The contract that is to run.
     pub contract: String,
     /// What goes into the transaction.
@@ -27,16 +36,27 @@ impl ProposalRequest {
     /// # Errors
     /// `INVALID_ARGUMENT`.
     pub(super) fn read(message: &Bytes) -> Result<ProposalRequest, Status> {
-        let (mut signed, mut organizations) = (None, Vec::new());
+        let (mut signed, mut organizations, mut count) = (None, Vec::new(), 0usize);
         walk(message, |number, span| {
             match number {
                 3 => signed = Some(span.slice(message)),
-                4 => organizations.push(span.text(message)?.to_owned()),
+                // A name of two bytes would be a string of 24, so they are counted before they are kept.
+                4 => {
+                    count += 1;
+                    if count <= ORGANIZATIONS_MAX && span.len() <= NAME_BYTES_MAX {
+                        organizations.push(span.text(message)?.to_owned());
+                    }
+                }
                 _ => {}
             }
             Ok(())
         })
         .map_err(|error| malformed("request", error))?;
+        if organizations.len() < count {
+            return Err(Status::invalid_argument(format!(
+                "the request names {count} organizations; at most {ORGANIZATIONS_MAX} of {NAME_BYTES_MAX} bytes are taken"
+            )));
+        }
         let signed_proposal = signed.ok_or_else(|| Status::invalid_argument("the request has no proposal"))?;
         let proposal = field(&signed_proposal, 1).map_err(|error| malformed("signed proposal", error))?;
         if proposal.is_empty() {
@@ -51,18 +71,46 @@ impl ProposalRequest {
         let contract = header
             .chaincode()
             .map_err(|invalid| Status::invalid_argument(format!("the proposal's header: {}", invalid.reason)))?
-            .map(|chaincode| chaincode.name.to_owned())
+            .map(|chaincode| chaincode.name)
             .filter(|name| !name.is_empty())
             .ok_or_else(|| Status::invalid_argument("the proposal names no chaincode"))?;
+        let contract = name("chaincode", contract)?.to_owned();
         let signature_header = header_bytes.slice_ref(header.signature_header());
         Ok(ProposalRequest {
-            channel: header.channel().to_owned(),
+            channel: name("channel", header.channel())?.into(),
             contract,
             parts: Parts { signature_header, header: header_bytes, input },
             signed_proposal,
             organizations,
         })
     }
+}
+
+impl ProposalRequest {
+    /// The organisations that the client names, for an error.
+    pub(super) fn named_organizations(&self) -> String {
+        let named = &self.organizations[..self.organizations.len().min(NAMED_MAX)];
+        let others = self.organizations.len() - named.len();
+        if others == 0 {
+            format!("organizations {named:?}")
+        } else {
+            format!("organizations {named:?} and {others} more")
+        }
+    }
+}
+
+/// A name that is short enough to be kept and printed.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+pub(super) fn name<'a>(what: &str, name: &'a str) -> Result<&'a str, Status> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Status::invalid_argument(format!(
+            "the name of the {what} has {} bytes; at most {NAME_BYTES_MAX} are allowed",
+            name.len()
+        )));
+    }
+    Ok(name)
 }
 
 /// Calls `visit` with each field that has bytes.
@@ -148,7 +196,7 @@ mod tests {
     #[test]
     fn a_request_is_read_in_place() {
         let read = ProposalRequest::read(&request().into()).unwrap_or_else(|status| panic!("{status}"));
-        assert_eq!((read.channel.as_str(), read.contract.as_str()), ("mychannel", "basic"));
+        assert_eq!((&*read.channel, read.contract.as_str()), ("mychannel", "basic"));
         assert_eq!(read.organizations, ["Org1MSP", "Org2MSP"]);
         assert_eq!(read.parts.signature_header, header().signature_header);
         assert_eq!(read.parts.header, header().encode_to_vec());

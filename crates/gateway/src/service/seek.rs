@@ -17,6 +17,8 @@ use proto::common::{ChannelHeader, Envelope, Payload, SignatureHeader, Status};
 use proto::orderer::seek_info::{SeekBehavior, SeekContentType};
 use proto::orderer::{SeekInfo, SeekPosition, seek_position};
 
+use crate::rpc;
+
 /// How far a request's clock may be from ours.
 pub(super) const CLOCK_SKEW_MAX: Duration = Duration::from_secs(15 * 60);
 
@@ -66,6 +68,15 @@ impl Seek {
             creator: signature_header.creator,
             info: payload.data,
         })
+    }
+
+    /// Reads a request, all of it. For property tests and fuzzers.
+    ///
+    /// # Errors
+    /// What the request would be refused with, as a status of gRPC.
+    pub(super) fn read(envelope: Bytes) -> Result<(), rpc::Status> {
+        let range = Seek::parse(envelope, base::rt::wall_now()).and_then(|seek| seek.range(1));
+        range.map(drop).map_err(|answer| rpc::Status::invalid_argument(answer.as_str_name()))
     }
 
     /// Who asks, once the signature was checked. Whether they may is [`Session`]'s to say.

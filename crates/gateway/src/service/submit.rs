@@ -4,33 +4,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chain::order::BroadcastError;
+use ledger::wire::WireError;
 use proto::gateway::{ErrorDetail, SubmitResponse};
 
 use super::PeerState;
-use super::proposal::{field, malformed, walk};
+use super::proposal::{field, malformed, name, walk};
 use crate::events::{SubmitTime, Submitted};
 use crate::rpc::message::frame;
-use crate::rpc::{Code, Status};
+use crate::rpc::{Caller, Code, Status};
 
-pub(super) async fn submit(state: &Arc<PeerState>, message: Bytes) -> Result<Bytes, Status> {
+pub(super) async fn submit(state: &Arc<PeerState>, caller: &Caller, message: Bytes) -> Result<Bytes, Status> {
     let begin = base::rt::now();
-    let (mut channel, mut envelope) = (Bytes::new(), None);
-    walk(&message, |number, span| {
-        match number {
-            2 => channel = span.slice(&message),
-            3 => envelope = Some(span.slice(&message)),
-            _ => {}
-        }
-        Ok(())
-    })
-    .map_err(|error| malformed("request", error))?;
-    let envelope = envelope.ok_or_else(|| Status::invalid_argument("a prepared transaction is required"))?;
-    let signature = field(&envelope, 2).map_err(|error| malformed("prepared transaction", error))?;
-    if signature.is_empty() {
-        return Err(Status::invalid_argument("prepared transaction must be signed"));
-    }
-    let channel =
-        std::str::from_utf8(&channel).map_err(|_| Status::invalid_argument("the channel's name is not UTF-8"))?;
+    let Submission { channel, envelope } = Submission::read(&message)?;
+    let channel = &*channel;
     state.live_channel(channel)?;
     let mut details = Vec::new();
     for orderer in &state.orderers {
@@ -43,6 +29,11 @@ pub(super) async fn submit(state: &Arc<PeerState>, message: Bytes) -> Result<Byt
             Ok(()) => {
                 Submitted.add(1);
                 SubmitTime.record_since(begin);
+                if !caller.is_member()
+                    && let Ok(signature_header) = signature_header(&envelope)
+                {
+                    state.proven(caller, channel, &signature_header);
+                }
                 return Ok(frame(&SubmitResponse {}));
             }
             Err(error @ BroadcastError::Rejected { .. }) => {
@@ -61,4 +52,44 @@ pub(super) async fn submit(state: &Arc<PeerState>, message: Bytes) -> Result<Byt
         }
     }
     Err(Status::new(Code::Unavailable, "no orderers could successfully process transaction").with_details(details))
+}
+
+/// A `SubmitRequest`.
+pub(super) struct Submission {
+    channel: Arc<str>,
+    /// The encoded `Envelope`, which is signed by somebody.
+    envelope: Bytes,
+}
+
+impl Submission {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`.
+    pub(super) fn read(message: &Bytes) -> Result<Submission, Status> {
+        let (mut channel, mut envelope) = (Bytes::new(), None);
+        walk(message, |number, span| {
+            match number {
+                2 => channel = span.slice(message),
+                3 => envelope = Some(span.slice(message)),
+                _ => {}
+            }
+            Ok(())
+        })
+        .map_err(|error| malformed("request", error))?;
+        let envelope = envelope.ok_or_else(|| Status::invalid_argument("a prepared transaction is required"))?;
+        let signature = field(&envelope, 2).map_err(|error| malformed("prepared transaction", error))?;
+        if signature.is_empty() {
+            return Err(Status::invalid_argument("prepared transaction must be signed"));
+        }
+        let channel =
+            std::str::from_utf8(&channel).map_err(|_| Status::invalid_argument("the channel's name is not UTF-8"))?;
+        Ok(Submission { channel: name("channel", channel)?.into(), envelope })
+    }
+}
+
+/// The encoded `SignatureHeader` of an encoded `Envelope`.
+fn signature_header(envelope: &Bytes) -> Result<Bytes, WireError> {
+    let payload = field(envelope, 1)?;
+    field(&field(&payload, 1)?, 2)
 }

@@ -108,10 +108,11 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         address: orderer_address.to_string().into(),
         broadcast: broadcast(&network, &orderings, &stop).await?,
     };
-    let limits = ports::call_limits(&config.limits);
+    let organizations = ordering.chain().rules().members().msps().count();
+    let limits = ports::call_limits(&config.limits, organizations);
     let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), stop.clone());
     let orderer_tls = gateway_role::tls(tls(&network.orderer.tls).as_ref())?;
-    tasks.push(ports::serve(orderer_listener, orderer_tls, port, &config.limits, stop.clone()));
+    tasks.push(ports::serve(orderer_listener, orderer_tls, port, &config.limits, organizations, stop.clone()));
     let endorsers: Vec<Endorser> = network
         .organizations
         .iter()

@@ -408,11 +408,12 @@ impl Here<'_> {
         tasks.push(tokio::spawn(async move {
             let _ = serving.await;
         }));
-        let limits = ports::call_limits(&section.limits);
+        let organizations = ordering.chain().rules().members().msps().count();
+        let limits = ports::call_limits(&section.limits, organizations);
         let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), self.stop.clone());
         let address = ports::local(&listener).to_string();
         let tls = gateway_role::tls(section.tls.then_some(&tls))?;
-        tasks.push(ports::serve(listener, tls, port, &section.limits, self.stop.clone()));
+        tasks.push(ports::serve(listener, tls, port, &section.limits, organizations, self.stop.clone()));
         let part = ordering.chain().clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
         Ok(Started { kind: Kind::Orderer(ordering), tasks, health, address })

@@ -45,16 +45,17 @@ pub(crate) fn balanced(nodes: impl Iterator<Item = Arc<dyn Endorse>>) -> Arc<dyn
 /// Answers clients until the stop.
 pub(crate) fn start(options: Options) -> Result<JoinHandle<()>, NodeError> {
     let tls = tls(options.tls.as_ref())?;
+    let organizations = options.others.len() + 1;
     let port = PeerPort::new(PeerPortOptions {
         peer: options.peer,
         local: options.local,
         others: options.others,
         orderers: options.orderers,
-        limits: ports::call_limits(&options.limits),
+        limits: ports::call_limits(&options.limits, organizations),
         intake: options.intake,
         stop: options.stop.clone(),
     });
-    Ok(ports::serve(options.listener, tls, port, &options.limits, options.stop))
+    Ok(ports::serve(options.listener, tls, port, &options.limits, organizations, options.stop))
 }
 
 /// The TLS of a port.

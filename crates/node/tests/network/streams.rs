@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::{CHANNEL, TestNetwork, args, config};
 use base::Bytes;
-use gateway::client::{Client, Code, Form, Start, Status};
+use gateway::client::{Client, Code, Connection, Form, Start, Status};
 use prost::Message as _;
 use proto::common::{Envelope, Payload, Status as Answer};
 use proto::gateway::{
@@ -14,6 +14,8 @@ use proto::gateway::{
 use proto::orderer::seek_info::SeekBehavior;
 use proto::orderer::{SeekInfo, SeekPosition};
 use proto::protos::deliver_response::Type;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 async fn create(client: &Client, id: &str) -> gateway::client::Committed {
     let committed = client.transact(CHANNEL, "events", "CreateAsset", &args(&[id, "blue", "5", "Ada", "300"])).await;
@@ -105,7 +107,7 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
     assert_eq!(client.commit_status(CHANNEL, loser.tx_id()).await.expect("a commit").code, 11);
     let last = create(&client, "c").await;
 
-    let mut replayed = client.chaincode_events(CHANNEL, "events", Start::Block(0), None).await.expect("a stream");
+    let mut replayed = client.chaincode_events(CHANNEL, "events", Start::Oldest, None).await.expect("a stream");
     let mut seen = Vec::new();
     while seen.last() != Some(&last.tx_id) {
         let events = replayed.next().await.expect("events").expect("events");
@@ -117,7 +119,7 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
         client.chaincode_events(CHANNEL, "events", Start::Block(0), Some(&second.tx_id)).await.expect("a stream");
     let event = after.next().await.expect("events").expect("events");
     assert_eq!(event.events[0].tx_id, winner.tx_id());
-    let mut other = client.chaincode_events(CHANNEL, "basic", Start::Block(0), None).await.expect("a stream");
+    let mut other = client.chaincode_events(CHANNEL, "basic", Start::Oldest, None).await.expect("a stream");
     let silent = tokio::time::timeout(Duration::from_millis(200), other.next()).await;
     assert!(silent.is_err(), "events of another contract: {silent:?}");
     network.stop().await;
@@ -241,9 +243,9 @@ async fn blocks_are_waited_for_and_follow_one_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_call_more_than_may_be_in_progress_is_refused_at_once() {
     let mut config = config(1);
-    // One connection has a share of half the places.
+    // One connection has a share of half the places for calls.
     config.limits.calls = 6;
-    config.limits.streams = 4;
+    config.limits.streams = 2;
     let network = TestNetwork::start(&config).await;
     let client = network.client(0).await;
     let others = [network.client(0).await, network.client(0).await];
@@ -381,4 +383,86 @@ async fn health(running: &node::Running) -> String {
     socket.read_to_string(&mut answer).await.expect("text");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
     format!("{}: {}", head.lines().next().unwrap_or_default(), body.trim_end())
+}
+
+/// Requests for blocks that are no envelopes, on streams of a connection whose client takes no answers.
+async fn garbage_streams(network: &TestNetwork, count: u32) -> TcpStream {
+    let address = network.running.gateway(0).address;
+    let mut socket = TcpStream::connect(address).await.expect("a port that listens");
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        let mut bytes = vec![length[1], length[2], length[3], kind, flags];
+        bytes.extend(stream.to_be_bytes());
+        bytes.extend(payload);
+        bytes
+    };
+    let mut headers = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/protos.Deliver/Deliver"),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+    ] {
+        headers.extend([0, name.len() as u8]);
+        headers.extend(name.as_bytes());
+        headers.push(value.len() as u8);
+        headers.extend(value.as_bytes());
+    }
+    // HTTP/2's preface, and settings with an initial window of 0.
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]));
+    for number in 0..count {
+        let stream = 2 * number + 1;
+        bytes.extend(frame(1, 4, stream, &headers));
+        bytes.extend(frame(0, 0, stream, b"\0\0\0\0\x07garbage"));
+    }
+    socket.write_all(&bytes).await.expect("room");
+    // What it has to say does not matter, as long as it says something: it has come to the calls.
+    let mut heard = [0; 1 << 10];
+    let read = tokio::time::timeout(Duration::from_secs(20), socket.read(&mut heard)).await;
+    assert!(read.expect("a server that answers").expect("an open connection") > 0);
+    socket
+}
+
+/// The story: a stream whose request was refused, and whose client took no answers, kept its place for ever. Two thousand
+/// of them, from a client without any certificate, were all places of a port.
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_on_streams_leaves_their_places_to_members() {
+    let mut config = config(2);
+    config.network.tls = false;
+    config.limits.streams = 16;
+    let network = TestNetwork::start(&config).await;
+    let _first = garbage_streams(&network, 1500).await;
+    let _second = garbage_streams(&network, 1500).await;
+    let client = network.client(0).await;
+    let mut blocks = client.deliver(CHANNEL, Start::Oldest, Some(0), Form::Full).await.expect("a stream");
+    let served = tokio::time::timeout(Duration::from_secs(10), blocks.next()).await.expect("a place");
+    assert!(matches!(served, Ok(Some(Type::Block(_)))), "{served:?}");
+    network.stop().await;
+}
+
+/// The story: a member of one organisation opened streams until no place was left, and nobody else could follow the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_one_organization_leave_places_to_another() {
+    let mut config = config(2);
+    config.limits.streams = 130;
+    let network = TestNetwork::start(&config).await;
+    let greedy = network.client(0).await;
+    let mut held = Vec::new();
+    let refused = loop {
+        let mut blocks = greedy.deliver(CHANNEL, Start::Oldest, None, Form::Full).await.expect("a connection");
+        match blocks.next().await {
+            Ok(Some(_)) => held.push(blocks),
+            other => break other.expect_err("a refusal"),
+        }
+        assert!(held.len() <= 130, "one organisation has all places");
+    };
+    assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+    assert!(refused.message.contains("its organisation"), "{refused}");
+    let connection = Connection::connect(&network.running.gateway(0)).await.expect("a gateway");
+    let other = Client::new(connection, network.running.user(1));
+    let mut blocks = other.deliver(CHANNEL, Start::Oldest, Some(0), Form::Full).await.expect("a stream");
+    assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_)))));
+    network.stop().await;
 }

@@ -77,7 +77,7 @@ fn rules(policy: &str) -> Rules {
         }
     };
     let genesis = GenesisSpec {
-        channel: "ch".to_owned(),
+        channel: "ch".into(),
         application: NAMES.iter().map(|name| spec(name)).collect(),
         orderers: vec![spec("OrdererMSP")],
         endorsement: EndorsementRule::Policy(policy.to_owned()),
@@ -104,7 +104,7 @@ async fn endorse_at(rules: &Rules, turn: usize, does: [Does; 3], organizations: 
     let request = ProposalRequest {
         signed_proposal: Bytes::new(),
         organizations: organizations.iter().map(|name| (*name).to_owned()).collect(),
-        channel: "ch".to_owned(),
+        channel: "ch".into(),
         contract: "basic".to_owned(),
         parts: Parts::default(),
     };

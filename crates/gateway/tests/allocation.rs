@@ -1,0 +1,188 @@
+//! What reading a request allocates before any signature is checked: at most twice the request.
+//!
+//! A test binary of its own, for its allocator counts; with one test, so that no other adds to the counts.
+#![expect(unsafe_code, reason = "an allocator that counts has to be one; it hands everything to the system's")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use bytes::Bytes;
+use gateway::rpc::message::decode;
+use gateway::service::{OrdererMethod, PeerMethod};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use prost::Message as _;
+use proto::heddle::kv;
+
+thread_local! {
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+fn count(change: isize) {
+    LIVE.set(LIVE.get() + change);
+    PEAK.set(PEAK.get().max(LIVE.get()));
+}
+
+// SAFETY: the system's allocator does all; counting allocates nothing and touches no memory that it hands out.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most bytes that were allocated at a time while `work` ran.
+fn peak(work: impl FnOnce()) -> isize {
+    let before = LIVE.get();
+    PEAK.set(before);
+    work();
+    PEAK.get() - before
+}
+
+/// Errors have texts, and one request may have none of the bytes that its reader needs.
+const SLACK: isize = 8 << 10;
+
+const PEER: [PeerMethod; 11] = [
+    PeerMethod::Evaluate,
+    PeerMethod::Endorse,
+    PeerMethod::Submit,
+    PeerMethod::CommitStatus,
+    PeerMethod::ChaincodeEvents,
+    PeerMethod::ProcessProposal,
+    PeerMethod::Deliver,
+    PeerMethod::DeliverFiltered,
+    PeerMethod::DeliverWithPrivateData,
+    PeerMethod::HealthCheck,
+    PeerMethod::HealthWatch,
+];
+const ORDERER: [OrdererMethod; 4] =
+    [OrdererMethod::Broadcast, OrdererMethod::Deliver, OrdererMethod::HealthCheck, OrdererMethod::HealthWatch];
+
+type Reader = (String, Box<dyn Fn(Bytes)>);
+
+fn readers() -> Vec<Reader> {
+    fn of<M: prost::Message + Default + 'static>(name: &str) -> Reader {
+        // Read or refused: either is fine; so below.
+        (format!("kv {name}"), Box::new(|message| drop(decode::<M>(message))))
+    }
+    let peer =
+        PEER.map(|method| -> Reader { (format!("{method:?}"), Box::new(move |message| drop(method.read(message)))) });
+    let orderer = ORDERER.map(|method| -> Reader {
+        (format!("orderer {method:?}"), Box::new(move |message| drop(method.read(message))))
+    });
+    let store = [
+        of::<kv::GetRequest>("Get"),
+        of::<kv::PutRequest>("Put"),
+        of::<kv::DeleteRequest>("Delete"),
+        of::<kv::CompareAndSetRequest>("CompareAndSet"),
+        of::<kv::WatchRequest>("Watch"),
+        of::<kv::StatusRequest>("Status"),
+        of::<kv::Request>("Exchange"),
+    ];
+    peer.into_iter().chain(orderer).chain(store).collect()
+}
+
+/// A message in protobuf's form: fields of a few numbers and kinds, again and again, some of them messages themselves.
+#[derive(Clone, Debug)]
+enum Field {
+    Number(u32, u64),
+    Bytes(u32, usize),
+    Empty(u32, usize),
+    Message(u32, Vec<Field>),
+}
+
+fn field() -> impl Strategy<Value = Field> {
+    let leaf = prop_oneof![
+        (1..12_u32, any::<u64>()).prop_map(|(number, value)| Field::Number(number, value)),
+        (1..12_u32, 0..3000_usize).prop_map(|(number, length)| Field::Bytes(number, length)),
+        (1..12_u32, 1..20_000_usize).prop_map(|(number, count)| Field::Empty(number, count)),
+    ];
+    leaf.prop_recursive(6, 64, 8, |inner| {
+        (1..12_u32, prop::collection::vec(inner, 0..8)).prop_map(|(number, fields)| Field::Message(number, fields))
+    })
+}
+
+fn encode(fields: &[Field], out: &mut Vec<u8>) {
+    use prost::encoding::{WireType, encode_key, encode_varint};
+    for field in fields {
+        match field {
+            Field::Number(number, value) => {
+                encode_key(*number, WireType::Varint, out);
+                encode_varint(*value, out);
+            }
+            Field::Bytes(number, length) => {
+                encode_key(*number, WireType::LengthDelimited, out);
+                encode_varint(*length as u64, out);
+                out.extend(std::iter::repeat_n(b'x', *length));
+            }
+            Field::Empty(number, count) => {
+                for _ in 0..*count {
+                    encode_key(*number, WireType::LengthDelimited, out);
+                    out.push(0);
+                }
+            }
+            Field::Message(number, fields) => {
+                let mut inner = Vec::new();
+                encode(fields, &mut inner);
+                encode_key(*number, WireType::LengthDelimited, out);
+                encode_varint(inner.len() as u64, out);
+                out.extend(inner);
+            }
+        }
+    }
+}
+
+fn check(readers: &[Reader], bytes: &[u8]) {
+    for (name, read) in readers {
+        let message = Bytes::copy_from_slice(bytes);
+        let most = peak(|| read(message.clone()));
+        let allowed = 2 * bytes.len() as isize + SLACK;
+        assert!(most <= allowed, "{name} allocated {most} bytes to read {}", bytes.len());
+    }
+}
+
+/// The story: a request of 90 MiB that named nothing but organisations with empty names, two bytes each, became 1.2 GiB,
+/// and it took no certificate to send it.
+#[test]
+fn reading_a_request_allocates_no_more_than_twice_its_size() {
+    let readers = readers();
+    for number in 1..12 {
+        // Names of nothing, at every place and within the first three levels.
+        let mut fields = vec![Field::Empty(number, 500_000)];
+        for outer in [3, 1, 1] {
+            let mut bytes = Vec::new();
+            encode(&fields, &mut bytes);
+            check(&readers, &bytes);
+            fields = vec![Field::Message(outer, fields)];
+        }
+    }
+    let many =
+        proto::gateway::EvaluateRequest { target_organizations: vec![String::new(); 1 << 20], ..Default::default() };
+    check(&readers, &many.encode_to_vec());
+    let long =
+        proto::gateway::EvaluateRequest { target_organizations: vec!["x".repeat(1 << 20)], ..Default::default() };
+    check(&readers, &long.encode_to_vec());
+
+    let mut runner = TestRunner::new(Config { cases: 200, ..Config::default() });
+    let generated = prop::collection::vec(field(), 0..12);
+    let outcome = runner.run(&generated, |fields| {
+        let mut bytes = Vec::new();
+        encode(&fields, &mut bytes);
+        check(&readers, &bytes);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
