@@ -1,4 +1,5 @@
-//! Unmodified Fabric clients against a real network: the Node gateway SDK and the Go one.
+//! Unmodified Fabric clients against a real network: the Node gateway SDK and the Go one, and for many calls on one
+//! connection the Java one.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -10,6 +11,8 @@ use crate::step::{first_line, run};
 const NODE_MAJOR_MIN: u32 = 20;
 /// The variable in which clients find the program.
 const HEDDLE: &str = "HEDDLE";
+/// The variable that says how many calls are made on one connection.
+const CALLS: &str = "CALLS";
 
 pub fn check() -> Result<(), String> {
     let heddle = program("heddle", "program")?;
@@ -18,7 +21,36 @@ pub fn check() -> Result<(), String> {
     node.and(go)
 }
 
+/// Makes `count` calls on one connection from each SDK, none of which may be lost.
+pub fn calls(count: u64) -> Result<(), String> {
+    let heddle = program("heddle", "program")?;
+    let heddle = heddle.get_program();
+    let count = count.to_string();
+    let run_with = |program: &str, arguments: &[&str], folder: &str| {
+        run(Command::new(program).args(arguments).current_dir(folder).env(HEDDLE, heddle).env(CALLS, &count))
+    };
+    let node = prepare_node().and_then(|()| run_with("node", &["--test", "test/calls.test.js"], "clients/node"));
+    let go = find_go().and_then(|()| {
+        let test = ["test", "-count=1", "-v", "-timeout=4h", "-run=TestCallsOnOneConnection", "./..."];
+        run_with("go", &test, "clients/go")
+    });
+    let java = match first_line("mvn", &["--version"]) {
+        Some(_) => run_with("mvn", &["-q", "-B", "compile", "exec:java"], "clients/java"),
+        None => {
+            Err("Maven and Java 17 are needed for the Java SDK and cannot be installed from here: install them from \
+                     your distribution or maven.apache.org"
+                .to_owned())
+        }
+    };
+    node.and(go).and(java)
+}
+
 fn check_node(heddle: &OsStr) -> Result<(), String> {
+    prepare_node()?;
+    run(Command::new("npm").arg("test").current_dir("clients/node").env(HEDDLE, heddle))
+}
+
+fn prepare_node() -> Result<(), String> {
     let major = first_line("node", &["--version"])
         .and_then(|version| version.trim_start_matches('v').split('.').next()?.parse::<u32>().ok());
     if major.is_none_or(|major| major < NODE_MAJOR_MIN) {
@@ -27,15 +59,19 @@ fn check_node(heddle: &OsStr) -> Result<(), String> {
              install it from your distribution or nodejs.org, or leave this step out with `--without clients`"
         ));
     }
-    run(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir("clients/node"))?;
-    run(Command::new("npm").arg("test").current_dir("clients/node").env(HEDDLE, heddle))
+    run(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir("clients/node"))
 }
 
 fn check_go(heddle: &OsStr) -> Result<(), String> {
+    find_go()?;
+    run(Command::new("go").args(["test", "-count=1", "./..."]).current_dir("clients/go").env(HEDDLE, heddle))
+}
+
+fn find_go() -> Result<(), String> {
     if first_line("go", &["version"]).is_none() {
         return Err("Go is needed for the Go SDK test and cannot be installed from here: install it from your \
                     distribution or go.dev, or leave this step out with `--without clients`"
             .to_owned());
     }
-    run(Command::new("go").args(["test", "-count=1", "./..."]).current_dir("clients/go").env(HEDDLE, heddle))
+    Ok(())
 }

@@ -72,6 +72,12 @@ enum Task {
         #[arg(long, default_value_t = 5.0)]
         minutes: f64,
     },
+    /// Make many calls on one connection from each of Fabric's SDKs, for Node, Go and Java; none may be lost.
+    Calls {
+        /// How many calls each makes.
+        #[arg(long, default_value_t = 100_000)]
+        count: u64,
+    },
     /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
     ///
     /// Needs Debian packages, which are installed where this runs as root and named where not. No host device is used.
@@ -99,6 +105,7 @@ fn main() -> ExitCode {
             let outcome = soak_store(minutes);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
+        Task::Calls { count } => clients::calls(count).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok(),
         Task::RdmaGuest { program, arguments } => {
             let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
