@@ -33,6 +33,9 @@ pub struct StoreDirectory {
     /// Which of the stores of `heddle kv up --stores`
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     pub store: u32,
+    /// The file with the token that clients bear, where it is not the one that kv.json names
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// Run a replicated key-value store, until Ctrl-C
@@ -52,8 +55,9 @@ pub struct StoreDirectory {
 /// copied to. Each processor has ports of its own, which kv.json tells; commands find the one that serves.
 ///
 /// Clients speak gRPC over TLS, `heddle.kv.KeyValues` of crates/proto/proto/heddle/kv/kv.proto. They trust
-/// DIR/ca.pem, which is made anew at each start. Clients do not prove who they are: whoever reaches the port
-/// reads and writes.
+/// DIR/ca.pem, which is made anew at each start. With `--token-file` they send its first line with each call, as
+/// `authorization: Bearer TOKEN`. Without, whoever reaches the port reads and writes; so `--listen` takes no other
+/// address than the loopback one then.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -64,6 +68,7 @@ Examples:
   heddle kv up --listen 127.0.0.1:0 --dir /tmp/kv    any free port, which kv.json tells
   heddle kv up --persistence nodes --dir /srv/kv     kept on disk; the same command goes on with it
   heddle kv up --stores 4 --backups 2                four stores, any of which two backups take over
+  heddle kv up --listen 0.0.0.0:7400 --token-file kv.token   other machines, with a secret
   heddle kv up --isolate                             processes, any of which may be killed
 
 A record, which is a key with its value and 48 bytes, takes one to seven blocks. One block is the
@@ -92,6 +97,9 @@ pub struct Up {
     /// Where clients are answered; with --isolate the first processor, the others at the following ports
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
     pub listen: SocketAddr,
+    /// A file whose first line is a secret, which clients have to bear; needed where --listen is not a loopback address
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Memory nodes: 3 survive the loss of one, 5 of two
     #[arg(long, value_name = "N", default_value = "3", value_parser = odd)]
     pub memory_nodes: u32,

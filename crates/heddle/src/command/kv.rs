@@ -8,7 +8,7 @@ use base::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use gateway::client::{Code, Connection, Status as Answer};
-use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, KvProcessEndpoint, Persistence, Sizes};
+use node::kv::{KeyValues, KvClient, KvEndpoint, KvOptions, KvProcessEndpoint, KvToken, Persistence, Sizes};
 use proto::heddle::kv as wire;
 use proto::heddle::kv::compare_and_set_request::Expected;
 use serde_json::{Value, json};
@@ -59,6 +59,7 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
     let options = KvOptions {
         directory: directory.clone(),
         listen: arguments.listen,
+        token_file: arguments.token_file.clone(),
         stores: arguments.stores,
         backups: arguments.backups,
         persistence: match arguments.persistence {
@@ -171,16 +172,21 @@ async fn find_once(store: &StoreDirectory) -> Result<(KvClient, Option<KvProcess
     let endpoint = endpoint.ok_or_else(|| (absent(), false))?;
     let addresses = endpoint.addresses_of(store.store as usize - 1);
     let is_one_of_many = addresses.len() > 1;
+    let token = match &store.token_file {
+        Some(path) => KvToken::read(path).map(Some),
+        None => endpoint.token(),
+    };
+    let token = token.map_err(|error| (error.into(), false))?;
     let asked = addresses.iter().map(|address| {
         let target = endpoint.target_of(directory, *address);
-        let absent = &absent;
+        let (absent, token) = (&absent, token.as_ref());
         async move {
             let connection = Connection::connect(&target?).await.map_err(|error| match error.kind() {
                 // It was killed, and has left its file behind.
                 base::ErrorKind::Retry => absent(),
                 _ => Failure::new(error),
             });
-            let client = KvClient::new(connection?);
+            let client = KvClient::bearing(connection?, token);
             if is_one_of_many {
                 // The one that serves says so; another one takes its time before it says that it does not.
                 let status = tokio::time::timeout(STATUS_MAX, client.status()).await;

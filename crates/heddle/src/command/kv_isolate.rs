@@ -138,13 +138,14 @@ impl Isolated {
     /// Waits until somebody serves each store.
     async fn served(&self) -> Result<(), Failure> {
         let (endpoint, start) = (self.endpoint(), Instant::now());
+        let token = endpoint.token()?;
         for store in 0..endpoint.stores.len() {
             let mut is_served = false;
             while !is_served {
                 for address in endpoint.addresses_of(store) {
                     let target = endpoint.target_of(&self.directory, address)?;
                     if let Ok(connection) = Connection::connect(&target).await {
-                        is_served |= KvClient::new(connection).status().await.is_ok();
+                        is_served |= KvClient::bearing(connection, token.as_ref()).status().await.is_ok();
                     }
                     if is_served {
                         break;

@@ -109,6 +109,62 @@ fn a_store_is_used_from_the_command_line() {
     assert!(text(&output).contains("heddle kv up"), "{}", text(&output));
 }
 
+/// The story: watches had no bound, and those of two connections left no room for anything else.
+#[tokio::test(flavor = "multi_thread")]
+async fn three_thousand_watches_leave_gets_working() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::start(&folder.path().join("kv"));
+    let mut watches = Vec::new();
+    let mut refused = 0;
+    for _ in 0..2 {
+        let client = store.client().await;
+        let begun = (0..1500).map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.watch(Bytes::new(), None).await })
+        });
+        for watch in begun.collect::<Vec<_>>() {
+            match watch.await.expect("no panic") {
+                Ok(watch) => watches.push(watch),
+                Err(status) => {
+                    assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(watches.len() <= 1024 && watches.len() + refused == 3000, "{} watches", watches.len());
+    let client = store.client().await;
+    let got = tokio::time::timeout(Duration::from_secs(10), client.get(Bytes::from_static(b"key"))).await;
+    assert_eq!(got.expect("an answer").map(|found| found.is_some()), Ok(false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_with_a_token_serves_who_bears_it_and_nobody_else() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (token, dir) = (folder.path().join("token"), folder.path().join("kv"));
+    std::fs::write(&token, "0123456789abcdef\n").expect("a file");
+    let path = token.display().to_string();
+    let store = Store::start_with(&dir, &["--token-file", &path]);
+    assert_eq!(store.ask(&["put", "name", "Ada"]).0, Some(0));
+    assert_eq!(store.ask(&["get", "name", "--token-file", &path]).1, "Ada\n");
+    let status = store.client().await.get(Bytes::from_static(b"name")).await.expect_err("no token");
+    assert_eq!(status.code, Code::Unauthenticated, "{status}");
+    std::fs::write(&token, "another-0123456789").expect("a file");
+    let (code, said) = store.ask(&["get", "name"]);
+    assert!(code == Some(1) && said.contains("token"), "{said}");
+}
+
+#[test]
+fn a_store_without_a_token_listens_on_the_loopback_address_alone() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("kv").display().to_string();
+    for more in [&[][..], &["--isolate"]] {
+        let output = run(&[&["kv", "up", "--listen", "0.0.0.0:0", "--keys", "2000", "--dir", &dir], more].concat());
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output).contains("--token-file FILE"), "{}", text(&output));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_over_grpc_see_one_store() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -14,7 +14,7 @@ use proto::heddle::kv::compare_and_set_request as swap;
 use proto::heddle::kv::request::Operation;
 use proto::heddle::kv::response::Answer;
 
-use super::service;
+use super::{KvToken, service};
 
 /// How long an operation may take.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -53,6 +53,14 @@ impl KvClient {
     /// Over a connection.
     pub fn new(connection: Connection) -> KvClient {
         KvClient { connection }
+    }
+
+    /// As [`KvClient::new`], to a store whose clients bear a token.
+    pub fn bearing(connection: Connection, token: Option<&KvToken>) -> KvClient {
+        KvClient::new(match token {
+            Some(token) => connection.with_token(token.secret()),
+            None => connection,
+        })
     }
 
     /// What a key has.

@@ -11,12 +11,14 @@
 //!
 //! Memory nodes and processors may also be processes of their own ([`KvPlan`], [`KvPart`]).
 //!
-//! No client proves who it is: whoever reaches a port reads and writes.
+//! Clients prove no identity. Whoever bears the port's token reads and writes; without one, whoever reaches the port does, which
+//! is why such a port listens on the loopback address alone.
 
 mod client;
 mod part;
 mod service;
 mod stores;
+mod token;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -46,6 +48,7 @@ use stores::{Processors, Stores};
 pub use client::{KvClient, KvExchange, KvWatch};
 pub use consensus::kv::Sizes;
 pub use part::{KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
+pub use token::KvToken;
 
 const FILE: &str = "kv.json";
 const AUTHORITY: &str = "ca.pem";
@@ -90,6 +93,8 @@ pub struct KvOptions {
     pub directory: PathBuf,
     /// The first store's port, the next store's is the next; 0 for any that are free.
     pub listen: SocketAddr,
+    /// The file with the token that clients bear; needed where `listen` is not the loopback address.
+    pub token_file: Option<PathBuf>,
     /// How many stores.
     pub stores: u32,
     /// Backup processors that all stores share.
@@ -120,6 +125,9 @@ pub struct KvEndpoint {
     pub host: String,
     /// The authority that clients trust, relative to the directory.
     pub authority: PathBuf,
+    /// The file with the token that clients bear, if they need one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
     /// The process.
     pub process: u32,
 }
@@ -153,6 +161,14 @@ impl KvEndpoint {
             false => parts,
             true => self.stores.get(store).or((store == 0).then_some(&self.address)).copied().into_iter().collect(),
         }
+    }
+
+    /// The token that clients bear, if they need one.
+    ///
+    /// # Errors
+    /// As [`KvToken::read`].
+    pub fn token(&self) -> Result<Option<KvToken>, NodeError> {
+        self.token_file.as_deref().map(KvToken::read).transpose()
     }
 
     /// How a client reaches the first store.
@@ -274,11 +290,32 @@ async fn memory_node(
     })
 }
 
+/// The token that clients are to bear.
+///
+/// # Errors
+/// There is none, and others than this machine's users reach the port; it cannot be read.
+fn token(options: &KvOptions) -> Result<Option<KvToken>, NodeError> {
+    if options.token_file.is_none() && !options.listen.ip().is_loopback() {
+        let reason = format!(
+            "--listen {} lets whoever reaches it read and write: add --token-file FILE, with a secret of 16 characters or \
+             more in FILE that clients are to bear, or listen on 127.0.0.1",
+            options.listen
+        );
+        return Err(Error::Invalid(reason).into());
+    }
+    options.token_file.as_deref().map(KvToken::read).transpose()
+}
+
 /// What proves to clients whom they reach.
 fn certificate(listen: SocketAddr) -> Result<TlsIdentity, NodeError> {
     let organization = Organization::found("HeddleKv", "kv.heddle", &Terms::starting_now(KeyKind::P256))?;
     let ip = listen.ip().to_string();
     Ok(organization.issue_tls(Role::Peer, "kv", &[HOST, "127.0.0.1", "::1", &ip])?)
+}
+
+/// A path that clients in other working directories find, too.
+fn absolute(path: &Path) -> Result<PathBuf, NodeError> {
+    std::path::absolute(path).map_err(NodeError::file("find", path))
 }
 
 /// A port for each store, from one on; any that are free where that is 0.
@@ -300,14 +337,25 @@ fn serve(
     listeners: Vec<TcpListener>,
     stores: &Arc<Stores>,
     (certificate_pem, key_pem): (&[u8], &[u8]),
+    token: Option<KvToken>,
     stop: &Stop,
 ) -> Result<Vec<tokio::task::JoinHandle<()>>, NodeError> {
     let KvOptions { sizes, memory_nodes, persistence, .. } = *options;
     let message_bytes_max = 2 * sizes.value_bytes_max() + (64 << 10);
+    let token = token.map(Arc::new);
     let mut serving = Vec::new();
     for (store, listener) in listeners.into_iter().enumerate() {
         let tls = server::tls(certificate_pem, key_pem)?;
-        let port = Port { stores: Arc::clone(stores), store, sizes, memory_nodes, persistence, stop: stop.clone() };
+        let port = Port {
+            stores: Arc::clone(stores),
+            store,
+            sizes,
+            memory_nodes,
+            persistence,
+            places: Arc::new(service::places()),
+            token: token.clone(),
+            stop: stop.clone(),
+        };
         let (settings, limits) = (Settings { message_bytes_max, ..Settings::default() }, server::Limits::default());
         serving.push(tokio::spawn(server::serve(listener, Some(tls), port, settings, limits, stop.clone())));
     }
@@ -327,6 +375,7 @@ impl KeyValues {
         let layout = layout(&options)?;
         let directory = options.directory.clone();
         let (_, lock) = lock(&directory).await?;
+        let client_token = token(&options)?;
         let identity = certificate(options.listen)?;
         let (listeners, addresses) = bind(options.listen, options.stores).await?;
 
@@ -356,11 +405,12 @@ impl KeyValues {
         let stores = Stores::start(groups, kept, options.sizes, cache, processors, &stop)?;
         stores.served(START_MAX).await.inspect_err(|_| stop.stop())?;
         let proof = (&identity.certificate_pem[..], &identity.key_pem[..]);
-        let serving = serve(&options, listeners, &stores, proof, &stop)?;
+        let serving = serve(&options, listeners, &stores, proof, client_token, &stop)?;
         let authority = PathBuf::from(AUTHORITY);
         let (address, process) = (addresses[0], std::process::id());
         let (host, parts) = (HOST.to_owned(), Vec::new());
-        let endpoint = KvEndpoint { address, stores: addresses, parts, host, authority, process };
+        let token_file = options.token_file.as_deref().map(absolute).transpose()?;
+        let endpoint = KvEndpoint { address, stores: addresses, parts, host, authority, token_file, process };
         write(&directory.join(AUTHORITY), &identity.authority_pem)?;
         endpoint.write(&directory)?;
         Ok(KeyValues { directory, endpoint, stores, stop, serving, nodes, _lock: lock })

@@ -28,7 +28,7 @@ use rma::{Fabric, TOKEN_BYTES, Token};
 use serde::{Deserialize, Serialize};
 
 use super::stores::{Processors, Stores};
-use super::{AUTHORITY, HOST, KvEndpoint, KvOptions, NAME, Persistence, Sizes};
+use super::{AUTHORITY, HOST, KvEndpoint, KvOptions, KvToken, NAME, Persistence, Sizes};
 use crate::network::{NodeError, write};
 use crate::{Boxed, plan};
 
@@ -69,6 +69,7 @@ pub struct KvPart {
     role: KvRole,
     directory: PathBuf,
     listen: SocketAddr,
+    client_token: Option<KvToken>,
     stores: u32,
     is_persistent: bool,
     /// Log bytes, buckets, blocks and bytes of a block.
@@ -86,6 +87,7 @@ impl KvPart {
         KvOptions {
             directory: self.directory.clone(),
             listen: self.listen,
+            token_file: None,
             stores: self.stores,
             backups: 1,
             persistence: if self.is_persistent { Persistence::Nodes } else { Persistence::None },
@@ -107,6 +109,7 @@ pub struct KvPlan {
     part: KvPart,
     backups: u32,
     authority_pem: Vec<u8>,
+    token_file: Option<PathBuf>,
     _lock: File,
 }
 
@@ -125,6 +128,8 @@ impl KvPlan {
                           disks of memory nodes";
             return Err(Error::Invalid(reason.to_owned()).into());
         }
+        let client_token = super::token(options)?;
+        let token_file = options.token_file.as_deref().map(super::absolute).transpose()?;
         let (_, lock) = super::lock(&options.directory).await?;
         let identity = super::certificate(options.listen)?;
         let socket = |slot| sockets.join(format!("kv-memory-{slot}")).display().to_string();
@@ -135,6 +140,7 @@ impl KvPlan {
             role: KvRole::Memory(0),
             directory: options.directory.clone(),
             listen: options.listen,
+            client_token,
             stores: options.stores,
             is_persistent: options.persistence == Persistence::Nodes,
             sizes: [log_bytes, buckets, blocks, block_bytes],
@@ -144,7 +150,8 @@ impl KvPlan {
             certificate_pem: identity.certificate_pem.to_vec(),
             key_pem: identity.key_pem.to_vec(),
         };
-        Ok(KvPlan { part, backups: options.backups, authority_pem: identity.authority_pem.to_vec(), _lock: lock })
+        let authority_pem = identity.authority_pem.to_vec();
+        Ok(KvPlan { part, backups: options.backups, authority_pem, token_file, _lock: lock })
     }
 
     /// What runs: memory nodes first.
@@ -184,7 +191,8 @@ impl KvPlan {
         let stores = stores.unwrap_or_default();
         let address = stores.first().copied().unwrap_or(self.part.listen);
         let (host, authority, process) = (HOST.to_owned(), PathBuf::from(AUTHORITY), std::process::id());
-        let endpoint = KvEndpoint { address, stores, parts, host, authority, process };
+        let token_file = self.token_file.clone();
+        let endpoint = KvEndpoint { address, stores, parts, host, authority, token_file, process };
         write(&self.part.directory.join(AUTHORITY), &self.authority_pem)?;
         endpoint.write(&self.part.directory)?;
         Ok(endpoint)
@@ -237,7 +245,10 @@ impl KvProcess {
                 let cache = Options { cache_bytes: options.cache_bytes };
                 let stores = Stores::start(groups, Vec::new(), options.sizes, cache, processors, &process.stop)?;
                 let proof = (&part.certificate_pem[..], &part.key_pem[..]);
-                process.serving = super::serve(&options, listeners, &stores, proof, &process.stop)?;
+                process.serving = {
+                    let token = part.client_token.clone();
+                    super::serve(&options, listeners, &stores, proof, token, &process.stop)?
+                };
                 (process.addresses, process.stores) = (addresses, Some(stores));
             }
         }

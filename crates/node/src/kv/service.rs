@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use base::admission::Principal;
 use base::rt::sync::Notify;
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, ErrorKind};
@@ -19,6 +20,7 @@ use futures_util::future::{Either, pending, select};
 use futures_util::stream::FuturesUnordered;
 use gateway::rpc::connection::Service;
 use gateway::rpc::message::{decode, frame, put_prefix};
+use gateway::rpc::places::{Kind, Limits, Places};
 use gateway::rpc::{Call, Code, Status};
 use prost::Message as _;
 use proto::heddle::kv as wire;
@@ -26,11 +28,19 @@ use proto::heddle::kv::compare_and_set_request as swap;
 use proto::heddle::kv::request::Operation;
 use proto::heddle::kv::response::Answer;
 
-use super::Persistence;
 use super::stores::Stores;
+use super::{KvToken, Persistence};
 
 /// Operations of one exchange that are under way.
 pub(super) const EXCHANGE_MAX: usize = 256;
+/// Watches at a port; one connection may have half of them.
+const WATCHES_MAX: usize = 1024;
+/// Exchanges at a port; one address may have 256 of them.
+const EXCHANGES_MAX: usize = 1024;
+/// Requests without a value are no longer than a key and little more.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// All who bear the token, or reach a port that asks for none, as admission control calls them.
+const CLIENTS: &str = "clients";
 /// How long a call waits for a store that serves.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -90,7 +100,16 @@ pub(super) struct Port {
     pub sizes: Sizes,
     pub memory_nodes: u32,
     pub persistence: Persistence,
+    pub places: Arc<Places>,
+    /// What clients bear, if they have to.
+    pub token: Option<Arc<KvToken>>,
     pub stop: Stop,
+}
+
+/// The places of a port.
+pub(super) fn places() -> Places {
+    // No other organisation shares the port, so clients may have all places but those that strangers need to show a token.
+    Places::new(&Limits { streams_max: 2 * EXCHANGES_MAX, watches_max: WATCHES_MAX, ..Limits::default() })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,7 +139,33 @@ impl Service for Port {
         })
     }
 
+    fn message_bytes_max(&self, method: Method) -> usize {
+        match method {
+            Method::Put | Method::CompareAndSet | Method::Exchange => usize::MAX,
+            Method::Get | Method::Delete | Method::Watch | Method::Status => REQUEST_BYTES_MAX,
+        }
+    }
+
     async fn call(&self, method: Method, call: Call) {
+        if let Some(token) = &self.token
+            && !token.is_borne_by(call.authorization())
+        {
+            let message = "the store's token is required: authorization: Bearer TOKEN, or --token-file FILE";
+            return call.refuse(&Status::new(Code::Unauthenticated, message));
+        }
+        let principal = || Principal::new(CLIENTS, &call.caller().peer().ip().to_string());
+        call.caller().authenticate(principal);
+        if method == Method::Exchange {
+            return match self.places.enter_stream(&principal()) {
+                Ok(_place) => self.exchange(call).await,
+                Err(status) => call.refuse(&status),
+            };
+        }
+        let kind = if method == Method::Watch { Kind::Watch } else { Kind::Call };
+        let _place = match self.places.enter(kind, call.caller()) {
+            Ok(place) => place,
+            Err(status) => return call.refuse(&status),
+        };
         match method {
             Method::Get => call.unary(|message| async { Ok(frame(&self.get(decode(message)?).await?)) }).await,
             Method::Put => call.unary(|message| async { Ok(frame(&self.put(decode(message)?).await?)) }).await,
@@ -128,9 +173,9 @@ impl Service for Port {
             Method::CompareAndSet => {
                 call.unary(|message| async { Ok(frame(&self.compare_and_set(decode(message)?).await?)) }).await;
             }
-            Method::Exchange => self.exchange(call).await,
             Method::Status => call.unary(|message| self.status(message)).await,
             Method::Watch => self.watch(call).await,
+            Method::Exchange => unreachable!("exchanges are served above"),
         }
     }
 }
@@ -318,6 +363,8 @@ impl Port {
             };
             let from = Some(request.from).filter(|from| *from > 0);
             let prefix = copied(&request.prefix);
+            drop(request);
+            messages.release();
             let mut patience = Patience::default();
             let mut watch = loop {
                 let begun = match self.store(&mut patience).await {
