@@ -232,7 +232,9 @@ async fn measured(arguments: &KvEtcd, stop: &Stop, progress: &Progress) -> Resul
         let server = Server::start(arguments.keys, arguments.value_bytes, persistence).await?;
         let mut ways = Vec::new();
         for _ in 0..connections {
-            let client = kv::connect(&StoreDirectory { dir: server.folder.path().to_path_buf(), store: 1 }).await?;
+            let client =
+                kv::connect(&StoreDirectory { dir: server.folder.path().to_path_buf(), store: 1, token_file: None })
+                    .await?;
             ways.push(Way::Exchange(client.exchange().await.map_err(|status| Failure::new(status.message))?));
         }
         systems.push((name, ways));

@@ -78,7 +78,7 @@ async fn measured(arguments: &Arguments, stop: &Stop, progress: &Progress) -> Re
     };
     let mut connections = Vec::new();
     for _ in 0..arguments.connections.min(arguments.clients) {
-        let client = kv::connect(&StoreDirectory { dir: directory.to_path_buf(), store: 1 }).await?;
+        let client = kv::connect(&StoreDirectory { dir: directory.to_path_buf(), store: 1, token_file: None }).await?;
         connections.push(match arguments.unary {
             true => Way::Unary(client),
             false => Way::Exchange(client.exchange().await.map_err(|status| Failure::new(status.message))?),
