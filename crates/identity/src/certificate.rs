@@ -191,6 +191,10 @@ impl Certificate {
         &self.serial
     }
 
+    pub(crate) fn subject(&self) -> &Bytes {
+        &self.subject
+    }
+
     pub(crate) fn names_as_issuer(&self, issuer: &Certificate) -> bool {
         self.issuer == issuer.subject
     }
@@ -280,9 +284,26 @@ impl RevocationList {
     /// Whether `issuer` made this list and it names `certificate`. As Fabric does, it takes lists of authorities whose
     /// key usage does not mention lists: to heed them is the safe side.
     pub(crate) fn revokes(&self, certificate: &Certificate, issuer: &Certificate) -> bool {
+        // The look-up is much cheaper than the signature.
+        self.names_key_of(issuer) && self.names(&certificate.serial) && self.is_signed_by(issuer)
+    }
+
+    /// Whether `issuer` made this list.
+    pub(crate) fn is_of(&self, issuer: &Certificate) -> bool {
+        self.names_key_of(issuer) && self.is_signed_by(issuer)
+    }
+
+    /// Whether the list has this serial number, without leading zeroes.
+    pub(crate) fn names(&self, serial: &[u8]) -> bool {
+        self.serials.binary_search_by(|listed| listed.as_slice().cmp(serial)).is_ok()
+    }
+
+    fn names_key_of(&self, issuer: &Certificate) -> bool {
         issuer.subject_key_id.as_ref() == Some(&self.authority_key_id)
-            && self.serials.binary_search_by(|serial| serial.as_slice().cmp(&certificate.serial)).is_ok()
-            && issuer.key.verify_issued(self.algorithm, &self.signed_part, &self.signature).is_ok()
+    }
+
+    fn is_signed_by(&self, issuer: &Certificate) -> bool {
+        issuer.key.verify_issued(self.algorithm, &self.signed_part, &self.signature).is_ok()
     }
 }
 
@@ -351,7 +372,7 @@ pub(crate) fn pem_contents(text: &[u8], label: &str, bytes_max: usize) -> Result
 }
 
 /// An unsigned big-endian number without its leading zeroes.
-fn magnitude(bytes: &[u8]) -> &[u8] {
+pub(crate) fn magnitude(bytes: &[u8]) -> &[u8] {
     let zeroes = bytes.iter().take_while(|byte| **byte == 0).count();
     &bytes[zeroes..]
 }

@@ -3,6 +3,7 @@
 //! * [`signer`]: one's own certificate and key; signs as Fabric's clients and nodes do.
 //! * [`certificate`], [`key`], [`digest`]: X.509 certificates, public keys, SHA-256.
 //! * [`msp`]: an organisation's rules: authorities, revocations, organisational units, administrators.
+//! * [`revocation`]: which certificates of TLS an organisation took back.
 //! * [`manager`]: the organisations of one channel; turns the bytes that name an identity into a valid [`Identity`].
 //! * [`principal`], [`policy`]: whom a policy asks for, and whether a set of signatures satisfies it.
 //! * [`issue`]: authorities and certificates for networks that Heddle itself sets up.
@@ -25,6 +26,7 @@ mod memo;
 pub mod msp;
 pub mod policy;
 pub mod principal;
+pub mod revocation;
 pub mod signer;
 
 pub use certificate::{Certificate, CertificateId};
@@ -38,6 +40,7 @@ pub use manager::MspManager;
 pub use msp::Msp;
 pub use policy::{Policy, PolicyTree, SignatureSet, SignedData};
 pub use principal::{Principal, Role};
+pub use revocation::Revocations;
 pub use signer::Signer;
 
 // What is shared between tasks may be shared, and a set of signatures may move to another task between evaluations.

@@ -30,7 +30,7 @@ use crate::identity::Identity;
 use crate::principal::{Role, Roles};
 
 /// How many revocation lists an organisation may define.
-const REVOCATION_LISTS_MAX: usize = 64;
+pub(crate) const REVOCATION_LISTS_MAX: usize = 64;
 /// How many administrators an organisation may list.
 const ADMINS_MAX: usize = 1024;
 /// How many organisational units an organisation may require.
