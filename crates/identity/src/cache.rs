@@ -1,13 +1,12 @@
 //! A bounded memory of identities that were already validated.
 //!
 //! A table of fixed size, in shards so that threads seldom meet, of buckets of [`WAYS`] entries. A look-up hashes the
-//! whole serialized identity, finds one bucket under a shared lock and compares the whole bytes: a hit allocates nothing
-//! and changes nothing but one flag. A full bucket gives up an entry that was not hit since the last time it was asked
-//! to (second chance).
+//! whole key, finds one bucket under a shared lock and compares the whole bytes: a hit allocates nothing and changes
+//! nothing but one flag. A full bucket gives up an entry that was not hit since the last time it was asked to (second
+//! chance). What keys are, and what of it may be remembered, is the matter of [`crate::manager`].
 //!
-//! Invariants: what is remembered is a function of the bytes alone, so a hit and a miss answer the same; only valid
-//! identities are remembered, so that nobody without a certificate of the channel can push others out; nothing larger
-//! than [`REMEMBERED_BYTES_MAX`] is remembered, so that memory is bounded.
+//! Invariants: what is remembered is a function of the key alone, so a hit and a miss answer the same; nothing under a key
+//! larger than [`REMEMBERED_BYTES_MAX`] is remembered, so that memory is bounded.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +48,7 @@ struct Bucket {
 #[derive(Debug)]
 struct Entry {
     hash: u64,
-    serialized: Bytes,
+    key: Bytes,
     identity: Arc<Identity>,
     was_hit: AtomicBool,
 }
@@ -62,32 +61,31 @@ impl Cache {
         Cache { hashing: Hashing::default(), shards: (0..SHARDS).map(|_| shard()).collect(), buckets_per_shard }
     }
 
-    /// The identity with these very bytes, if it is remembered.
-    pub(crate) fn get(&self, serialized: &[u8]) -> Option<Arc<Identity>> {
-        let hash = self.hashing.hash_one(serialized);
+    /// The identity under this key, if it is remembered.
+    pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<Identity>> {
+        let hash = self.hashing.hash_one(key);
         let (shard, bucket) = self.place(hash);
         let shard = self.shards[shard].read().expect("no code panics while it holds the lock");
-        let entry = shard.buckets[bucket].find(hash, serialized)?;
+        let entry = shard.buckets[bucket].find(hash, key)?;
         if !entry.was_hit.load(Ordering::Relaxed) {
             entry.was_hit.store(true, Ordering::Relaxed);
         }
         Some(entry.identity.clone())
     }
 
-    /// Remembers an identity under bytes of its own, so that no larger buffer is kept alive.
-    pub(crate) fn insert(&self, identity: &Arc<Identity>) {
-        let serialized = identity.serialized().clone();
-        if serialized.len() > REMEMBERED_BYTES_MAX {
+    /// Remembers an identity. The key has bytes of its own, so that no larger buffer is kept alive.
+    pub(crate) fn insert(&self, key: Bytes, identity: &Arc<Identity>) {
+        if key.len().max(identity.serialized().len()) > REMEMBERED_BYTES_MAX {
             return;
         }
-        let hash = self.hashing.hash_one(&serialized[..]);
+        let hash = self.hashing.hash_one(&key[..]);
         let (shard, bucket) = self.place(hash);
         let mut shard = self.shards[shard].write().expect("no code panics while it holds the lock");
         let bucket = &mut shard.buckets[bucket];
-        if bucket.find(hash, &serialized).is_none() {
+        if bucket.find(hash, &key).is_none() {
             let way = bucket.way_to_fill();
             let was_hit = AtomicBool::new(false);
-            bucket.entries[way] = Some(Entry { hash, serialized, identity: identity.clone(), was_hit });
+            bucket.entries[way] = Some(Entry { hash, key, identity: identity.clone(), was_hit });
         }
     }
 
@@ -108,8 +106,8 @@ impl Cache {
 }
 
 impl Bucket {
-    fn find(&self, hash: u64, serialized: &[u8]) -> Option<&Entry> {
-        self.entries.iter().flatten().find(|entry| entry.hash == hash && entry.serialized == serialized)
+    fn find(&self, hash: u64, key: &[u8]) -> Option<&Entry> {
+        self.entries.iter().flatten().find(|entry| entry.hash == hash && entry.key == key)
     }
 
     fn way_to_fill(&mut self) -> usize {
@@ -145,13 +143,17 @@ mod tests {
         (0..count).map(identify).collect()
     }
 
+    fn insert(cache: &Cache, identity: &Arc<Identity>) {
+        cache.insert(identity.serialized().clone(), identity);
+    }
+
     #[test]
     fn it_holds_no_more_than_it_was_made_for() {
         let cache = Cache::new(SHARDS * WAYS);
         let identities = identities(3 * SHARDS * WAYS);
         for identity in &identities {
-            cache.insert(identity);
-            cache.insert(identity);
+            insert(&cache, identity);
+            insert(&cache, identity);
             let found = cache.get(identity.serialized()).expect("just remembered");
             assert!(Arc::ptr_eq(&found, identity));
         }
@@ -168,10 +170,10 @@ mod tests {
         let cache = Cache::new(1);
         let identities = identities(400);
         let (regular, passers_by) = identities.split_first().expect("many");
-        cache.insert(regular);
+        insert(&cache, regular);
         for passer_by in passers_by {
             assert!(cache.get(regular.serialized()).is_some());
-            cache.insert(passer_by);
+            insert(&cache, passer_by);
         }
         assert!(cache.get(regular.serialized()).is_some());
         assert!(cache.len() <= SHARDS * WAYS);
@@ -181,7 +183,7 @@ mod tests {
     fn prefixes_and_extensions_of_a_remembered_identity_are_not_it() {
         let cache = Cache::new(64);
         let identity = identities(1).remove(0);
-        cache.insert(&identity);
+        insert(&cache, &identity);
         let bytes = identity.serialized();
         assert!(cache.get(&bytes[..bytes.len() - 1]).is_none());
         assert!(cache.get(&[&bytes[..], &[0]].concat()).is_none());

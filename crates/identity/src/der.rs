@@ -133,8 +133,7 @@ impl<'a> EcdsaSignature<'a> {
         if self.is_low(curve) { None } else { curve.encode_complement(self.r, self.s) }
     }
 
-    /// The encoding of the other signature of the pair, low or high. Tests make high-S signatures of good ones with it.
-    #[cfg(test)]
+    /// The encoding of the other signature of the pair, low or high.
     pub(crate) fn flipped(&self, curve: Curve) -> Option<Vec<u8>> {
         curve.encode_complement(self.r, self.s)
     }

@@ -32,6 +32,9 @@ pub enum Error {
     /// The issuer's revocation list names the certificate.
     #[error("certificate is revoked")]
     Revoked,
+    /// This node's operator turns the certificate away.
+    #[error("certificate is denied by this node's operator")]
+    Denied,
     /// The certificate is past its end of validity.
     #[error("certificate expired {seconds} s ago")]
     Expired {

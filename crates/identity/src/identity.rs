@@ -34,6 +34,13 @@ impl Identity {
         Identity { msp, serialized, certificate, roles, certifiers }
     }
 
+    /// The same holder, by other bytes that name the same certificate.
+    pub(crate) fn serialized_as(&self, serialized: Bytes) -> Identity {
+        let Identity { msp, serialized: _, certificate, roles, certifiers } = self;
+        let (certificate, certifiers) = (certificate.clone(), certifiers.clone());
+        Identity { msp: msp.clone(), serialized, certificate, roles: *roles, certifiers }
+    }
+
     /// The organisation.
     pub fn msp_id(&self) -> &MspId {
         &self.msp

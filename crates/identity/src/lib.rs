@@ -4,6 +4,7 @@
 //! * [`certificate`], [`key`], [`digest`]: X.509 certificates, public keys, SHA-256.
 //! * [`msp`]: an organisation's rules: authorities, revocations, organisational units, administrators.
 //! * [`revocation`]: which certificates of TLS an organisation took back.
+//! * [`deny`]: which certificates a node's operator turns away.
 //! * [`manager`]: the organisations of one channel; turns the bytes that name an identity into a valid [`Identity`].
 //! * [`principal`], [`policy`]: whom a policy asks for, and whether a set of signatures satisfies it.
 //! * [`issue`]: authorities and certificates for networks that Heddle itself sets up.
@@ -14,6 +15,7 @@
 mod cache;
 pub mod certificate;
 mod chain;
+pub mod deny;
 mod der;
 pub mod digest;
 pub mod error;
@@ -30,6 +32,7 @@ pub mod revocation;
 pub mod signer;
 
 pub use certificate::{Certificate, CertificateId};
+pub use deny::DenyList;
 pub use digest::{Hash, Sha256, equal_in_constant_time, sha256};
 pub use error::Error;
 pub use event::EVENTS;
