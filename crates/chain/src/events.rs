@@ -63,6 +63,11 @@ base::events! {
     counter TransactionsBorrowed("heddle_chain_transactions_borrowed_total");
     /// Transactions that were given to another compute node of the peer, and whose signatures the primary has verified after all.
     counter TransactionsNotBorrowed("heddle_chain_transactions_not_borrowed_total");
+    /// Transactions whose signatures another compute node of the peer had verified, and the primary verified again: by chance, or
+    /// because the other called them wrong.
+    counter TransactionsDoubted("heddle_chain_transactions_doubted_total");
+    /// Compute nodes of a peer that were found to lie about signatures; each is asked nothing more.
+    counter LiarsFound("heddle_chain_liars_found_total");
     /// Transactions whose signatures this compute node has verified for the primary of its peer.
     counter TransactionsLent("heddle_chain_transactions_lent_total");
     /// Times that a compute node of a peer became its primary, where there are several.

@@ -612,6 +612,7 @@ impl Planner<'_> {
             others: at.among[organization].iter().filter(|other| *other != address).cloned().collect(),
             nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
             borrow: config.pool.borrow,
+            spot_check_one_in: config.pool.spot_check_one_in,
             budget_directory: matches!(self.placement, Placement::Here { .. })
                 .then(|| Path::new("..").join(compute_name(name, 0))),
         });

@@ -60,8 +60,9 @@ pub const FAULT_POINTS: [&str; 12] = [
 
 /// Fault points that only disaggregated peers pass, and how often they strike where they are drawn: a verb is posted
 /// thousands of times in a run, a section granted a few times.
-pub const POOLED_FAULT_POINTS: [(&str, f64); 59] = [
+pub const POOLED_FAULT_POINTS: [(&str, f64); 60] = [
     ("chain.borrow.late", 0.1),
+    ("chain.borrow.lie", 0.02),
     ("chain.borrow.other_block", 0.1),
     ("chain.borrow.other_rules", 0.1),
     ("chain.succession.confirmed", 0.1),

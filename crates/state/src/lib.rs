@@ -110,9 +110,9 @@ pub trait WorldState: Send + Sync + 'static {
         0
     }
 
-    /// Room for a piece of work at another compute node of the peer that is at most so busy, in percent
-    /// ([`disaggregated::readers::work`]).
-    fn place_work(&self, _load_max: u8) -> Option<disaggregated::readers::Place> {
+    /// Room for a piece of work at another compute node of the peer that is at most so busy, in percent, and that `trusts`
+    /// takes by its name ([`disaggregated::readers::work`]).
+    fn place_work(&self, _load_max: u8, _trusts: &dyn Fn(&str) -> bool) -> Option<disaggregated::readers::Place> {
         None
     }
 

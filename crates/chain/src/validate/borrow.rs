@@ -14,9 +14,13 @@
 //!    an answer counts only of a reader that holds a lease and has followed to the primary's height.
 //! 3. The reader [examines](super::examine) each envelope by its own rules, and answers with a [`Word`] for each, under the
 //!    digest of its own rules, the number and the place ([`Words`]).
-//! 4. The words count if digest, number and place are those of the question and there is one for each transaction. Then the
-//!    primary examines the chunk with them in the place of the signatures ([`examine_with`]).
-//! 5. Otherwise, and when there was none within [`BORROWED_MAX`], it examines the chunk whole, by itself.
+//! 4. The words are for this chunk if digest, number and place are those of the question and there is one for each transaction.
+//! 5. The primary doubts some of them, and examines those transactions whole: every one whose word is not [`Word::Sound`], one
+//!    of the chunk by chance, and of the others one in [`Borrowing::spot_check_one_in`] by chance. The reader cannot know which. The
+//!    others the primary examines with the word in the place of the signatures ([`examine_with`]).
+//! 6. A reader whose word differs from what the primary found is a liar, or broken: none of its words of that chunk counts, it
+//!    is asked nothing more until this process ends ([`Counts::liars`]), and the operator is told.
+//! 7. When no word counts, and when there was none within [`BORROWED_MAX`], the primary examines the chunk whole, by itself.
 //!
 //! Which height counts. Blocks are examined while their predecessors wait for the disk, so no compute node has followed to a
 //! block's predecessor when its signatures are verified, not even the primary. Signatures need the rules that hold at the
@@ -26,11 +30,15 @@
 //! Invariants:
 //! * A block's verdict is the one that the primary would have come to alone, whoever has answered, late or not at all, as long
 //!   as the peer's own compute nodes do not lie.
+//! * A reader that lies makes no valid transaction invalid. One that calls a forged transaction sound is found out with a
+//!   probability of 1/16 or more for each forged transaction in a chunk of 16; until then the forgery counts. Who cannot live with that sets the
+//!   spot check to one in 1, or borrows nothing.
 //! * Nothing waits for a reader for longer than [`BORROWED_MAX`] a chunk, and no chunk is lent twice.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -43,6 +51,7 @@ use state::disaggregated::readers::work::PIECE_BYTES_MAX;
 
 use super::examine::{Examined, Word, examine, examine_with};
 use crate::access::Rules;
+use crate::commit::pipeline::EXAMINE_CHUNK_TRANSACTIONS;
 use crate::events;
 
 /// How long a chunk's words are waited for.
@@ -51,6 +60,11 @@ pub const BORROWED_MAX: Duration = Duration::from_millis(20);
 pub const BUSY_PERCENT: u8 = 70;
 /// A reader that is busier is not asked.
 pub const IDLE_PERCENT: u8 = 50;
+
+/// Of how many lent words one is verified again, unless the operator says otherwise.
+pub const SPOT_CHECK_ONE_IN: u32 = 64;
+/// Liars that are remembered: a peer has fewer other compute nodes, each with one name.
+const LIARS_MAX: usize = 64;
 
 /// Whether a primary has others verify signatures for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -94,19 +108,30 @@ impl fmt::Debug for Meter {
 }
 
 /// How a compute node borrows and lends, and how much it has.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Borrowing {
     pub when: When,
+    /// Of how many words of others that a transaction's signatures are sound the primary verifies one by itself, beside one a
+    /// chunk; from 1, which is all of them.
+    pub spot_check_one_in: u32,
     pub meter: Meter,
     pub counts: Arc<Counts>,
 }
 
-/// Transactions, since the node was started.
+impl Default for Borrowing {
+    fn default() -> Borrowing {
+        let (when, meter, counts) = Default::default();
+        Borrowing { when, spot_check_one_in: SPOT_CHECK_ONE_IN, meter, counts }
+    }
+}
+
+/// What came of it since the node was started. Counts are of transactions.
 #[derive(Default, Debug)]
 pub struct Counts {
     borrowed: AtomicU64,
     lent: AtomicU64,
     chunks: AtomicU64,
+    liars: Mutex<BTreeSet<Arc<str>>>,
 }
 
 impl Counts {
@@ -118,6 +143,24 @@ impl Counts {
     /// Whose signatures this node has verified for others.
     pub fn lent(&self) -> u64 {
         self.lent.load(Ordering::Relaxed)
+    }
+
+    /// The other nodes that were found to lie about signatures.
+    pub fn liars(&self) -> Vec<Arc<str>> {
+        self.liars_lock().iter().cloned().collect()
+    }
+
+    pub(super) fn trusts(&self, reader: &str) -> bool {
+        let liars = self.liars_lock();
+        liars.len() < LIARS_MAX && !liars.contains(reader)
+    }
+
+    fn shun(&self, reader: &Arc<str>) {
+        self.liars_lock().insert(Arc::clone(reader));
+    }
+
+    fn liars_lock(&self) -> MutexGuard<'_, BTreeSet<Arc<str>>> {
+        self.liars.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,7 +174,10 @@ impl Borrowing {
     pub fn place(&self, state: &dyn WorldState, envelopes: impl Iterator<Item = usize>) -> Option<Place> {
         match (self.when, state.readers()) {
             (When::Never, _) | (_, 0) => None,
-            (_, readers) => state.place_work(self.asked_at(readers, chunk_bytes(envelopes))?),
+            (_, readers) => {
+                let load_max = self.asked_at(readers, chunk_bytes(envelopes))?;
+                state.place_work(load_max, &|reader| self.counts.trusts(reader))
+            }
         }
     }
 
@@ -150,21 +196,61 @@ impl Borrowing {
         (turn > 0).then_some(load_max)
     }
 
-    /// Steps 2 to 5 for a chunk that has a place.
+    /// Steps 2 to 7 for a chunk that has a place.
     pub async fn examine(&self, place: Place, chunk: &Chunk, rules: &Rules) -> Vec<Examined> {
+        let reader = Arc::clone(place.reader());
         let answer = place.work(chunk.encode(), BORROWED_MAX).await;
-        match answer.and_then(|answer| words_for(chunk, answer)) {
-            Some(words) => {
-                let count = words.len() as u64;
-                self.counts.borrowed.fetch_add(count, Ordering::Relaxed);
-                events::TransactionsBorrowed.add(count);
-                chunk.envelopes.iter().zip(words).map(|(envelope, word)| examine_with(envelope, rules, word)).collect()
-            }
+        let words = answer.and_then(|answer| words_for(chunk, answer));
+        match words.and_then(|words| self.examine_lent(&reader, chunk, words, rules)) {
+            Some(examined) => examined,
             None => {
                 events::TransactionsNotBorrowed.add(chunk.envelopes.len() as u64);
                 chunk.envelopes.iter().map(|envelope| examine(envelope, rules)).collect()
             }
         }
+    }
+}
+
+impl Borrowing {
+    /// Steps 5 and 6: the chunk, examined with a reader's words; nothing if it has lied.
+    pub(super) fn examine_lent(
+        &self,
+        reader: &Arc<str>,
+        chunk: &Chunk,
+        words: Vec<Word>,
+        rules: &Rules,
+    ) -> Option<Vec<Examined>> {
+        let chosen = rt::random_below(words.len().max(1) as u64);
+        let mut doubted = 0;
+        let mut all = Vec::with_capacity(words.len());
+        for ((envelope, word), index) in chunk.envelopes.iter().zip(words).zip(0..) {
+            let by_chance = index == chosen || rt::random_below(u64::from(self.spot_check_one_in.max(1))) == 0;
+            let is_doubted = (word != Word::Sound || by_chance) && !rt::fault_point("chain.borrow.mutant.believed");
+            if !is_doubted {
+                all.push(examine_with(envelope, rules, word));
+                continue;
+            }
+            let examined = examine(envelope, rules);
+            let found = examined.word();
+            if found != word {
+                let (block, place) = (chunk.block, u64::from(chunk.first) + index);
+                tracing::error!(
+                    reader = &**reader, block, place, said = ?word, ?found,
+                    "another compute node of this peer lied about the signatures of a transaction; it is asked nothing more until \
+                     this process ends. Take it out of the peer and find out who has its keys"
+                );
+                events::LiarsFound.add(1);
+                self.counts.shun(reader);
+                return None;
+            }
+            doubted += 1;
+            all.push(examined);
+        }
+        let borrowed = all.len() as u64 - doubted;
+        self.counts.borrowed.fetch_add(borrowed, Ordering::Relaxed);
+        events::TransactionsBorrowed.add(borrowed);
+        events::TransactionsDoubted.add(doubted);
+        Some(all)
     }
 }
 
@@ -198,6 +284,9 @@ pub struct Malformed(&'static str);
 
 /// Bytes before the envelopes, or the words.
 const HEAD_BYTES: usize = 32 + 8 + 4;
+/// Envelopes of one chunk.
+const ENVELOPES_MAX: usize = 64;
+const _: () = assert!(EXAMINE_CHUNK_TRANSACTIONS <= ENVELOPES_MAX);
 /// Bytes before each envelope.
 const LENGTH_BYTES: usize = 4;
 
@@ -238,11 +327,15 @@ impl Chunk {
     /// What is wrong with it.
     pub fn decode(mut bytes: Bytes) -> Result<Chunk, Malformed> {
         let (rules, block, first) = take_head(&mut bytes)?;
-        let mut envelopes = Vec::new();
+        // Four bytes are enough for one.
+        let mut envelopes = Vec::with_capacity(ENVELOPES_MAX.min(bytes.len() / LENGTH_BYTES));
         while !bytes.is_empty() {
             let length = bytes.try_get_u32_le().map_err(|_| Malformed("a length is cut off"))? as usize;
             if length > bytes.len() {
                 return Err(Malformed("an envelope is cut off"));
+            }
+            if envelopes.len() == ENVELOPES_MAX {
+                return Err(Malformed("it has more envelopes than a chunk"));
             }
             envelopes.push(bytes.split_to(length));
         }
@@ -270,6 +363,9 @@ impl Words {
             2 => Ok(Word::Sound),
             _ => Err(Malformed("an unknown word")),
         };
+        if bytes.len() > ENVELOPES_MAX {
+            return Err(Malformed("it has more words than a chunk has envelopes"));
+        }
         let words = bytes.iter().map(|byte| word(*byte)).collect::<Result<_, _>>()?;
         Ok(Words { rules, block, first, words })
     }
@@ -310,7 +406,7 @@ impl Helper for Lender {
         let words: Vec<Word> = chunk.envelopes.iter().map(|envelope| examine(envelope, &self.rules).word()).collect();
         let count = words.len() as u64;
         let mut answer = Words { rules: *self.rules.digest(), block: chunk.block, first: chunk.first, words };
-        // What a simulation has a reader be: one of another configuration, one that answers for another block.
+        // What a simulation has a reader be: one of another configuration, one that answers for another block, one that lies.
         if rt::fault_point("chain.borrow.other_rules") {
             answer.rules[0] ^= 1;
             answer.words.fill(Word::Sound);
@@ -318,6 +414,11 @@ impl Helper for Lender {
         if rt::fault_point("chain.borrow.other_block") {
             answer.block -= 1;
             answer.words.fill(Word::Unendorsed);
+        }
+        if rt::fault_point("chain.borrow.lie")
+            && let Some(word) = answer.words.get_mut(rt::random_below(count.max(1)) as usize)
+        {
+            *word = if *word == Word::Sound { Word::Unsigned } else { Word::Sound };
         }
         self.borrowing.counts.lent.fetch_add(count, Ordering::Relaxed);
         events::TransactionsLent.add(count);
@@ -353,7 +454,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn whatever_arrives_is_a_message_or_an_error(
-            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..100),
             lengths in proptest::collection::vec(0..20u8, 0..20),
         ) {
             let framed = lengths.iter().flat_map(|length| [*length, 0, 0, 0].into_iter().chain(bytes.iter().copied().take(9)));

@@ -40,14 +40,16 @@ pub async fn nodes(arguments: &Nodes) -> Result<(), Failure> {
         return output::print_json(&serde_json::to_value(&reports).map_err(Failure::new)?);
     }
     let lines = reports.iter().map(|report| {
-        let ComputeReport { name, process, role, epoch, height, borrowed, lent, .. } = report;
+        let ComputeReport { name, process, role, epoch, height, borrowed, lent, liars, .. } = report;
         let epoch = epoch.map(|epoch| format!(", epoch {epoch}")).unwrap_or_default();
         let some = |count: u64, what: &str| match count {
             0 => String::new(),
             count => format!(", {count} transactions verified {what}"),
         };
         let (borrowed, lent) = (some(*borrowed, "by others"), some(*lent, "for others"));
-        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}{borrowed}{lent}\n")
+        let liars: String =
+            liars.iter().map(|liar| format!("  {liar} LIED to it about signatures and is asked no more\n")).collect();
+        format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}{borrowed}{lent}\n{liars}")
     });
     output::print(&lines.collect::<String>())
 }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use chain::succession::NODES_MAX;
-use chain::validate::borrow::When;
+use chain::validate::borrow::{SPOT_CHECK_ONE_IN, When};
 use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
 use serde::{Deserialize, Serialize};
 use state::DisaggregatedSettings;
@@ -66,6 +66,9 @@ impl Borrow {
     }
 }
 
+/// The least that is verified again.
+const SPOT_CHECK_ONE_IN_MAX: u32 = 1 << 20;
+
 /// The form of peers, and the memory that they share.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -80,6 +83,8 @@ pub struct Pool {
     pub compute_nodes: usize,
     /// Whether the one that commits has the others verify signatures.
     pub borrow: Borrow,
+    /// Of how many transactions whose signatures another one called sound the one that commits verifies one again.
+    pub spot_check_one_in: u32,
     /// Bytes that each of them may give.
     pub memory_bytes: u64,
     /// Bytes of a section.
@@ -104,6 +109,7 @@ impl Default for Pool {
             memory_nodes: 2,
             compute_nodes: 1,
             borrow: Borrow::default(),
+            spot_check_one_in: SPOT_CHECK_ONE_IN,
             memory_bytes: 1 << 30,
             section_bytes: pool::SECTION_BYTES_DEFAULT,
             peer_bytes: 256 << 20,
@@ -132,6 +138,7 @@ impl Pool {
                 format!("is {nodes}, and a monolithic peer has one; set it to 1, or pool.form to disaggregated");
             return Err(("pool.compute_nodes", problem));
         }
+        check_spot_check("pool.spot_check_one_in", self.spot_check_one_in)?;
         check_section("pool.section_bytes", self.section_bytes)?;
         check_budget("pool.memory_bytes", self.memory_bytes, self.section_bytes)?;
         check_budget("pool.peer_bytes", self.peer_bytes, self.section_bytes)?;
@@ -151,6 +158,11 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// What [`Pool::spot_check_one_in`] is unless something else is said.
+pub(crate) fn spot_check_one_in() -> u32 {
+    SPOT_CHECK_ONE_IN
 }
 
 /// What [`Pool::evict_above_percent`] is unless something else is said.
@@ -174,6 +186,14 @@ pub(crate) fn check_watermarks(keys: [&'static str; 2], above: u8, to: u8) -> Re
         return Err((to_key, format!("is {to}; it must be from 1 to {}, below {above_key}", above - 1)));
     }
     Ok(())
+}
+
+/// Whether so few of the words of other compute nodes may be verified again.
+pub(crate) fn check_spot_check(key: &'static str, one_in: u32) -> Result<(), (&'static str, String)> {
+    match one_in {
+        1..=SPOT_CHECK_ONE_IN_MAX => Ok(()),
+        _ => Err((key, format!("is {one_in}; it must be from 1 (all are verified again) to {SPOT_CHECK_ONE_IN_MAX}"))),
+    }
 }
 
 /// Whether sections may have this size.

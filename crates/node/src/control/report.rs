@@ -60,6 +60,9 @@ pub struct ComputeReport {
     /// Transactions whose signatures it has verified for others.
     #[serde(default)]
     pub lent: u64,
+    /// The other compute nodes that were found to lie to it about signatures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub liars: Vec<String>,
 }
 
 /// The first block of a primary, those not counted that were there before.

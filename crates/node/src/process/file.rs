@@ -290,6 +290,9 @@ pub struct AmongFile {
     /// Whether it has the others verify signatures while it is the primary.
     #[serde(default)]
     pub borrow: pool::Borrow,
+    /// Of how many transactions whose signatures another one called sound it verifies one again.
+    #[serde(default = "pool::spot_check_one_in")]
+    pub spot_check_one_in: u32,
     /// Where they keep the budget that the peer was given at run time, where they share a disk; else each keeps its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget_directory: Option<PathBuf>,

@@ -300,7 +300,10 @@ impl Here<'_> {
         links::register_tls(self.folder, &self.tls()?)?;
         let mut config = file::config(&section.organizations, &section.contracts, &section.limits);
         config.storage.savepoint_blocks = section.savepoint_blocks;
-        config.pool.borrow = section.among.as_ref().map_or_else(Default::default, |among| among.borrow);
+        if let Some(among) = &section.among {
+            config.pool.borrow = among.borrow;
+            config.pool.spot_check_one_in = among.spot_check_one_in;
+        }
         let registry = contracts::registry(&config)?;
         let sources = BlockSources::from(section.orderers.clone());
         let options = compute::Options {
@@ -333,7 +336,7 @@ impl Here<'_> {
         }
         let part = compute.clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], Intake::default());
-        let health = health.with_notes(compute.missed());
+        let health = health.with_notes(compute.notes());
         let address = section.address.clone();
         Ok(Started { kind: Kind::Compute(compute), tasks, health, address })
     }

@@ -198,8 +198,12 @@ pub(crate) fn settings(config: &Config) -> Settings {
     settings.endorse.concurrency_max = config.limits.proposals;
     settings.commit.persist_interval_blocks = config.storage.savepoint_blocks;
     settings.commit.replay_blocks_max = 2 * config.storage.savepoint_blocks;
-    settings.commit.borrowing =
-        Borrowing { when: config.pool.borrow.when(), meter: load::meter(), ..Borrowing::default() };
+    settings.commit.borrowing = Borrowing {
+        when: config.pool.borrow.when(),
+        spot_check_one_in: config.pool.spot_check_one_in,
+        meter: load::meter(),
+        ..Borrowing::default()
+    };
     settings
 }
 
@@ -408,19 +412,28 @@ impl Compute {
         })
     }
 
-    /// The memory nodes that it misses. It goes on without them, on storage and other memory.
-    pub(crate) fn missed(&self) -> impl Fn() -> Vec<String> + Send + Sync + 'static {
+    /// The memory nodes that it misses, without which it goes on, on storage and other memory; and the compute nodes of its
+    /// peer that lied to it.
+    pub(crate) fn notes(&self) -> impl Fn() -> Vec<String> + Send + Sync + 'static {
         let memory = self.memory.clone();
+        let counts = match &self.node {
+            Node::Alone { .. } => Arc::default(),
+            Node::Among(node) => node.borrowing().clone(),
+        };
         move || {
+            let liars = counts.liars().into_iter().map(|liar| {
+                format!(
+                    "{liar} lied about signatures and is asked nothing more; take it out of the peer and renew its keys"
+                )
+            });
             let space = memory.as_ref().and_then(|memory| memory.space());
             let donors = space.map(|space| space.donors()).unwrap_or_default();
             let missed = donors.into_iter().filter(|donor| !donor.connected);
-            missed
-                .map(|donor| {
-                    let problem = donor.problem.unwrap_or_else(|| "it is not connected yet".to_owned());
-                    format!("the memory node at {} is missed: {problem}", donor.address)
-                })
-                .collect()
+            let missed = missed.map(|donor| {
+                let problem = donor.problem.unwrap_or_else(|| "it is not connected yet".to_owned());
+                format!("the memory node at {} is missed: {problem}", donor.address)
+            });
+            liars.chain(missed).collect()
         }
     }
 
@@ -450,8 +463,8 @@ impl Compute {
         match &self.node {
             Node::Alone { channel, .. } => {
                 let (role, height) = ("alone".to_owned(), channel.height());
-                let (borrowed, lent) = (0, 0);
-                ComputeReport { name, process, role, epoch: None, height, first_block: None, borrowed, lent }
+                let (borrowed, lent, liars) = (0, 0, Vec::new());
+                ComputeReport { name, process, role, epoch: None, height, first_block: None, borrowed, lent, liars }
             }
             Node::Among(node) => {
                 let (role, epoch) = role(node.standing());
@@ -462,7 +475,8 @@ impl Compute {
                 });
                 let (role, height) = (role.to_owned(), node.height());
                 let (borrowed, lent) = (node.borrowing().borrowed(), node.borrowing().lent());
-                ComputeReport { name, process, role, epoch, height, first_block, borrowed, lent }
+                let liars = node.borrowing().liars().iter().map(|liar| liar.to_string()).collect();
+                ComputeReport { name, process, role, epoch, height, first_block, borrowed, lent, liars }
             }
         }
     }

@@ -210,6 +210,7 @@ impl Mutant {
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::WordUnchecked => {
                 network.sim.inject("chain.borrow.mutant.unchecked", 1.0);
+                network.sim.inject("chain.borrow.mutant.believed", 1.0);
                 network.sim.inject("chain.borrow.other_rules", 0.5);
             }
             _ => {}

@@ -206,7 +206,8 @@ pub fn node_parts(network: &Network, place: usize) -> NodeParts {
     let replay_blocks_max = persist_interval_blocks + 8;
     let meter = Meter::new(|| rt::random_below(101) as u8);
     let when = network.scenario.forms[place].pools().map_or(When::Never, |pools| pools.borrow);
-    let borrowing = Borrowing { when, meter, ..Borrowing::default() };
+    // Readers lie here: a forgery must not slip by, since the oracle says what each transaction is.
+    let borrowing = Borrowing { when, spot_check_one_in: 1, meter, ..Borrowing::default() };
     let orderers = network.scenario.orderers().into_iter().map(|name| blocks_address(&name));
     NodeParts {
         signer: network.members.peers[place].clone(),

@@ -371,8 +371,8 @@ impl WorldState for Disaggregated {
         self.shared.holders.count()
     }
 
-    fn place_work(&self, load_max: u8) -> Option<readers::Place> {
-        self.shared.holders.place(load_max, WorldState::height(self))
+    fn place_work(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<readers::Place> {
+        self.shared.holders.place(load_max, WorldState::height(self), trusts)
     }
 
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {

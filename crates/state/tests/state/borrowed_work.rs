@@ -125,7 +125,7 @@ fn asked(work_ms: u64, patience_ms: u64, plan: &str) -> Option<Bytes> {
     let plan = Plan::parse(plan).expect("it is well formed");
     with_a_reader(Duration::from_millis(work_ms), LOAD, move |sim, state| async move {
         let asking = sim.node("primary").spawn(async move {
-            let place = state.place_work(LOAD).expect("the reader has a lease, and is not busy");
+            let place = state.place_work(LOAD, &|_| true).expect("the reader has a lease, and is not busy");
             let began = rt::now();
             let patience = Duration::from_millis(patience_ms);
             let answer = place.work(Bytes::from_static(b"piece"), patience).await;
@@ -182,22 +182,25 @@ fn answers_that_count_without_a_lease_are_noticed() {
 fn work_goes_to_readers_that_have_room_and_are_not_busy() {
     with_a_reader(Duration::from_millis(5), LOAD, |sim, state| async move {
         let asking = sim.node("primary").spawn(async move {
-            assert!(state.place_work(LOAD - 1).is_none(), "it is too busy");
-            let places: Vec<_> = (0..PIECES_MAX).map(|_| state.place_work(LOAD).expect("there is room")).collect();
-            assert!(state.place_work(LOAD).is_none(), "there is no room");
+            assert!(state.place_work(LOAD - 1, &|_| true).is_none(), "it is too busy");
+            let places: Vec<_> =
+                (0..PIECES_MAX).map(|_| state.place_work(LOAD, &|_| true).expect("there is room")).collect();
+            assert!(state.place_work(LOAD, &|_| true).is_none(), "there is no room");
+            let reader = places[0].reader().clone();
             drop(places);
-            let place = state.place_work(LOAD).expect("what was not used is given back");
+            assert!(state.place_work(LOAD, &|name| name != &*reader).is_none(), "it is not trusted");
+            let place = state.place_work(LOAD, &|_| true).expect("what was not used is given back");
             let piece = Bytes::from_static(b"what it cannot do");
             assert_eq!(place.work(piece, Duration::from_millis(100)).await, None);
-            assert!(state.place_work(LOAD).is_none(), "it is passed over");
+            assert!(state.place_work(LOAD, &|_| true).is_none(), "it is passed over");
             rt::sleep(SHUNNED + Duration::from_millis(50)).await;
-            assert!(state.place_work(LOAD).is_some(), "for a while");
+            assert!(state.place_work(LOAD, &|_| true).is_some(), "for a while");
         });
         asking.await.expect("the primary lives");
     });
     with_a_reader(Duration::ZERO, NO_WORK, |sim, state| async move {
         let asking = sim.node("primary").spawn(async move {
-            assert!(state.place_work(100).is_none(), "it does no work");
+            assert!(state.place_work(100, &|_| true).is_none(), "it does no work");
         });
         asking.await.expect("the primary lives");
     });

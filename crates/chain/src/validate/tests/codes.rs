@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::Bytes;
+use base::rt::simulation::Simulation;
 use ledger::ChannelConfig;
 use ledger::config::EndorsementRule;
 use ledger::hash::sha256_of;
@@ -19,7 +20,8 @@ use crate::commit::recent::CommittedBlock;
 use crate::rwset::{KEY_BYTES_MAX, Recorder};
 use crate::support::{CHANNEL, Consortium, Terms_, encode};
 use crate::validate::Code;
-use crate::validate::examine::{Word, examine, examine_with};
+use crate::validate::borrow::{Borrowing, Chunk};
+use crate::validate::examine::{Examined, Word, examine, examine_with};
 
 /// What is crafted, one word at a time; see [`Craft::change`].
 struct Craft<'a> {
@@ -392,6 +394,68 @@ fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
     for word in [Word::Unsigned, Word::Unendorsed, Word::Sound] {
         assert!(words.contains(&word), "no line of the table leads to {word:?}");
     }
+}
+
+/// A compute node of the same peer in a stranger's hands decided which transactions were valid: whatever it answered for a lent
+/// piece counted, so that transactions that one organisation alone had endorsed were committed against the policy.
+#[test]
+fn a_reader_that_lies_is_found_out_in_both_directions() {
+    const PIECES: usize = 200;
+    let run = Simulation::new(7).run(|_| async {
+        let consortium = Consortium::found(Terms_::seeded(2, EndorsementRule::All));
+        let rules = rules(&consortium);
+        let right = Craft::right(&consortium).build();
+        let mut forged = Craft::right(&consortium);
+        forged.change("endorsers=peer0");
+        let forged = forged.build();
+        let reader: Arc<str> = "compute-org1-1".into();
+        // One transaction of sixteen is forged, the others are right.
+        let chunk = |forged_at: usize| {
+            let envelopes = (0..16).map(|index| if index == forged_at { forged.clone() } else { right.clone() });
+            Chunk { rules: *rules.digest(), block: 5, first: 0, envelopes: envelopes.collect() }
+        };
+        let honest = |forged_at: usize| {
+            let mut words = vec![Word::Sound; 16];
+            words[forged_at] = Word::Unendorsed;
+            words
+        };
+        let verdicts = |examined: &[Examined]| examined.iter().map(|one| one.endorsement).collect::<Vec<_>>();
+        let judged = |borrowing: &Borrowing, at, words| borrowing.examine_lent(&reader, &chunk(at), words, &rules);
+
+        let borrowing = Borrowing::default();
+        for piece in 0..PIECES {
+            let examined = judged(&borrowing, piece % 16, honest(piece % 16)).expect("it says what is so");
+            let own: Vec<_> = chunk(piece % 16).envelopes.iter().map(|envelope| examine(envelope, &rules)).collect();
+            assert_eq!(verdicts(&examined), verdicts(&own));
+        }
+        assert!(borrowing.counts.liars().is_empty(), "an honest reader is no liar");
+        let all = (16 * PIECES) as u64;
+        let borrowed = borrowing.counts.borrowed();
+        assert!(
+            borrowed < all - 2 * PIECES as u64 + all / 64,
+            "the wrong one and another of each piece are verified again"
+        );
+        assert!(borrowed > all / 4 * 3, "most of the work is borrowed");
+
+        // It calls a right one wrong, where the forged one is not, and a forged one right.
+        for (at, word) in [(3, Word::Unsigned), (3, Word::Unendorsed), (0, Word::Unsigned)] {
+            let borrowing = Borrowing { spot_check_one_in: u32::MAX, ..Borrowing::default() };
+            let mut words = honest(0);
+            words[at] = word;
+            assert!(judged(&borrowing, 0, words).is_none(), "a word that is not sound is never believed");
+            assert_eq!(borrowing.counts.liars(), std::slice::from_ref(&reader));
+            assert!(!borrowing.counts.trusts(&reader) && borrowing.counts.trusts("compute-org1-2"));
+            assert_eq!(borrowing.counts.borrowed(), 0, "nor is any other word of that piece");
+        }
+        let strict = Borrowing { spot_check_one_in: 1, ..Borrowing::default() };
+        assert!(judged(&strict, 9, vec![Word::Sound; 16]).is_none(), "nothing is believed");
+        let usual = Borrowing::default();
+        let slipped =
+            (0..PIECES).take_while(|piece| judged(&usual, piece % 16, vec![Word::Sound; 16]).is_some()).count();
+        assert!(slipped < PIECES, "one in sixteen pieces or more finds it out");
+        assert_eq!(usual.counts.liars(), std::slice::from_ref(&reader));
+    });
+    run.expect("the run succeeds");
 }
 
 #[test]

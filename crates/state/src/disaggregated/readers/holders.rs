@@ -54,6 +54,8 @@ struct State {
 }
 
 struct Member {
+    /// Whom the caller may trust or not: the name that its link proved, else that of its joining.
+    name: Arc<str>,
     updates: Sender<Bytes>,
     /// Logged since the last update.
     pending: BytesMut,
@@ -115,7 +117,7 @@ impl Holders {
     }
 
     /// Adds a reader, which has to follow from here on; false when there are too many. It holds no lease yet.
-    pub fn add(&self, holder: HolderId, updates: Sender<Bytes>, floor: u64, stop: Stop) -> bool {
+    pub fn add(&self, holder: HolderId, name: Arc<str>, updates: Sender<Bytes>, floor: u64, stop: Stop) -> bool {
         let mut state = self.state();
         if state.members.len() >= super::READERS_MAX {
             return false;
@@ -123,7 +125,7 @@ impl Holders {
         let (pending, asked, question) = (BytesMut::new(), None, None);
         let acked = state.sequence;
         let (load, pieces) = (NO_WORK, Pieces::default());
-        let member = Member { updates, pending, acked, floor, asked, question, load, pieces, stop };
+        let member = Member { name, updates, pending, acked, floor, asked, question, load, pieces, stop };
         state.members.insert(holder, member);
         self.any.store(true, Ordering::Release);
         events::Readers.add(1);
@@ -321,8 +323,8 @@ impl Holders {
         in_use
     }
 
-    /// Room for a piece of work at this height, at a reader that is at most so busy ([`super::work`]).
-    pub fn place(self: &Arc<Self>, load_max: u8, height: u64) -> Option<Place> {
+    /// Room for a piece of work at this height, at a trusted reader that is at most so busy ([`super::work`]).
+    pub fn place(self: &Arc<Self>, load_max: u8, height: u64, trusts: &dyn Fn(&str) -> bool) -> Option<Place> {
         if !self.any() {
             return None;
         }
@@ -330,15 +332,20 @@ impl Holders {
         let mut guard = self.state();
         let state = &mut *guard;
         let is_fit = |holder: &HolderId, member: &Member| {
-            member.load <= load_max && member.pieces.have_room(now) && state.live_until(*holder, now).is_some()
+            member.load <= load_max
+                && member.pieces.have_room(now)
+                && trusts(&member.name)
+                && state.live_until(*holder, now).is_some()
         };
         let fit = state.members.iter().filter(|(holder, member)| is_fit(holder, member));
         let (holder, _) = fit.min_by_key(|(_, member)| (member.pieces.count(), member.load))?;
         let holder = *holder;
         state.asked += 1;
         let (number, position) = (state.asked, state.sequence);
-        state.members.get_mut(&holder).expect("it is one of them").pieces.open(number, position, height);
-        Some(Place::new(Arc::clone(self), holder, number))
+        let member = state.members.get_mut(&holder).expect("it is one of them");
+        member.pieces.open(number, position, height);
+        let name = Arc::clone(&member.name);
+        Some(Place::new(Arc::clone(self), holder, name, number))
     }
 
     /// Sends a piece that has a place; nothing where its reader has gone.

@@ -28,6 +28,7 @@ const PART_BYTES: usize = 1 << 20;
 impl Shared {
     /// Steps 1 to 9 with one reader, until its link ends.
     pub(in super::super) async fn serve_reader(shared: &Arc<Shared>, link: Link) -> Result<(), Error> {
+        let proven: Option<Arc<str>> = link.peer().map(Arc::from);
         let (sender, mut receiver) = link.split();
         let Ok(Ok(join)) = rt::timeout(JOIN_MAX, receiver.receive()).await else { return Ok(()) };
         match ToPrimary::decode(join) {
@@ -42,11 +43,12 @@ impl Shared {
             }
         }
         let holder = shared.holders.number();
+        let name = proven.unwrap_or_else(|| format!("reader {}", holder.0).into());
         let (updates, mut waiting) = bounded::<Bytes>(UPDATES_MAX);
         let gone = Stop::new();
         // From here on sections may be shared with it.
         let _leaving = Leaving { shared, holder };
-        let missed = match rt::timeout(JOIN_MAX, shared.admit(holder, updates, &gone)).await {
+        let missed = match rt::timeout(JOIN_MAX, shared.admit(holder, name, updates, &gone)).await {
             Ok(missed) => missed?,
             Err(rt::Elapsed) => return Err(Error::Busy),
         };
@@ -74,6 +76,7 @@ impl Shared {
     async fn admit(
         &self,
         holder: HolderId,
+        name: Arc<str>,
         updates: rt::channel::Sender<Bytes>,
         gone: &Stop,
     ) -> Result<Vec<Bytes>, Error> {
@@ -120,7 +123,7 @@ impl Shared {
             budget_bytes: self.memory.budget_bytes(),
         };
         // With the lock held, so that it misses nothing and is told nothing twice.
-        if !self.holders.add(holder, updates, height, gone.clone()) {
+        if !self.holders.add(holder, name, updates, height, gone.clone()) {
             return Err(Error::Busy);
         }
         drop(writer);

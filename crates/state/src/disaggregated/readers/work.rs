@@ -3,7 +3,7 @@
 //!
 //! 1. A reader says with each acknowledgement how busy its processors are ([`Helper::load`]).
 //! 2. Whoever has a piece asks for a [`Place`]: a reader that holds a lease, is no busier than the caller allows, has room among
-//!    [`PIECES_MAX`] pieces, and has not failed anybody within [`SHUNNED`]. Of several the one with the fewest pieces is taken,
+//!    [`PIECES_MAX`] pieces, has not failed anybody within [`SHUNNED`], and is trusted by the caller, who knows it by name. Of several the one with the fewest pieces is taken,
 //!    and of those the least busy.
 //! 3. The primary sends the piece on the reader's link, behind every update that led to its own height, together with that
 //!    height.
@@ -110,13 +110,19 @@ impl Pieces {
 pub struct Place {
     holders: Arc<Holders>,
     holder: HolderId,
+    name: Arc<str>,
     number: u64,
     has_failed: bool,
 }
 
 impl Place {
-    pub(super) fn new(holders: Arc<Holders>, holder: HolderId, number: u64) -> Place {
-        Place { holders, holder, number, has_failed: false }
+    pub(super) fn new(holders: Arc<Holders>, holder: HolderId, name: Arc<str>, number: u64) -> Place {
+        Place { holders, holder, name, number, has_failed: false }
+    }
+
+    /// The reader: the name that its link proved, else one that it bears until it joins anew.
+    pub fn reader(&self) -> &Arc<str> {
+        &self.name
     }
 
     /// Has the reader do a piece of [`PIECE_BYTES_MAX`] bytes at most, and waits for its answer for so long.

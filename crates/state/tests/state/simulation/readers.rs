@@ -69,7 +69,7 @@ pub async fn borrow(state: Arc<Disaggregated>, mut chance: Chance, stop: Stop) {
     while !stop.is_stopped() {
         rt::sleep(chance.duration(&(Duration::from_micros(100)..Duration::from_millis(8)))).await;
         let (load_max, height) = (chance.below(101) as u8, state.height());
-        let Some(place) = state.place_work(load_max) else { continue };
+        let Some(place) = state.place_work(load_max, &|_| true) else { continue };
         if chance.one_in(8) {
             unused.push(place);
             unused.truncate(PIECES_MAX - 1);
