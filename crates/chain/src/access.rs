@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base::rt::WallTime;
 use base::{Bytes, ChannelId};
 use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
-use identity::{Identity, MspManager, Policy};
+use identity::{DenyList, Identity, MspManager, Policy};
 use ledger::hash::sha256;
 use ledger::transaction::Action;
 use ledger::{ChannelConfig, Hash};
@@ -62,6 +63,7 @@ pub struct Rules {
     definitions: Definitions,
     endorsement: BTreeMap<String, Policy>,
     digest: Hash,
+    denied: DenyList,
 }
 
 impl Rules {
@@ -88,7 +90,14 @@ impl Rules {
             definitions,
             endorsement,
             digest: sha256(&stated),
+            denied: DenyList::of_process(),
         })
+    }
+
+    /// The same rules where another list than this process's says whom the operator denies.
+    #[must_use]
+    pub fn denying(self, denied: DenyList) -> Rules {
+        Rules { denied, ..self }
     }
 
     /// The configuration behind the rules.
@@ -116,12 +125,31 @@ impl Rules {
         self.config.msps()
     }
 
-    /// The member that these bytes, a `SerializedIdentity`, name. Whether it has expired is not looked at.
+    /// The member that these bytes, a `SerializedIdentity`, name, unless the channel's configuration revokes it. Whether it has
+    /// expired or is denied here is not looked at: see [`Rules::check_served`].
     ///
     /// # Errors
     /// Why it is no member.
     pub fn identify(&self, serialized: &Bytes) -> Result<Arc<Identity>, identity::Error> {
         self.members().identify(serialized)
+    }
+
+    /// Refuses a member that is not to be served now: its certificate has expired, or this node's operator denies it. For
+    /// everything that a node does for somebody; never for validation, which must come to the same at all peers and for ever.
+    ///
+    /// # Errors
+    /// [`identity::Error::Expired`], [`identity::Error::Denied`].
+    pub fn check_served(&self, member: &Identity, now: WallTime) -> Result<(), identity::Error> {
+        member.check_expiry(now)?;
+        self.check_denied(member, now)
+    }
+
+    /// As [`Rules::check_served`], for what Fabric lets expired members ask.
+    ///
+    /// # Errors
+    /// [`identity::Error::Denied`].
+    pub fn check_denied(&self, member: &Identity, now: WallTime) -> Result<(), identity::Error> {
+        self.denied.check(member, now)
     }
 
     /// Whose endorsements a contract needs; nothing where the channel has no such contract.

@@ -187,7 +187,8 @@ impl Certificate {
         self.subject_key_id.as_ref()
     }
 
-    pub(crate) fn serial(&self) -> &[u8] {
+    /// The serial number that its issuer gave it, big-endian, without leading zeroes.
+    pub fn serial(&self) -> &[u8] {
         &self.serial
     }
 

@@ -28,6 +28,7 @@ use crate::chain::{AUTHORITIES_MAX, Authorities, Chain};
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::principal::{Role, Roles};
+use crate::revocation::Revocations;
 
 /// How many revocation lists an organisation may define.
 pub(crate) const REVOCATION_LISTS_MAX: usize = 64;
@@ -50,6 +51,7 @@ pub struct Msp {
     chain_hash: &'static Algorithm,
     tls_roots: Vec<Bytes>,
     tls_intermediates: Vec<Bytes>,
+    all_revocations: Revocations,
 }
 
 /// An organisational unit and who must vouch for it.
@@ -137,6 +139,7 @@ impl Msp {
             chain_hash: definition.chain_hash(config)?,
             tls_roots: config.tls_root_certs.clone(),
             tls_intermediates: config.tls_intermediate_certs.clone(),
+            all_revocations: Revocations::of(config)?,
             id: definition.msp.clone(),
         };
         for (_, authority) in msp.authorities.iter() {
@@ -168,6 +171,11 @@ impl Msp {
     /// The intermediate authorities of its TLS certificates, in PEM.
     pub fn tls_intermediates(&self) -> &[Bytes] {
         &self.tls_intermediates
+    }
+
+    /// What its authorities took back, those of TLS among them: for verifiers of TLS certificates.
+    pub fn all_revocations(&self) -> &Revocations {
+        &self.all_revocations
     }
 
     /// Validates a `SerializedIdentity` against this organisation. Nothing is remembered: see [`crate::MspManager`].

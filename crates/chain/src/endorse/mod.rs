@@ -3,9 +3,10 @@
 //! The steps of [`Endorser::process`], which are those of Fabric's endorser:
 //!
 //! 1. Take a place; without one the proposal is turned away ([`EndorseError::Overloaded`]).
-//! 2. Read the proposal ([`proposal`]) and find its channel.
-//! 3. Check its form, the clock it claims, its creator's membership, expiry and signature, that its transaction is not
-//!    on the ledger, and that the creator may propose.
+//! 2. Read the proposal's headers ([`proposal`]) and find its channel.
+//! 3. Check its form, the clock it claims, its creator's membership, expiry and signature. From here on it counts against the
+//!    [share](share) of the creator's organisation. Check that its transaction is not on the ledger and that the creator may
+//!    propose, and read what is to be run.
 //! 4. Run the contract against one snapshot of the state ([`simulate`]), for [`Settings::execution_max`] at most. Fabric's
 //!    system contracts answer from the ledger instead ([`system`]).
 //! 5. Encode what was read and written, the response and the event, together with the proposal's hash, and sign that.
@@ -15,6 +16,7 @@
 //! bytes are equal at all endorsers; every signature that is checked is checked by this peer, once a proposal.
 
 pub mod proposal;
+mod share;
 pub mod simulate;
 pub mod system;
 
@@ -27,7 +29,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::{self, WallTime};
 use base::{BlockNumber, Bytes, ErrorKind, TxId};
-use contract::{Registry, Response, StubError};
+use contract::{Registry, Response, StubError, Timestamp};
 use identity::{Identity, Signer};
 use ledger::Hash;
 use prost::Message;
@@ -43,7 +45,8 @@ use crate::channel::Channel;
 use crate::events;
 use crate::history::KeyHistory;
 use crate::view::ChannelView;
-use proposal::Proposal;
+use proposal::{Invocation, Proposal, shown};
+use share::{Share, Shares};
 use simulate::{Context, Elsewhere, Simulation};
 
 /// Runs proposals.
@@ -137,6 +140,8 @@ impl EndorseError {
 pub struct Settings {
     /// Proposals that may run at once.
     pub concurrency_max: usize,
+    /// Bytes of proposals that may be at work at once, of all organisations.
+    pub bytes_max: usize,
     /// Contracts that may be at work at once; others of those proposals wait, so that commits get their turn.
     pub running_max: usize,
     /// How long a contract may wait and run.
@@ -149,6 +154,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             concurrency_max: 2500,
+            bytes_max: 256 << 20,
             running_max: 64,
             execution_max: Duration::from_secs(30),
             clock_window: Duration::from_secs(15 * 60),
@@ -214,16 +220,19 @@ pub struct Endorser {
     registry: Registry,
     settings: Settings,
     places: rt::sync::Semaphore,
+    shares: Arc<Shares>,
     running: rt::sync::Semaphore,
     channels: Arc<dyn Channels>,
 }
 
 /// A proposal that may run.
 struct Admitted {
-    proposal: Proposal,
+    timestamp: Timestamp,
+    invocation: Invocation,
     /// Nothing for a proposal without a channel.
     channel: Option<Arc<dyn EndorsingChannel>>,
     creator: Arc<Identity>,
+    _share: Share,
 }
 
 /// What a proposal came to.
@@ -240,7 +249,8 @@ impl Endorser {
     pub fn new(signer: Signer, registry: Registry, settings: Settings, channels: Arc<dyn Channels>) -> Endorser {
         let places = rt::sync::Semaphore::new(settings.concurrency_max);
         let running = rt::sync::Semaphore::new(settings.running_max);
-        Endorser { signer, registry, settings, places, running, channels }
+        let shares = Shares::new(settings.concurrency_max, settings.bytes_max);
+        Endorser { signer, registry, settings, places, shares, running, channels }
     }
 
     /// See [`Endorse::process`].
@@ -249,7 +259,7 @@ impl Endorser {
     /// See [`EndorseError`].
     pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
         let _place = self.places.try_acquire().ok_or_else(overloaded)?;
-        let admitted = self.admit(&signed_proposal).await.inspect_err(|_| events::ProposalsRefused.add(1))?;
+        let admitted = self.admit(&signed_proposal).await.inspect_err(count_refusal)?;
         let executed = self.execute(&admitted, true).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
         Ok(self.respond(&admitted, executed))
     }
@@ -260,7 +270,7 @@ impl Endorser {
     /// See [`EndorseError`].
     pub async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError> {
         let _place = self.places.try_acquire().ok_or_else(overloaded)?;
-        let admitted = self.admit(&signed_proposal).await.inspect_err(|_| events::ProposalsRefused.add(1))?;
+        let admitted = self.admit(&signed_proposal).await.inspect_err(count_refusal)?;
         let executed = self.execute(&admitted, false).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
         Ok(wire(executed.response))
     }
@@ -273,22 +283,26 @@ impl Endorser {
             "" => None,
             name => {
                 let channel = self.channels.channel(name);
-                Some(channel.ok_or_else(|| EndorseError::UnknownChannel(name.to_owned()))?)
+                Some(channel.ok_or_else(|| EndorseError::UnknownChannel(shown(name)))?)
             }
         };
         self.check_clock(&proposal, rt::wall_now())?;
         proposal.check_form()?;
         let creator = self.check_creator(&proposal, channel.as_deref())?;
+        let organizations = channel.as_ref().map_or(1, |channel| channel.rules().members().msps().count());
+        let share = self.shares.take(creator.msp_id(), signed_proposal.len(), organizations).ok_or_else(overloaded)?;
         if let Some(channel) = &channel {
-            let found = channel.find_transaction(&proposal.tx_id).await.map_err(|error| unserved(&error))?;
+            let tx_id = proposal.header.to_tx_id();
+            let found = channel.find_transaction(&tx_id).await.map_err(|error| unserved(&error))?;
             if found.is_some() {
-                return Err(EndorseError::Duplicate(proposal.tx_id.clone()));
+                return Err(EndorseError::Duplicate(tx_id));
             }
-            if !system::is_system(&proposal.chaincode) && !channel.rules().may_propose(&creator) {
+            if !system::is_system(proposal.chaincode()) && !channel.rules().may_propose(&creator) {
                 return Err(EndorseError::Invalid(format!("access denied: channel [{name}] creator may not propose")));
             }
         }
-        Ok(Admitted { proposal, channel, creator })
+        let timestamp = proposal.timestamp().unwrap_or_default();
+        Ok(Admitted { timestamp, invocation: proposal.invocation()?, channel, creator, _share: share })
     }
 
     fn check_clock(&self, proposal: &Proposal, now: WallTime) -> Result<(), EndorseError> {
@@ -315,18 +329,26 @@ impl Endorser {
         let unknown = || {
             EndorseError::Invalid(format!("access denied: channel [{name}] creator org unknown, creator is malformed"))
         };
-        let creator = match channel {
-            Some(channel) => channel.rules().identify(&serialized).map_err(|_| unknown())?,
+        let (creator, served) = match channel {
+            Some(channel) => {
+                let creator = channel.rules().identify(&serialized).map_err(|_| unknown())?;
+                let served = channel.rules().check_served(&creator, rt::wall_now());
+                (creator, served)
+            }
             // Without a channel, members of this peer's own organisation may ask, as any of its channels knows them.
             None => {
-                let channels = self.channels.all();
-                let creator = channels.iter().find_map(|channel| channel.rules().identify(&serialized).ok());
-                creator.filter(|creator| creator.msp_id() == self.signer.msp_id()).ok_or_else(unknown)?
+                let known = self.channels.all().into_iter().find_map(|channel| {
+                    let creator = channel.rules().identify(&serialized).ok()?;
+                    let served = channel.rules().check_served(&creator, rt::wall_now());
+                    Some((creator, served))
+                });
+                known.filter(|(creator, _)| creator.msp_id() == self.signer.msp_id()).ok_or_else(unknown)?
             }
         };
-        creator
-            .check_expiry(rt::wall_now())
-            .map_err(|_| EndorseError::Expired("proposal client identity expired".to_owned()))?;
+        served.map_err(|error| match error {
+            identity::Error::Expired { .. } => EndorseError::Expired("proposal client identity expired".to_owned()),
+            error => EndorseError::Invalid(format!("access denied: channel [{name}] {error}")),
+        })?;
         creator.verify(&proposal.bytes, &proposal.signature).map_err(|_| {
             EndorseError::Invalid(format!("access denied: channel [{name}] creator org [{}]", creator.msp_id()))
         })?;
@@ -335,25 +357,26 @@ impl Endorser {
 
     /// Step 4.
     async fn execute(&self, admitted: &Admitted, record: bool) -> Result<Executed, EndorseError> {
-        let proposal = &admitted.proposal;
-        if system::is_system(&proposal.chaincode) {
+        let invocation = &admitted.invocation;
+        if system::is_system(&invocation.chaincode) {
             if let Some(channel) = &admitted.channel {
                 // What it shows of the ledger is as new as its state is.
                 channel.snapshot().await.map_err(|error| unserved(&error))?;
             }
             let query = system::Query {
-                contract: &proposal.chaincode,
-                args: &proposal.args,
+                contract: &invocation.chaincode,
+                args: &invocation.args,
                 channel: admitted.channel.as_ref(),
                 channels: &*self.channels,
                 creator: &admitted.creator,
+                own: self.signer.msp_id(),
             };
             let response = system::answer(&query).await;
             return Ok(Executed { response, event: None, results: Bytes::new(), version: "syscc".to_owned() });
         }
         let unknown = || EndorseError::UnknownChaincode {
-            name: proposal.chaincode.clone(),
-            channel: proposal.header.channel().to_owned(),
+            name: shown(&invocation.chaincode),
+            channel: admitted.channel.as_ref().map(|channel| channel.rules().channel().to_string()).unwrap_or_default(),
         };
         let channel = admitted.channel.as_ref().ok_or_else(unknown)?;
         if let Some(error) = channel.failure() {
@@ -362,7 +385,7 @@ impl Endorser {
                 cause: error.to_string(),
             });
         }
-        let definition = channel.rules().definitions().get(&proposal.chaincode).ok_or_else(unknown)?;
+        let definition = channel.rules().definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
         let started = rt::now();
         let run = async {
             let _turn = self.running.acquire().await;
@@ -370,17 +393,17 @@ impl Endorser {
             let snapshot = channel.snapshot().await?;
             let context = Context {
                 channel: channel.rules().channel().clone(),
-                tx_id: proposal.tx_id.clone(),
-                timestamp: proposal.timestamp().unwrap_or_default(),
+                tx_id: invocation.tx_id.clone(),
+                timestamp: admitted.timestamp,
                 creator: admitted.creator.serialized().clone(),
-                transient: proposal.transient.clone(),
+                transient: invocation.transient.clone(),
                 registry: self.registry.clone(),
                 snapshot,
                 history: channel.history().clone(),
                 elsewhere: Arc::new(OtherChannels(self.channels.clone())),
             };
             let mut simulation = Simulation::new(context);
-            let outcome = simulation.run(&proposal.chaincode, &proposal.args).await;
+            let outcome = simulation.run(&invocation.chaincode, &invocation.args).await;
             Ok((simulation, outcome))
         };
         let Ok(ran) = rt::timeout(self.settings.execution_max, run).await else {
@@ -400,11 +423,11 @@ impl Endorser {
 
     /// Step 5.
     fn respond(&self, admitted: &Admitted, executed: Executed) -> ProposalResponse {
-        let proposal = &admitted.proposal;
+        let invocation = &admitted.invocation;
         let response = wire(executed.response);
         let event = executed.event.map(|event| ChaincodeEvent {
-            chaincode_id: proposal.chaincode.clone(),
-            tx_id: proposal.tx_id.to_string(),
+            chaincode_id: invocation.chaincode.clone(),
+            tx_id: invocation.tx_id.to_string(),
             event_name: event.name,
             payload: event.payload,
         });
@@ -413,13 +436,13 @@ impl Endorser {
             events: event.map(|event| event.encode_to_vec().into()).unwrap_or_default(),
             response: Some(response.clone()),
             chaincode_id: Some(ChaincodeId {
-                name: proposal.chaincode.clone(),
+                name: invocation.chaincode.clone(),
                 version: executed.version,
                 ..ChaincodeId::default()
             }),
         };
         let payload = ProposalResponsePayload {
-            proposal_hash: Bytes::copy_from_slice(&proposal.hash),
+            proposal_hash: Bytes::copy_from_slice(&invocation.hash),
             extension: action.encode_to_vec().into(),
         };
         let payload: Bytes = payload.encode_to_vec().into();
@@ -444,6 +467,13 @@ impl Endorser {
 fn overloaded() -> EndorseError {
     events::ProposalsOverloaded.add(1);
     EndorseError::Overloaded
+}
+
+/// One that was turned away for want of room has been counted as such.
+fn count_refusal(error: &EndorseError) {
+    if !matches!(error, EndorseError::Overloaded) {
+        events::ProposalsRefused.add(1);
+    }
 }
 
 fn unserved(error: &Error) -> EndorseError {

@@ -1,10 +1,17 @@
 //! A signed proposal, read and checked in the order of Fabric's endorser.
 //!
-//! 1. [`Proposal::parse`]: the nested messages, a named chaincode and an input. A failure here means that the bytes are no
-//!    proposal at all.
+//! Anybody may send megabytes that claim to be a proposal. Until the creator's signature is checked nothing is copied of them:
+//!
+//! 1. [`Proposal::parse`] finds the headers, the name of the chaincode, the payload and the signature, all in place. A failure
+//!    here means that the bytes are no proposal at all.
 //! 2. [`Proposal::check_form`]: type, epoch, nonce, creator, transaction id, signature present.
 //! 3. The creator's identity, signature and rights, and whether the transaction exists already, are checked by
 //!    [`super::Endorser`], which has the channel.
+//! 4. [`Proposal::invocation`] reads the payload: it counts arguments and transient entries before it makes room for any.
+//!
+//! Invariants: steps 1 and 2 allocate nothing that grows with the message; step 4 allocates at most
+//! [`BOOKKEEPING_MAX`] times the message for arguments and transient entries, and copies the names of the latter. A text
+//! that repeats what the client sent cuts it short ([`shown`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +21,24 @@ use contract::Timestamp;
 use ledger::hash::{Hash, sha256_of};
 use ledger::transaction::Header;
 use ledger::wire::{Fields, Span, WireError, bytes_field_len, put_bytes_header, set_once};
-use prost::Message;
 use proto::common::HeaderType;
-use proto::protos::{ChaincodeInvocationSpec, ChaincodeProposalPayload};
 
 use super::EndorseError;
 
-/// A proposal whose form is known.
+/// Arguments of one invocation.
+pub const ARGS_MAX: usize = 4096;
+/// Entries of one transient map.
+pub const TRANSIENT_MAX: usize = 1024;
+/// Bytes that arguments and transient entries may take in memory beside their contents, as a multiple of the proposal's own.
+pub const BOOKKEEPING_MAX: usize = 3;
+/// What an argument takes beside its contents.
+const ARG_BYTES: usize = size_of::<Bytes>();
+/// What a transient entry takes beside its contents: its place in a node of the map that is half full.
+const TRANSIENT_BYTES: usize = 2 * (size_of::<String>() + size_of::<Bytes>()) + 32;
+/// Bytes of a name that an error repeats.
+const SHOWN_BYTES_MAX: usize = 128;
+
+/// A proposal whose headers are read. Everything is a place in the bytes that were received.
 #[derive(Debug)]
 pub struct Proposal {
     /// What the creator signed.
@@ -29,6 +47,12 @@ pub struct Proposal {
     pub signature: Bytes,
     /// The decoded headers.
     pub header: Header,
+    payload: Span,
+}
+
+/// What a proposal asks for.
+#[derive(Debug)]
+pub struct Invocation {
     /// The chaincode that is to run.
     pub chaincode: String,
     /// Its arguments, the function name first.
@@ -37,12 +61,12 @@ pub struct Proposal {
     pub transient: Arc<BTreeMap<String, Bytes>>,
     /// What ties the transaction to this proposal.
     pub hash: Hash,
-    /// The transaction's id, as claimed until [`Proposal::check_form`].
+    /// The transaction's id.
     pub tx_id: TxId,
 }
 
 impl Proposal {
-    /// Reads an encoded `SignedProposal`.
+    /// Reads an encoded `SignedProposal` as far as its headers.
     ///
     /// # Errors
     /// [`EndorseError::Malformed`].
@@ -55,31 +79,12 @@ impl Proposal {
         }
         let header = Header::parse(&header.slice(&bytes))
             .map_err(|invalid| EndorseError::Malformed(invalid.reason.to_owned()))?;
-        let chaincode = match header.chaincode() {
-            Ok(Some(chaincode)) if !chaincode.name.is_empty() => chaincode.name.to_owned(),
+        match header.chaincode() {
+            Ok(Some(chaincode)) if !chaincode.name.is_empty() => {}
             Ok(_) => return Err(EndorseError::Malformed("the header names no chaincode".to_owned())),
             Err(invalid) => return Err(EndorseError::Malformed(invalid.reason.to_owned())),
-        };
-        let payload =
-            ChaincodeProposalPayload::decode(payload.slice(&bytes)).map_err(undecodable("proposal payload"))?;
-        let spec =
-            ChaincodeInvocationSpec::decode(payload.input.clone()).map_err(undecodable("chaincode invocation"))?;
-        let input = spec
-            .chaincode_spec
-            .and_then(|spec| spec.input)
-            .ok_or_else(|| EndorseError::Malformed("the chaincode invocation has no input".to_owned()))?;
-        let hash = proposal_hash(&header, &payload.input);
-        let tx_id = header.to_tx_id();
-        Ok(Proposal {
-            bytes,
-            signature,
-            header,
-            chaincode,
-            args: input.args,
-            transient: Arc::new(payload.transient_map),
-            hash,
-            tx_id,
-        })
+        }
+        Ok(Proposal { bytes, signature, header, payload })
     }
 
     /// Checks what needs no identity.
@@ -102,6 +107,111 @@ impl Proposal {
     /// The client's time, if it gave one.
     pub fn timestamp(&self) -> Option<Timestamp> {
         self.header.timestamp().map(|(seconds, nanos)| Timestamp { seconds, nanos })
+    }
+
+    /// The chaincode that is to run.
+    pub fn chaincode(&self) -> &str {
+        match self.header.chaincode() {
+            Ok(Some(chaincode)) => chaincode.name,
+            _ => unreachable!("checked when the proposal was parsed"),
+        }
+    }
+
+    /// Reads what is to be run. For proposals whose signature was checked.
+    ///
+    /// # Errors
+    /// [`EndorseError::Malformed`], also for more arguments or transient entries than a proposal of this size may have.
+    pub fn invocation(&self) -> Result<Invocation, EndorseError> {
+        let bytes = &self.bytes;
+        let spec = inner(bytes, self.payload, INPUT).map_err(malformed("proposal payload"))?.unwrap_or_default();
+        let input = inner(bytes, spec, CHAINCODE_SPEC)
+            .and_then(|spec| spec.map_or(Ok(None), |spec| inner(bytes, spec, CHAINCODE_INPUT)))
+            .map_err(malformed("chaincode invocation"))?
+            .ok_or_else(|| EndorseError::Malformed("the chaincode invocation has no input".to_owned()))?;
+        // Counted before there is room for any: two bytes of a message are enough for one of them.
+        let args = count(bytes, input, ARG).map_err(malformed("chaincode input"))?;
+        let transient = count(bytes, self.payload, TRANSIENT).map_err(malformed("proposal payload"))?;
+        let bookkeeping = args.saturating_mul(ARG_BYTES).saturating_add(transient.saturating_mul(TRANSIENT_BYTES));
+        let bookkeeping_max = bytes.len().saturating_mul(BOOKKEEPING_MAX);
+        if args > ARGS_MAX || transient > TRANSIENT_MAX || bookkeeping > bookkeeping_max {
+            return Err(EndorseError::Malformed(format!(
+                "the proposal has {args} arguments and {transient} transient entries in {} bytes; at most {ARGS_MAX} and \
+                 {TRANSIENT_MAX} are taken, and fewer of a short proposal: pass many small values as one argument",
+                bytes.len()
+            )));
+        }
+        let mut taken = Vec::with_capacity(args);
+        each(bytes, input, ARG, |arg| {
+            taken.push(arg.slice(bytes));
+            Ok(())
+        })
+        .map_err(malformed("chaincode input"))?;
+        let mut map = BTreeMap::new();
+        each(bytes, self.payload, TRANSIENT, |entry| {
+            let name = inner(bytes, entry, 1)?.unwrap_or_default().text(bytes)?.to_owned();
+            map.insert(name, inner(bytes, entry, 2)?.unwrap_or_default().slice(bytes));
+            Ok(())
+        })
+        .map_err(malformed("transient map"))?;
+        Ok(Invocation {
+            chaincode: self.chaincode().to_owned(),
+            args: taken,
+            transient: Arc::new(map),
+            hash: proposal_hash(&self.header, spec.of(bytes)),
+            tx_id: self.header.to_tx_id(),
+        })
+    }
+}
+
+/// `ChaincodeProposalPayload.input`, an encoded `ChaincodeInvocationSpec`.
+const INPUT: u32 = 1;
+/// `ChaincodeProposalPayload.TransientMap`, each entry a message of name and value.
+const TRANSIENT: u32 = 2;
+/// `ChaincodeInvocationSpec.chaincode_spec`.
+const CHAINCODE_SPEC: u32 = 1;
+/// `ChaincodeSpec.input`.
+const CHAINCODE_INPUT: u32 = 3;
+/// `ChaincodeInput.args`.
+const ARG: u32 = 1;
+
+/// The field of this number, which may stand once, of a message that is walked to its end.
+fn inner(source: &[u8], message: Span, number: u32) -> Result<Option<Span>, WireError> {
+    let mut found = None;
+    each(source, message, number, |span| set_once(&mut found, span))?;
+    Ok(found)
+}
+
+/// How many fields of this number a message has.
+fn count(source: &[u8], message: Span, number: u32) -> Result<usize, WireError> {
+    let mut count = 0;
+    each(source, message, number, |_| {
+        count += 1;
+        Ok(())
+    })?;
+    Ok(count)
+}
+
+/// Every field of this number, all of which must be bytes, of a message that is walked to its end.
+fn each(
+    source: &[u8],
+    message: Span,
+    number: u32,
+    mut take: impl FnMut(Span) -> Result<(), WireError>,
+) -> Result<(), WireError> {
+    let mut fields = Fields::new(source, message);
+    while let Some(field) = fields.next()? {
+        if field.number == number {
+            take(field.span()?)?;
+        }
+    }
+    Ok(())
+}
+
+/// A name that a client chose, cut short for people.
+pub fn shown(name: &str) -> String {
+    match name.char_indices().map(|(at, _)| at).find(|at| *at >= SHOWN_BYTES_MAX) {
+        Some(end) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
     }
 }
 
@@ -130,9 +240,5 @@ fn proposal_hash(header: &Header, input: &[u8]) -> Hash {
 }
 
 fn malformed(what: &'static str) -> impl Fn(WireError) -> EndorseError {
-    move |cause| EndorseError::Malformed(format!("malformed {what}: {cause}"))
-}
-
-fn undecodable(what: &'static str) -> impl Fn(prost::DecodeError) -> EndorseError {
     move |cause| EndorseError::Malformed(format!("malformed {what}: {cause}"))
 }

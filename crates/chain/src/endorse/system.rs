@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use base::{BlockNumber, Bytes, TxId};
+use base::{BlockNumber, Bytes, MspId, TxId};
 use contract::Response;
 use identity::Identity;
 use ledger::Block;
@@ -43,6 +43,8 @@ pub struct Query<'a> {
     pub channel: Option<&'a Arc<dyn EndorsingChannel>>,
     pub channels: &'a dyn Channels,
     pub creator: &'a Arc<Identity>,
+    /// The peer's organisation.
+    pub own: &'a MspId,
 }
 
 /// Answers, errors included.
@@ -58,7 +60,10 @@ type Answer = Result<Bytes, String>;
 async fn try_answer(query: &Query<'_>) -> Answer {
     let function = text(query.args.first(), "the function name")?;
     match (query.contract, function) {
-        ("cscc", "GetChannels") => Ok(channels(query.channels)),
+        ("cscc", "GetChannels") if query.creator.msp_id() == query.own => Ok(channels(query.channels)),
+        ("cscc", "GetChannels") => {
+            Err("access denied for [GetChannels]: it is for members of this peer's own organisation".to_owned())
+        }
         ("cscc", "JoinChain" | "JoinChainBySnapshot") => {
             Err("channels are joined by the peer's operator, not by a proposal".to_owned())
         }

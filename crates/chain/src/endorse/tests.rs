@@ -7,8 +7,9 @@ use base::rt::disk::Directory;
 use base::rt::production;
 use base::rt::simulation::Simulation;
 use contract::{Contract, ContractError, Cursor, Registry, Response, Stub, key::KeyRange};
+use identity::deny::{Denial, Denied};
 use identity::issue::{Organization, Terms};
-use identity::{KeyKind, Role};
+use identity::{DenyList, KeyKind, Role};
 use ledger::Block;
 use ledger::config::EndorsementRule;
 use ledger::hash::sha256_of;
@@ -265,9 +266,50 @@ fn system_contracts_answer_from_the_ledger() {
         assert!(response.endorsement.is_none(), "there is no channel to endorse for");
         let found = ChannelQueryResponse::decode(response.response.expect("an answer").payload).expect("channels");
         assert_eq!(found.channels[0].channel_id, CHANNEL);
-        channels(&Client { signer: net.consortium.clients[1].clone() }).await.expect_err("another organisation");
+        let other = Client { signer: net.consortium.clients[1].clone() };
+        channels(&other).await.expect_err("another organisation");
+        // With a channel named, any of its members once learnt which other channels the peer holds.
+        let named = net.peer.process(other.proposal("cscc", "GetChannels", &[]).bytes).await.expect("an answer");
+        let answer = named.response.expect("an answer");
+        assert_eq!((answer.status, answer.payload.len()), (500, 0), "{}", answer.message);
+        assert_eq!(ask("cscc", "GetChannels", &[]).await.0, 200);
         net.peer.stop().await.expect("the peer stops");
         orderer.stop().await;
+    });
+}
+
+/// A lost key could propose and order until its certificate ended: only the channel's configuration could take it back.
+#[test]
+fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let root = Directory::open(scratch.path()).await.expect("it exists");
+        // Keys of its own: what is denied here, no other test may need.
+        let setup = Terms_ { terms: Terms::seeded([142; 32]), ..Terms_::seeded(1, EndorsementRule::Any) };
+        let consortium = Consortium::found(setup);
+        let peer = peer(&consortium, &root, 0).await;
+        let client = consortium.client();
+        let proposal = client.proposal("basic", "InitLedger", &[]);
+        let responses = [peer.process(proposal.bytes.clone()).await.expect("a member")];
+        let envelope = client.envelope(&proposal, &responses);
+        let channel = peer.channel(CHANNEL).expect("it was joined");
+        let rules = channel.rules();
+        let order = || crate::order::filter::check(envelope.clone(), rules, u32::MAX, rt::wall_now());
+        order().expect("a member may order");
+
+        let serial = Denied::Serial("Org1MSP".into(), client.signer.certificate().serial().to_vec());
+        DenyList::of_process().replace(vec![Denial { holder: serial, reason: "lost".to_owned(), until: None }]);
+        let refused = peer.process(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
+        assert!(matches!(&refused, EndorseError::Invalid(reason) if reason.contains("denied")), "{refused}");
+        peer.evaluate(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
+        let refused = order().expect_err("denied");
+        assert_eq!(refused.status(), proto::common::Status::Forbidden);
+        let examined = crate::validate::examine::examine(&envelope, rules);
+        assert!(examined.form.is_valid() && examined.endorsement.is_valid(), "validation never looks at the list");
+
+        DenyList::of_process().replace(Vec::new());
+        peer.process(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect("allowed again, at once");
+        peer.stop().await.expect("the peer stops");
     });
 }
 

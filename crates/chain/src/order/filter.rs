@@ -2,7 +2,7 @@
 //!
 //! 1. The envelope has a payload with headers, for a channel held here.
 //! 2. It is no configuration message: reconfiguration is not offered.
-//! 3. Its creator's certificate has not expired.
+//! 3. Its creator's certificate has not expired, and this orderer's operator does not deny it.
 //! 4. It is not larger than the channel allows, nor than any block may be, and it is exactly a payload and a signature: what
 //!    else it held would be in the block without being counted, and peers refuse such blocks.
 //! 5. Its creator is a member that may write to the channel, and signed it.
@@ -53,6 +53,9 @@ pub fn check(envelope: Bytes, rules: &Rules, block_bytes_max: u32, now: WallTime
         .identify(&header.creator())
         .map_err(|error| forbidden(&format!("the creator is no member of the channel: {error}")))?;
     creator.check_expiry(now).map_err(|_| bad("message creator identity expired".to_owned()))?;
+    rules
+        .check_denied(&creator, now)
+        .map_err(|error| forbidden(&format!("the creator is not served here: {error}")))?;
     let bytes = transaction.payload().len() + transaction.signature().len();
     let bytes_max = rules.config().batch().absolute_bytes_max.min(block_bytes_max) as usize;
     if bytes > bytes_max {

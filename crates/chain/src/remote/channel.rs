@@ -122,7 +122,7 @@ impl Connection {
         })
     }
 
-    pub(super) fn malformed(&self, what: &str, error: &prost::DecodeError) -> Error {
+    pub(super) fn malformed(&self, what: &str, error: &dyn std::fmt::Display) -> Error {
         let reason = format!("{what} cannot be read: {error}");
         Error::Refused { name: self.name.clone(), kind: ErrorKind::Corrupt, reason }
     }
@@ -175,12 +175,16 @@ impl RemoteChannel {
             self.waiters.close();
             return;
         }
+        let Some(height) = notice.number.checked_add(1) else {
+            tracing::warn!(peer = self.connection.name, "a notice of a block that no chain can have");
+            return;
+        };
         let transactions: Vec<(TxId, Code)> = notice
             .transactions
             .into_iter()
             .map(|transaction| (TxId::new(transaction.tx_id), Code(u8::try_from(transaction.code).unwrap_or(u8::MAX))))
             .collect();
-        self.begin(notice.number + 1);
+        self.begin(height);
         self.waiters.tell(notice.number, transactions.iter().map(|(tx_id, code)| (tx_id, *code)));
     }
 
@@ -258,5 +262,35 @@ impl ChannelView for RemoteChannel {
 
     async fn stopped(&self) {
         self.failed.stopped().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::rt::production;
+    use ledger::ChannelConfig;
+    use ledger::config::EndorsementRule;
+
+    use super::*;
+    use crate::access::Definitions;
+    use crate::support::{Consortium, Terms_};
+
+    /// A peer noticed a block with the last number that there is: its successor's number ended the gateway's task.
+    #[test]
+    fn numbers_that_no_chain_has_end_nothing() {
+        production::run(async {
+            let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
+            let config = Arc::new(ChannelConfig::from_block(&consortium.genesis).expect("a genesis block"));
+            let rules = Arc::new(Rules::new(config, Definitions::new()).expect("no policies"));
+            let connection = Arc::new(Connection::new("peer0".to_owned(), vec!["nowhere".to_owned()]));
+            let channel = RemoteChannel::new(connection, rules);
+            channel.noticed(Notice { number: 6, ..Notice::default() });
+            assert_eq!(channel.height(), 7);
+            channel.noticed(Notice { number: u64::MAX, ..Notice::default() });
+            assert_eq!(channel.height(), 7);
+            channel.noticed(Notice { number: u64::MAX - 1, ..Notice::default() });
+            channel.noticed(Notice { number: u64::MAX - 1, ..Notice::default() });
+            assert_eq!(channel.height(), u64::MAX);
+        });
     }
 }

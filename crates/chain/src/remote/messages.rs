@@ -6,10 +6,74 @@ use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
 use consensus::ordered::Processor;
+use ledger::wire::{Fields, Span, Value};
+use prost::Message as _;
 use proto::common::Status;
 
 use crate::endorse::EndorseError;
 use crate::order::BroadcastError;
+
+/// Fields that a message may have whatever its size.
+const FIELDS_FREE: usize = 256;
+/// Bytes of the others, on average. A committed transaction takes twice as many.
+const FIELD_BYTES_MIN: usize = 32;
+
+/// [`Answer::failure`].
+const ANSWER_FAILURE: u32 = 2;
+
+/// Bytes of the other side of a link that are no message, or one of too many parts.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum Malformed {
+    #[error(transparent)]
+    Encoding(#[from] prost::DecodeError),
+    #[error("{count} fields in a message of {bytes} bytes, more than any that this software sends")]
+    Fields { count: usize, bytes: usize },
+}
+
+/// Reads a message from the other side of a link, which may belong to another organisation.
+///
+/// Two bytes are enough for an entry of a repeated field, which takes some fifty in memory. So fields are counted first, and a
+/// message of nothing but tiny ones is refused.
+///
+/// # Errors
+/// See [`Malformed`].
+pub fn decode<M: prost::Message + Default>(bytes: Bytes) -> Result<M, Malformed> {
+    check_fields(&bytes)?;
+    Ok(M::decode(bytes)?)
+}
+
+impl Answer {
+    /// As [`decode`], which counts the texts of the failure too.
+    ///
+    /// # Errors
+    /// See [`Malformed`].
+    pub fn read(bytes: Bytes) -> Result<Answer, Malformed> {
+        check_fields(&bytes)?;
+        if let Ok(span) = Span::whole(&bytes) {
+            let mut fields = Fields::new(&bytes, span);
+            while let Ok(Some(field)) = fields.next() {
+                if let (ANSWER_FAILURE, Value::Bytes(failure)) = (field.number, field.value) {
+                    check_fields(failure.of(&bytes))?;
+                }
+            }
+        }
+        Ok(Answer::decode(bytes)?)
+    }
+}
+
+fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
+    // What is wrong with bytes that cannot be walked, the library says.
+    let Ok(span) = Span::whole(bytes) else { return Ok(()) };
+    let mut fields = Fields::new(bytes, span);
+    let mut count = 0;
+    while let Ok(Some(_)) = fields.next() {
+        count += 1;
+    }
+    match count > FIELDS_FREE + bytes.len() / FIELD_BYTES_MIN {
+        true => Err(Malformed::Fields { count, bytes: bytes.len() }),
+        false => Ok(()),
+    }
+}
 
 /// What a caller asks.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -253,7 +317,6 @@ fn kind_of(number: u64) -> ErrorKind {
 mod tests {
     use consensus::ordered::Processor;
     use proptest::prelude::*;
-    use prost::Message as _;
 
     use super::*;
 
@@ -297,6 +360,28 @@ mod tests {
             let again = Failure::of_broadcast(&error).into_broadcast();
             assert_eq!((again.status(), again.to_string()), (error.status(), error.to_string()));
         }
+    }
+
+    /// A peer of another organisation answered with millions of empty texts, two bytes each on the wire and 24 in memory, and more
+    /// while the list grew.
+    #[test]
+    fn messages_of_nothing_but_tiny_fields_are_refused() {
+        let tiny = |tag: u8, count: usize| [tag, 0].repeat(count);
+        let framed = |failure: &[u8]| {
+            let mut answer = Vec::new();
+            ledger::wire::put_bytes(&mut answer, ANSWER_FAILURE, failure);
+            Bytes::from(answer)
+        };
+        assert!(Answer::read(framed(&tiny(0x12, FIELDS_FREE))).is_ok());
+        assert!(matches!(Answer::read(framed(&tiny(0x12, 10_000))), Err(Malformed::Fields { count: 10_000, .. })));
+        assert!(matches!(decode::<Notice>(tiny(0x1a, 10_000).into()), Err(Malformed::Fields { .. })));
+        assert!(matches!(decode::<Welcome>(tiny(0x12, 10_000).into()), Err(Malformed::Fields { .. })));
+        let transactions = (0..10_000).map(|number| Committed { tx_id: format!("{number:064x}"), code: 0 });
+        let notice = Notice { transactions: transactions.collect(), ..Notice::default() };
+        assert_eq!(decode(notice.encode_to_vec().into()), Ok(notice));
+        // What a contract answers may look like a message of tiny fields.
+        let answer = Answer { result: tiny(0x0a, 10_000).into(), failure: None };
+        assert_eq!(Answer::read(answer.encode_to_vec().into()), Ok(answer));
     }
 
     proptest! {

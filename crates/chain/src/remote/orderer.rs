@@ -14,7 +14,7 @@ use prost::Message as _;
 use proto::common::Status;
 
 use super::channel::call as ask_over;
-use super::messages::{Answer, Ask, Envelope, Failure, Hello, Request, Welcome};
+use super::messages::{Answer, Ask, Envelope, Failure, Hello, Request, Welcome, decode};
 use super::serve::{rejected, serve};
 use super::{HELLO_MAX, REQUESTS_MAX, VERSION};
 use crate::Error;
@@ -38,7 +38,7 @@ impl Handler for Server {
         let orderer = self.orderer.clone();
         Box::pin(async move {
             let request =
-                Request::decode(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
+                decode::<Request>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             match request.ask {
                 Some(Ask::Hello(_)) => Ok(Welcome { version: VERSION, channels: Vec::new() }.encode_to_vec().into()),
                 Some(Ask::Broadcast(Envelope { channel, envelope })) => {
@@ -75,7 +75,7 @@ impl RemoteOrderer {
             let link = net::connect(&self.address).await.map_err(|error| error.to_string())?;
             let caller = Caller::new(link, REQUESTS_MAX, drop);
             let welcome = ask_over(&caller, Ask::Hello(Hello { version: VERSION })).await;
-            let welcome = Welcome::decode(welcome.map_err(|error| error.to_string())?).map_err(|e| e.to_string())?;
+            let welcome: Welcome = decode(welcome.map_err(|error| error.to_string())?).map_err(|e| e.to_string())?;
             if welcome.version == VERSION {
                 Ok(caller)
             } else {
@@ -106,7 +106,7 @@ impl Broadcast for RemoteOrderer {
             }
             _ => BroadcastError::Ambiguous,
         })?;
-        match Answer::decode(answer) {
+        match Answer::read(answer) {
             Ok(Answer { failure: None, .. }) => Ok(()),
             Ok(Answer { failure: Some(failure), .. }) => Err(failure.into_broadcast()),
             Err(_) => Err(BroadcastError::Ambiguous),

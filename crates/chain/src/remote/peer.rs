@@ -9,11 +9,10 @@ use base::rt::net::call::Caller;
 use base::rt::{self, Stop, net};
 use base::{Bytes, ErrorKind};
 use ledger::{Block, ChannelConfig};
-use prost::Message as _;
 use proto::protos::{ProposalResponse, Response};
 
 use super::channel::{Connection, RemoteChannel, call};
-use super::messages::{Answer, Ask, BlockAnswer, BlockAt, Hello, Notice, Welcome};
+use super::messages::{Answer, Ask, BlockAnswer, BlockAt, Hello, Notice, Welcome, decode};
 use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, REQUESTS_MAX, VERSION};
 use crate::Error;
 use crate::access::{Definitions, Rules};
@@ -69,7 +68,7 @@ impl RemotePeer {
     async fn run(&self, ask: Ask) -> Result<Bytes, EndorseError> {
         let unserved = |error: &Error| EndorseError::State { kind: error.kind(), message: error.to_string() };
         let answer = self.shared.connection.ask(ask).await.map_err(|error| unserved(&error))?;
-        let answer = Answer::decode(answer);
+        let answer = Answer::read(answer);
         let answer = answer.map_err(|error| unserved(&self.shared.connection.malformed("an answer", &error)))?;
         match answer.failure {
             None => Ok(answer.result),
@@ -104,7 +103,7 @@ impl Endorse for RemotePeer {
 }
 
 fn read<M: prost::Message + Default>(bytes: Bytes) -> Result<M, EndorseError> {
-    M::decode(bytes).map_err(|error| EndorseError::State {
+    decode(bytes).map_err(|error| EndorseError::State {
         kind: ErrorKind::Corrupt,
         message: format!("the peer's answer cannot be read: {error}"),
     })
@@ -176,7 +175,7 @@ impl Shared {
         let shared = Arc::downgrade(self);
         let caller = Caller::new(link, REQUESTS_MAX, move |notice| {
             // What is no notice of a known channel concerns nobody.
-            if let (Some(shared), Ok(notice)) = (shared.upgrade(), Notice::decode(notice))
+            if let (Some(shared), Ok(notice)) = (shared.upgrade(), decode::<Notice>(notice))
                 && let Some(channel) = shared.channel(&notice.channel)
             {
                 if notice.failure.is_some() && shared.moves() {
@@ -223,6 +222,6 @@ impl Shared {
 
     async fn told<M: prost::Message + Default>(&self, caller: &Caller, ask: Ask, time: Duration) -> Result<M, String> {
         let answer = rt::timeout(time, call(caller, ask)).await.map_err(|_| "no answer in time".to_owned())?;
-        M::decode(answer.map_err(|error| error.to_string())?).map_err(|error| format!("not an answer: {error}"))
+        decode(answer.map_err(|error| error.to_string())?).map_err(|error| format!("not an answer: {error}"))
     }
 }

@@ -11,7 +11,7 @@ use futures_util::future::{Either, select};
 use prost::Message as _;
 
 use super::messages::{
-    Answer, Ask, BlockAnswer, BlockAt, Committed, Failure, Notice, Place, Request, StatusAnswer, Welcome,
+    Answer, Ask, BlockAnswer, BlockAt, Committed, Failure, Notice, Place, Request, StatusAnswer, Welcome, decode,
 };
 use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX, VERSION};
 use crate::Error;
@@ -86,7 +86,7 @@ impl<P: PeerView + Endorse> Handler for Connection<P> {
         let notifier = self.notifier.get().cloned();
         Box::pin(async move {
             let request =
-                Request::decode(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
+                decode::<Request>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             let ask = request.ask.ok_or_else(|| rejected("a request that asks nothing".to_owned()))?;
             server.answer(ask, notifier).await
         })

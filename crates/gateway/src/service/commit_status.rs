@@ -1,7 +1,8 @@
 //! `Gateway.CommitStatus`: waits until a transaction is committed at the local peer.
 //!
-//! The caller's signature is checked over the request's bytes; an expired certificate is good enough, as in Fabric. The
-//! channel registers the wait before it looks whether the transaction is there, so that no commit is missed.
+//! The caller's signature is checked over the request's bytes; an expired certificate is good enough, as in Fabric, but one
+//! that the operator denies is not. The channel registers the wait before it looks whether the transaction is there, so
+//! that no commit is missed.
 //!
 //! Fabric's request has neither a time nor a nonce nor a channel header, whose `tls_cert_hash` could bind it to a
 //! connection (and the port asks clients for no certificate). Whoever sees one, which takes the client's or the server's
@@ -70,6 +71,7 @@ pub(super) fn authorized(
     let channel = state.known_channel(channel, Code::PermissionDenied)?;
     let rules = channel.rules();
     let identity = rules.identify(signature.identity).map_err(|error| denied(error.to_string()))?;
+    rules.check_denied(&identity, base::rt::wall_now()).map_err(|error| denied(error.to_string()))?;
     identity
         .verify(signature.signed, signature.signature)
         .map_err(|_| denied("the request's signature is not valid".to_owned()))?;

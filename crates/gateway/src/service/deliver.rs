@@ -234,7 +234,7 @@ fn admit(
         let seek = Seek::parse(envelope, now)?;
         let source = (port.find)(&seek.channel)?;
         let identity = seek.signer(source.rules())?;
-        identity.check_expiry(now).map_err(|_| Answer::Forbidden)?;
+        source.rules().check_served(&identity, now).map_err(|_| Answer::Forbidden)?;
         if !source.may_read(&identity, port.form) {
             return Err(Answer::Forbidden);
         }
@@ -274,7 +274,7 @@ async fn answer(
             () = source.stopped() => return Ok(Answer::ServiceUnavailable),
             () = responder.gone() => return Err(Ended::Gone),
         }
-        if identity.check_expiry(rt::wall_now()).is_err() {
+        if source.rules().check_served(&identity, rt::wall_now()).is_err() {
             return Ok(Answer::Forbidden);
         }
         if send_block(&source, next, responder, form, headers_only).await? == Sent::Missing {

@@ -47,6 +47,10 @@ const FIELD_ENTRY: u32 = 1;
 /// The most envelopes a block may hold. Fabric sets no limit; the version of a key has 32 bits for a transaction, and a
 /// block of this many empty envelopes already costs half a gigabyte of index.
 pub const ENVELOPES_MAX: usize = 1 << 24;
+/// Entries of a block that may be of any size.
+const ENTRIES_FREE: usize = 1024;
+/// Bytes of the others, on average: no envelope that an orderer takes is shorter. It has a payload and a signature.
+const ENTRY_BYTES_MIN: usize = 8;
 
 /// A block as its three encoded fields; one after the other they are the encoded `Block`.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -323,15 +327,24 @@ fn content(field: &[u8], number: u32, what: &'static str) -> Result<Span, Error>
 /// The places of the entries of `BlockData` or `BlockMetadata` in its encoded field.
 fn entries(field: &[u8], number: u32, what: &'static str, limit: usize) -> Result<Vec<Span>, Error> {
     let malformed = |cause| Error::Malformed { what, cause };
-    let mut fields = Fields::new(field, content(field, number, what)?);
-    let mut entries = Vec::new();
+    let content = content(field, number, what)?;
+    let limit = limit.min(ENTRIES_FREE + content.len() / ENTRY_BYTES_MIN);
+    // Counted before there is room for any: two bytes are enough for an entry, and nobody has signed them yet.
+    let mut count = 0;
+    let mut fields = Fields::new(field, content);
     while let Some(entry) = fields.next().map_err(malformed)? {
         if entry.number != FIELD_ENTRY {
             return Err(Error::UnknownField { what, field: entry.number });
         }
-        if entries.len() == limit {
-            return Err(Error::TooMany { what, count: limit as u64 + 1, limit: limit as u64 });
+        entry.span().map_err(malformed)?;
+        count += 1;
+        if count > limit {
+            return Err(Error::TooMany { what, count: count as u64, limit: limit as u64 });
         }
+    }
+    let mut entries = Vec::with_capacity(count);
+    let mut fields = Fields::new(field, content);
+    while let Some(entry) = fields.next().map_err(malformed)? {
         entries.push(entry.span().map_err(malformed)?);
     }
     Ok(entries)

@@ -1,0 +1,178 @@
+//! What a hostile message makes this process allocate.
+//!
+//! Ninety megabytes of two-byte fields once became a gigabyte and a half before anybody had looked at a signature. Here each
+//! decoder of messages of clients, peers and other organisations is given messages of nothing but the smallest parts that it
+//! repeats, and of random ones, under an allocator that keeps the peak: at most twice the message until its signature is checked,
+//! and at most four times after.
+
+use base::Bytes;
+use chain::endorse::proposal::Proposal;
+use chain::order::protocol::Reply;
+use chain::remote::messages::{self, Answer, Notice, Request, Welcome};
+use chain::validate::borrow::{Chunk, Words};
+use ledger::Block;
+use ledger::transaction::Transaction;
+use ledger::wire::put_bytes;
+use peak_alloc::PeakAlloc;
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::{Config, TestRunner};
+
+#[global_allocator]
+static PEAK: PeakAlloc = PeakAlloc;
+
+/// What is allocated whatever the message's size: small structures, texts of errors, the identity in a certificate.
+const SMALL_BYTES: usize = 64 << 10;
+/// Bytes of a message of tiny parts.
+const LARGE_BYTES: usize = 1 << 20;
+
+/// The most that was allocated at once while this ran, beyond what was before.
+fn peak_of<T>(run: impl FnOnce() -> T) -> usize {
+    PEAK.reset_peak_usage();
+    let before = PEAK.current_usage();
+    let result = run();
+    let peak = PEAK.peak_usage();
+    drop(result);
+    peak.saturating_sub(before)
+}
+
+/// A decoder: its name, how many times the message it may allocate, and itself.
+type Case = (&'static str, usize, fn(Bytes));
+
+const CASES: [Case; 11] = [
+    ("a proposal, unsigned", 2, |bytes| {
+        let _ = Proposal::parse(&bytes).map(|proposal| proposal.check_form());
+    }),
+    ("a proposal, its signature checked", 4, |bytes| {
+        let _ = Proposal::parse(&bytes).map(|proposal| proposal.invocation().map(|invocation| invocation.args.len()));
+    }),
+    ("an envelope, unsigned", 2, |bytes| {
+        let _ = Transaction::parse(&bytes);
+    }),
+    ("an envelope, its signature checked", 4, |bytes| {
+        let _ = Transaction::parse(&bytes).and_then(|transaction| {
+            let action = transaction.action()?;
+            action.outcome(transaction.header())
+        });
+    }),
+    ("a block", 2, |bytes| {
+        let _ = Block::parse(&bytes);
+    }),
+    ("an orderer's message", 2, |bytes| {
+        let _ = Reply::decode(bytes);
+    }),
+    ("a request over a link", 2, |bytes| {
+        let _ = messages::decode::<Request>(bytes);
+    }),
+    ("an answer of another organisation's peer", 4, |bytes| {
+        let _ = Answer::read(bytes).map(|answer| answer.failure.map(|failure| failure.into_endorse()));
+    }),
+    ("a notice", 4, |bytes| {
+        let _ = messages::decode::<Notice>(bytes);
+    }),
+    ("a welcome", 4, |bytes| {
+        let _ = messages::decode::<Welcome>(bytes);
+    }),
+    ("a piece of borrowed work and its answer", 2, |bytes| {
+        let _ = (Chunk::decode(bytes.clone()), Words::decode(bytes));
+    }),
+];
+
+fn field(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_bytes(&mut bytes, number, content);
+    bytes
+}
+
+/// Parts of the smallest size, so many of them that they fill a message.
+fn tiny(part: &[u8]) -> Vec<u8> {
+    part.repeat(LARGE_BYTES / part.len())
+}
+
+/// A proposal whose headers are in order, with this input and these entries behind it.
+fn proposal(input: &[u8], behind: &[u8]) -> Bytes {
+    let extension = field(2, &field(2, b"basic"));
+    let channel_header = [&[0x08, 3][..], &field(4, b"ch"), &field(7, &extension)].concat();
+    let signature_header = [field(1, b"creator"), field(2, b"nonce")].concat();
+    let header = [field(1, &channel_header), field(2, &signature_header)].concat();
+    let spec = field(1, &field(3, input));
+    let payload = [field(1, &spec), behind.to_vec()].concat();
+    let proposal = [field(1, &header), field(2, &payload)].concat();
+    [field(1, &proposal), field(2, b"signature")].concat().into()
+}
+
+/// An envelope with a good header whose endorsed action has this in it.
+fn envelope(endorsed: &[u8]) -> Bytes {
+    let channel_header = [&[0x08, 3][..], &field(4, b"ch")].concat();
+    let signature_header = [field(1, b"creator"), field(2, b"nonce")].concat();
+    let header = [field(1, &channel_header), field(2, &signature_header)].concat();
+    let payload = [field(1, b"proposal"), field(2, endorsed)].concat();
+    let action = [field(1, &signature_header), field(2, &payload)].concat();
+    let payload = [field(1, &header), field(2, &field(1, &action))].concat();
+    [field(1, &payload), field(2, b"signature")].concat().into()
+}
+
+fn block(entry: &[u8]) -> Bytes {
+    let header = [&[0x08, 1][..], &field(2, &[1; 32]), &field(3, &[2; 32])].concat();
+    [field(1, &header), field(2, &tiny(entry)), field(3, &tiny(&[0x0a, 0]))].concat().into()
+}
+
+/// Messages of nothing but the smallest parts, in every place where a message repeats something.
+fn hostile() -> Vec<Bytes> {
+    let entry = |key: &[u8]| field(2, &field(1, key));
+    let distinct: Vec<u8> = (0..60_000u32).flat_map(|number| entry(format!("{number}").as_bytes())).collect();
+    vec![
+        proposal(&tiny(&[0x0a, 0]), &[]),
+        proposal(&tiny(&[0x0a, 1, b'x']), &[]),
+        proposal(&tiny(&[0x12, 0]), &[]),
+        proposal(&tiny(&[0x12, 2, 0x0a, 0]), &[]),
+        proposal(&[], &tiny(&[0x12, 0])),
+        proposal(&[], &distinct),
+        // As many as are taken.
+        proposal(&[0x0a, 20].into_iter().chain([b'a'; 20]).collect::<Vec<_>>().repeat(4096), &[]),
+        proposal(&[], &(0..1000).flat_map(|number| entry(format!("{number:0100}").as_bytes())).collect::<Vec<u8>>()),
+        proposal(&[], &entry(&vec![b'k'; LARGE_BYTES])),
+        envelope(&tiny(&[0x12, 0])),
+        envelope(&tiny(&[0x12, 4, 0x0a, 0, 0x12, 0])),
+        block(&[0x0a, 0]),
+        block(&[0x0a, 1, 7]),
+        block(&[0x0a, 6, 0x0a, 1, 1, 0x12, 1, 1]),
+        tiny(&[0x0a, 0]).into(),
+        tiny(&[0x12, 0]).into(),
+        tiny(&[0x1a, 0]).into(),
+        field(2, &tiny(&[0x12, 0])).into(),
+        field(2, &tiny(&[0x12, 1, b'x'])).into(),
+        field(1, &vec![b'x'; LARGE_BYTES]).into(),
+        tiny(&[0]).into(),
+        vec![2; LARGE_BYTES].into(),
+    ]
+}
+
+#[test]
+fn no_message_makes_anybody_allocate_more_than_a_small_multiple_of_itself() {
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
+    );
+    let any = proptest::collection::vec(proptest::collection::vec(proptest::prelude::any::<u8>(), 0..40), 0..400);
+    let mut generated: Vec<Bytes> = hostile();
+    for _ in 0..100 {
+        let parts = any.new_tree(&mut runner).expect("a value").current();
+        let fields: Vec<u8> = parts.iter().zip((1..4).cycle()).flat_map(|(part, number)| field(number, part)).collect();
+        generated.extend([
+            fields.clone().into(),
+            proposal(&fields, &fields),
+            envelope(&fields),
+            block(&field(1, &fields)[..8.min(fields.len())]),
+        ]);
+    }
+    for (index, message) in generated.iter().enumerate() {
+        for (what, times, decode) in CASES {
+            let copy = message.clone();
+            let peak = peak_of(|| decode(copy));
+            let most = times * message.len() + SMALL_BYTES;
+            assert!(peak <= most, "{what}, message {index} of {} bytes: {peak} bytes, {most} allowed", message.len());
+        }
+    }
+    // The allocator sees what is allocated.
+    assert!(peak_of(|| vec![1u8; LARGE_BYTES]) >= LARGE_BYTES);
+}
