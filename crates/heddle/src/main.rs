@@ -57,6 +57,8 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Config => output::print(node::Config::default_text()),
             Command::Peer(cli::peer::Peer::Memory(memory)) => command::peer::memory(&memory).await,
             Command::Peer(cli::peer::Peer::Nodes(nodes)) => command::peer::nodes(&nodes).await,
+            Command::Deny(cli::deny::Deny::Add(add)) => command::deny::add(&add),
+            Command::Deny(cli::deny::Deny::List(list)) => command::deny::list(&list),
             Command::Orderer(cli::orderer::Orderer::Members(members)) => command::orderer::members(&members).await,
             Command::Orderer(cli::orderer::Orderer::Add(add)) => command::orderer::add(&add).await,
             Command::Orderer(cli::orderer::Orderer::Plan(plan)) => command::orderer::plan(&plan).await,

@@ -15,6 +15,7 @@
 pub mod config;
 mod contracts;
 pub mod control;
+pub mod credentials;
 mod disk;
 mod endpoints;
 pub mod enlist;
@@ -29,6 +30,7 @@ mod ports;
 pub mod process;
 mod profile;
 mod roles;
+mod rules;
 pub mod transport;
 
 /// What somebody outside this crate awaits, where it does much. It is boxed because what an `async fn` does, and all that it

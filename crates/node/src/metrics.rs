@@ -39,6 +39,7 @@ pub(crate) fn register() {
     event::register(chain::events::EVENTS);
     event::register(gateway::events::EVENTS);
     event::register(crate::disk::EVENTS);
+    event::register(crate::credentials::EVENTS);
 }
 
 /// A part of the network that may end by itself, or wait for its operator.
@@ -116,16 +117,17 @@ pub(crate) struct Health {
     /// With their hosts' names.
     parts: Arc<[(String, Arc<dyn Part>)]>,
     intake: Intake,
-    notes: Option<Notes>,
+    notes: Vec<Notes>,
 }
 
 impl Health {
     pub(crate) fn new(parts: Vec<(String, Arc<dyn Part>)>, intake: Intake) -> Health {
-        Health { parts: parts.into(), intake, notes: None }
+        Health { parts: parts.into(), intake, notes: Vec::new() }
     }
 
-    pub(crate) fn with_notes(self, notes: impl Fn() -> Vec<String> + Send + Sync + 'static) -> Health {
-        Health { notes: Some(Arc::new(notes)), ..self }
+    pub(crate) fn with_notes(mut self, notes: impl Fn() -> Vec<String> + Send + Sync + 'static) -> Health {
+        self.notes.push(Arc::new(notes));
+        self
     }
 
     /// What is wrong, a line each, if something is.

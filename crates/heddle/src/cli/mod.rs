@@ -3,6 +3,7 @@
 //! `docs/cli.md` is made from these declarations; a test holds it against them.
 
 pub mod bench;
+pub mod deny;
 pub mod flexchain;
 pub mod kv;
 pub mod ledger;
@@ -80,6 +81,9 @@ Example:
     /// Operate one peer of a running network
     #[command(subcommand)]
     Peer(peer::Peer),
+    /// Turn certificates away at once
+    #[command(subcommand)]
+    Deny(deny::Deny),
     /// Operate the orderers of a running network on Raft
     #[command(subcommand)]
     Orderer(orderer::Orderer),

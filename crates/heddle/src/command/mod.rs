@@ -2,6 +2,7 @@
 //!
 //! `genesis.block` is written last when a network is made, so that its presence says that there is one.
 
+pub mod deny;
 pub mod down;
 mod etcd;
 pub mod failover;

@@ -9,7 +9,8 @@
 //!   orderer/blocks                      the orderer's log
 //!   peers/<organisation>/blocks, state  blocks and world state, each a data directory of its own
 //!   nodes/<process>                     of each process, where the roles are processes of their own; of a compute node its
-//!                                       control socket and budget in any form
+//!                                       control socket, budget and rules.json in any form
+//!   denied.toml                         certificates that are turned away, if the operator wrote it
 //!   profiles/, client/                  connection profiles, and a client to start from
 //! ```
 //!
@@ -40,6 +41,8 @@ pub(crate) use material::{OrdererOrganization, Organization};
 pub use run::Running;
 
 pub(crate) const CONFIG_FILE: &str = "heddle.toml";
+/// The certificates and keys.
+const ORGANIZATIONS: &str = "organizations";
 const CREATED_FILE: &str = "organizations/created.toml";
 const GENESIS_FILE: &str = "genesis.block";
 
@@ -63,6 +66,18 @@ pub enum NodeError {
         name: String,
         /// The names that there are.
         known: String,
+    },
+    /// A compute node would judge by other policies than so far.
+    #[error(
+        "the endorsement policies of {contracts} are not those by which this peer has judged its channel so far ({}); peers with \
+         different policies come to different states. Restore them; or, if they were changed at all peers of the channel, remove \
+         that file and start again", record.display()
+    )]
+    RulesChanged {
+        /// The contracts' names.
+        contracts: String,
+        /// The record.
+        record: PathBuf,
     },
     /// Keys and certificates.
     #[error("certificates: {0}")]
@@ -174,7 +189,10 @@ impl NodeError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             NodeError::Config(error) => error.kind(),
-            NodeError::Exists(_) | NodeError::Absent(_) | NodeError::UnknownContract { .. } => ErrorKind::Rejected,
+            NodeError::Exists(_)
+            | NodeError::Absent(_)
+            | NodeError::UnknownContract { .. }
+            | NodeError::RulesChanged { .. } => ErrorKind::Rejected,
             NodeError::Identity(error) => error.kind(),
             NodeError::Ledger(error) => error.kind(),
             NodeError::Storage(error) => error.kind(),

@@ -35,7 +35,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::layout::{self, BLOCKS, TABLES};
-use super::{Endpoint, Network, NodeError, Role, material};
+use super::{Endpoint, Network, NodeError, ORGANIZATIONS, Role, material};
 use crate::Boxed;
 use crate::config::{Config, Engine, Form};
 use crate::control::{ComputeReport, orderer_of};
@@ -46,7 +46,7 @@ use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Ordering};
 use crate::roles::storage::{self, Storage};
-use crate::{contracts, control, disk, metrics, ports, profile};
+use crate::{contracts, control, credentials, disk, metrics, ports, profile, rules};
 
 /// How long a stop waits for peers to commit what was ordered; what they miss they fetch at the next start.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -74,6 +74,9 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let mut endpoints = Vec::new();
     let mut tasks = Vec::new();
     let stop = Stop::new();
+    // In force before anybody is served.
+    let (watching, notes) = credentials::watch(&network.path, &network.path.join(ORGANIZATIONS), stop.clone())?;
+    tasks.push(watching);
     let sync = GroupSync::new();
 
     let (log_memory, orderings) = start_orderers(&network, &sync).await?;
@@ -166,7 +169,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         .iter()
         .map(|ordering| (ordering.name().to_owned(), ordering.chain().clone() as Arc<dyn metrics::Part>));
     let parts = parts.chain(chains);
-    let health = metrics::Health::new(parts.collect(), intake.clone());
+    let health = metrics::Health::new(parts.collect(), intake.clone()).with_notes(notes);
     tasks.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
     profile::write_profiles(&network, &endpoints)?;
     crate::Endpoints::new(&network, &endpoints).store(&network.path)?;
@@ -363,10 +366,12 @@ async fn start_peer(
     let (config, organization) = (&network.config, &network.organizations[index]);
     let data = open(network, &format!("peers/{}", organization.name)).await?;
     let registry = contracts::registry(config)?;
+    let definitions = contracts::definitions(config, &registry)?;
+    rules::check(&layout::compute_folder(&network.path, &organization.name, 0), &definitions)?;
     let options = compute::Options {
         name: &organization.host,
         signer: organization.peer.clone(),
-        definitions: contracts::definitions(config, &registry)?,
+        definitions,
         registry,
         genesis: &network.genesis,
         orderers: orderers.to_vec().into(),

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use identity::Revocations;
 use identity::issue::TlsIdentity;
+use ledger::{Block, ChannelConfig};
 use rma::links::RmaLinks;
 use rma::shm::Shm;
 use rma::tcp::{Tcp, TcpOptions};
 use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Token};
 
-use super::file::{Secret, TRUST};
+use super::file::{GENESIS, Secret, TRUST};
 use crate::network::NodeError;
 use crate::transport::{self, Organisation, TlsTransport};
 
@@ -88,6 +90,17 @@ fn register_for(name: &str, own: Option<&Secret>, tokens: rma::Tokens) {
     }
 }
 
+/// What the organisations of the channel took back by its configuration, where the process has that.
+fn revocations(folder: &Path) -> Result<Revocations, NodeError> {
+    let path = folder.join(GENESIS);
+    if !path.exists() {
+        return Ok(Revocations::default());
+    }
+    let bytes = std::fs::read(&path).map_err(NodeError::file("reading", &path))?;
+    let config = ChannelConfig::from_block(&Block::parse(&bytes.into())?)?;
+    Ok(config.msps().msps().fold(Revocations::default(), |all, msp| all.and(msp.all_revocations().clone())))
+}
+
 /// Makes links between organisations known: this process shows `identity` and trusts the authorities below `folder`.
 pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), NodeError> {
     let trust = folder.join(TRUST);
@@ -102,7 +115,7 @@ pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), 
         certificate_pem: identity.certificate_pem.to_vec(),
         key_pem: identity.key_pem.to_vec(),
     };
-    let tls = TlsTransport::new(&own, &organisations).map_err(NodeError::LinkTls)?;
+    let tls = TlsTransport::new(&own, &organisations).map_err(NodeError::LinkTls)?.revoking(&revocations(folder)?);
     base::rt::net::register(transport::TLS_SCHEME, Arc::new(tls));
     Ok(())
 }

@@ -41,7 +41,7 @@ use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Guarded, Ordering};
 use crate::roles::storage::{self as storage_role, Storage};
-use crate::{contracts, control, disk, metrics, ports};
+use crate::{contracts, control, credentials, disk, metrics, ports, rules};
 
 pub use file::{NodeFile, ProcessRole};
 use links::Fabrics;
@@ -95,6 +95,8 @@ impl Process {
         let listener = ports::bind(file.metrics, "metrics").await?;
         let metrics_address = ports::local(&listener);
         let stop = Stop::new();
+        // In force before anybody is served.
+        let (watching, notes) = credentials::watch(&folder, &folder, stop.clone())?;
         let here = Here { file: &file, folder: &folder, stop: &stop };
         let started = match role {
             ProcessRole::Memory => here.memory().await?,
@@ -105,7 +107,9 @@ impl Process {
         };
         metrics::register();
         let mut tasks = started.tasks;
-        tasks.push(tokio::spawn(metrics::serve(listener, started.health, stop.clone())));
+        tasks.push(watching);
+        let health = started.health.with_notes(notes);
+        tasks.push(tokio::spawn(metrics::serve(listener, health, stop.clone())));
         let ready = Ready {
             name: file.name.clone(),
             role,
@@ -306,10 +310,12 @@ impl Here<'_> {
         }
         let registry = contracts::registry(&config)?;
         let sources = BlockSources::from(section.orderers.clone());
+        let definitions = contracts::definitions(&config, &registry)?;
+        rules::check(self.folder, &definitions)?;
         let options = compute::Options {
             name: &self.file.name,
             signer: self.signer(&section.msp_id)?,
-            definitions: contracts::definitions(&config, &registry)?,
+            definitions,
             registry,
             genesis: &self.genesis()?,
             orderers: sources.clone(),

@@ -5,6 +5,9 @@ use base::rt::channel::Closed;
 use base::rt::net::{self, Link, Listener};
 use base::rt::production;
 use base::{Bytes, BytesMut};
+use identity::deny::{Denial, Denied};
+use identity::issue::{Organization, Terms};
+use identity::{Certificate, DenyList, KeyKind, Role};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -229,4 +232,59 @@ fn sockets_give_up_a_host_that_falls_silent_while_bytes_are_under_way() {
         );
         assert!(sockopt::socket_keepalive(&socket).expect("it can be asked"));
     });
+}
+
+/// A lost key opened every link until its certificate ended: the channel's revocation lists were heeded for identities alone.
+#[test]
+fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
+    let organization = Organization::found("A", "a.example.com", &Terms::starting_now(KeyKind::P256)).expect("founded");
+    let member = |name: &str| {
+        let issued = organization.issue_tls(Role::Peer, name, &["127.0.0.1"]).expect("issued");
+        let certificate = Certificate::from_pem(&issued.certificate_pem).expect("a certificate");
+        let (certificate_pem, key_pem) = (issued.certificate_pem.to_vec(), issued.key_pem.to_vec());
+        (TlsIdentity { certificate_pem, key_pem }, certificate)
+    };
+    let ((good, _), (lost, lost_certificate), (denied, denied_certificate)) =
+        (member("good"), member("lost"), member("denied"));
+    let authority = organization.tls_authority();
+    let list = authority.revoke(&[&lost_certificate]).expect("a list");
+    let roots_pem = [&authority.certificate_pem()[..], &list].concat();
+    let strict = [Organisation { name: "a".to_owned(), roots_pem }];
+    let denial = Denial {
+        holder: Denied::Fingerprint(identity::sha256([&denied_certificate.der()[..]])),
+        reason: "lost".to_owned(),
+        until: None,
+    };
+    // Of this process; no other certificate is concerned.
+    DenyList::of_process().replace(vec![denial]);
+    let transport = |identity: &TlsIdentity| TlsTransport::new(identity, &strict).expect("the settings are valid");
+    for (name, identity) in [("good", &good), ("lost", &lost), ("denied", &denied)] {
+        net::register(&format!("tls-revoked-{name}"), Arc::new(transport(identity)));
+    }
+    production::run(async {
+        let all = async {
+            let mut listener = net::listen("tls-revoked-good:127.0.0.1:0").await.expect("a port is free");
+            let port = listener.address().rsplit(':').next().expect("it has a port").to_owned();
+            for refused in ["lost", "denied"] {
+                // A TLS client can be through before the server has looked at it.
+                if let Ok(link) = net::connect(&format!("tls-revoked-{refused}:127.0.0.1:{port}")).await {
+                    let _ = link.send(Bytes::copy_from_slice(refused.as_bytes())).await;
+                }
+            }
+            let near = net::connect(listener.address()).await.expect("it listens");
+            near.send(Bytes::from_static(b"good")).await.expect("it is served");
+            let mut far = listener.accept().await.expect("it was connected to");
+            assert_eq!(far.receive().await.as_deref(), Ok(&b"good"[..]), "nobody else got a link");
+            for refused in ["lost", "denied"] {
+                let listener =
+                    net::listen(&format!("tls-revoked-{refused}:127.0.0.1:0")).await.expect("a port is free");
+                let port = listener.address().rsplit(':').next().expect("it has a port").to_owned();
+                let error = net::connect(&format!("tls-revoked-good:127.0.0.1:{port}")).await.err();
+                let kind = error.expect("it must not be served by them").kind();
+                assert_eq!(kind, std::io::ErrorKind::PermissionDenied, "{refused}");
+            }
+        };
+        base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+    });
+    DenyList::of_process().replace(Vec::new());
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use base::rt::net::{BoxFuture, Link, Listen, Transport};
+use identity::{DenyList, Revocations};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier as _;
@@ -22,7 +23,7 @@ use super::{Accepting, CONNECT_TIME_MAX, dial, frames, within};
 pub struct Organisation {
     /// What a link's peer is called.
     pub name: String,
-    /// One or several certificates.
+    /// One or several certificates, and their revocation lists if there are any.
     pub roots_pem: Vec<u8>,
 }
 
@@ -54,8 +55,11 @@ pub struct TlsTransport {
     trusted: Arc<[Trusted]>,
 }
 
+#[derive(Clone)]
 struct Trusted {
     name: String,
+    /// What its authorities took back, by the lists beside them.
+    revocations: Revocations,
     clients: Arc<dyn ClientCertVerifier>,
     servers: Arc<WebPkiServerVerifier>,
 }
@@ -82,7 +86,10 @@ impl TlsTransport {
                 .build()
                 .map_err(|error| TlsError(format!("organisation {}: {error}", organisation.name)))?;
             let clients = client_verifier(roots, &provider)?;
-            trusted.push(Trusted { name: organisation.name.clone(), clients, servers });
+            let revocations = Revocations::of_pem(&organisation.roots_pem).map_err(|error| {
+                TlsError(format!("revocation lists of organisation {}: {error}", organisation.name))
+            })?;
+            trusted.push(Trusted { name: organisation.name.clone(), revocations, clients, servers });
         }
         let chain = || {
             CertificateDer::pem_slice_iter(&identity.certificate_pem)
@@ -111,6 +118,18 @@ impl TlsTransport {
     }
 }
 
+impl TlsTransport {
+    /// Refuses in addition what these lists take back, of whichever organisation: those of a channel's configuration.
+    #[must_use]
+    pub fn revoking(self, lists: &Revocations) -> TlsTransport {
+        let all = self.trusted.iter().map(|organisation| Trusted {
+            revocations: organisation.revocations.clone().and(lists.clone()),
+            ..organisation.clone()
+        });
+        TlsTransport { trusted: all.collect(), ..self }
+    }
+}
+
 fn client_verifier(
     roots: Arc<RootCertStore>,
     provider: &Arc<CryptoProvider>,
@@ -120,7 +139,8 @@ fn client_verifier(
         .map_err(|error| TlsError(error.to_string()))
 }
 
-/// Whose chain this is. The handshake has accepted it already; this finds out for whose sake.
+/// Whose chain this is. The handshake has accepted it already; this finds out for whose sake, and whether that organisation has
+/// taken a certificate of it back since, or this process's operator denies it.
 fn organisation<'a>(
     trusted: &'a [Trusted],
     chain: Option<&[CertificateDer<'_>]>,
@@ -128,8 +148,14 @@ fn organisation<'a>(
 ) -> io::Result<&'a str> {
     let stranger = || io::Error::new(io::ErrorKind::PermissionDenied, "the certificate is of no known organisation");
     let (end, intermediates) = chain.and_then(<[_]>::split_first).ok_or_else(stranger)?;
-    let found = trusted.iter().find(|organisation| accepts(organisation, end, intermediates));
-    found.map(|organisation| organisation.name.as_str()).ok_or_else(stranger)
+    let found = trusted.iter().find(|organisation| accepts(organisation, end, intermediates)).ok_or_else(stranger)?;
+    let chain = || chain.into_iter().flatten().map(|certificate| &certificate[..]);
+    found
+        .revocations
+        .check(chain())
+        .and_then(|()| DenyList::of_process().check_chain(chain(), base::rt::wall_now()))
+        .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
+    Ok(&found.name)
 }
 
 /// What a failed handshake means to the caller.
