@@ -4,6 +4,7 @@
 //! * [`id`]: names and numbers of the ledger (channels, members, transactions, blocks, versions, epochs).
 //! * [`error`]: the few kinds of error, each of which tells the caller what to do.
 //! * [`collections`]: hash maps whose hashing is keyed in production and fixed in simulation.
+//! * [`durable`]: files that a loss of power leaves whole.
 //! * [`event`]: what is worth counting, declared once.
 //! * [`untrusted`]: numbers that the other side chose, which have no arithmetic.
 //! * [`rt`]: the ambient runtime: tasks, time, chance, channels, disk files and links, backed by tokio in production
@@ -14,6 +15,7 @@
 
 pub mod admission;
 pub mod collections;
+pub mod durable;
 pub mod error;
 pub mod event;
 pub mod id;

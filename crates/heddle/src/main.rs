@@ -6,6 +6,8 @@
 //!
 //! No logic of networks or ledgers is here.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
+
 mod block_view;
 mod cli;
 mod command;

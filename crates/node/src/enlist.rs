@@ -16,8 +16,8 @@ use crate::config::{Config, Engine};
 use crate::control::orderer_of;
 use crate::network::layout::{NODES, orderer_data};
 use crate::network::roster::Roster;
-use crate::network::{CONFIG_FILE, NodeError, material, write};
-use crate::plan::{bind_free, make_private, write_private};
+use crate::network::{CONFIG_FILE, NodeError, material, write, write_private};
+use crate::plan::bind_free;
 use crate::process::file::{FILE, GENESIS, NodeFile, OrdererFile, ProcessRole, RaftFile, RaftMemberFile, TRUST};
 
 /// An orderer whose files there are.
@@ -119,7 +119,6 @@ pub fn enlist(network: &Path, elsewhere: Option<SocketAddr>) -> Result<Enlisted,
     let answers = [orderer.blocks_address.clone(), orderer.intake_address.clone(), orderer.listen.to_string()];
 
     let folder = folder(network, number);
-    make_private(&folder)?;
     let issuer = material::orderer_issuer(network)?;
     let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), host.to_string()];
     hosts.push(orderer.listen.ip().to_string());
@@ -132,6 +131,10 @@ pub fn enlist(network: &Path, elsewhere: Option<SocketAddr>) -> Result<Enlisted,
     let beside = self::folder(network, roster.numbers[0]);
     copy(&beside.join(GENESIS), &folder.join(GENESIS))?;
     for entry in std::fs::read_dir(beside.join(TRUST)).map_err(NodeError::file("reading", &beside))?.flatten() {
+        // What a loss of power left of a file that was being written.
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
         copy(&entry.path(), &folder.join(TRUST).join(entry.file_name()))?;
     }
     let metrics = SocketAddr::new(sibling.metrics.ip(), metrics_port);

@@ -10,6 +10,8 @@
 //! * [`enlist`]: the files of one orderer more, or less.
 //! * [`kv`]: a replicated key-value store as a program, and a client of it.
 //! * [`logging`]: log lines. Metrics are served by the running network.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 #![warn(missing_docs)]
 
 pub mod config;

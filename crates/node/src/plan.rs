@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use base::rt;
@@ -28,7 +27,7 @@ use crate::control::orderer_of;
 use crate::enlist::{self, Enlisted};
 use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
 use crate::network::roster::Roster;
-use crate::network::{Endpoint, Network, NodeError, Role, material, write};
+use crate::network::{Endpoint, Network, NodeError, Role, material, write, write_private};
 use crate::process::Ready;
 use crate::process::file::{
     AmongFile, ComputeFile, DonorFile, FILE, GENESIS, GatewayFile, LocalFile, LogFile, MemoryFile, NodeFile,
@@ -515,8 +514,6 @@ impl Planner<'_> {
             gateway: None,
         };
         let Planned { place, node, .. } = *process;
-        let folder = process.folder.as_path();
-        make_private(folder)?;
         match process.role {
             ProcessRole::Memory if node == LOG => {
                 file.order_log = Some(LogFile {
@@ -717,23 +714,6 @@ impl Planner<'_> {
         }
         Ok(())
     }
-}
-
-/// Makes a folder that only its owner can look into.
-pub(crate) fn make_private(folder: &Path) -> Result<(), NodeError> {
-    let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    make.map_err(NodeError::file("creating", folder))
-}
-
-/// Writes a file that only its owner reads. Whoever reads it meanwhile sees the old file or the new one.
-pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
-    let temporary = path.with_extension("new");
-    // One that an earlier attempt left may have another mode.
-    let _ = std::fs::remove_file(&temporary);
-    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
-    let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, bytes));
-    written.map_err(NodeError::file("writing", &temporary))?;
-    std::fs::rename(&temporary, path).map_err(NodeError::file("writing", path))
 }
 
 #[cfg(test)]

@@ -301,6 +301,7 @@ impl OwnNetwork {
             .tempdir()
             .map_err(|error| failed("no temporary directory", error))?;
         folder.disable_cleanup(keep);
+        #[allow(clippy::disallowed_methods, reason = "the log of a measurement")]
         let log = std::fs::File::create(folder.path().join("heddle.log"));
         let log = log.map_err(|error| failed("the network's log", error))?;
         let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;

@@ -128,7 +128,7 @@ impl Group {
 fn changing(dir: &Path) -> Result<File, Failure> {
     let path = dir.join("orderers.lock");
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
-    let file = File::create(&path).map_err(failed)?;
+    let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {

@@ -1,5 +1,7 @@
 //! The program as its users have it: one test program, since what it links takes longer to build than most tests to run.
 
+#![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
+
 mod bench;
 mod disk;
 mod hosts;

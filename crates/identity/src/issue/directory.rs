@@ -9,15 +9,14 @@
 //! `config.yaml` defines the NodeOUs and is read with a reader of its own for just that shape.
 //!
 //! Keys are readable by their owner only (mode 0600), and so are directories (0700). A file that exists is replaced
-//! atomically, so that a reader never sees half of one; nothing here waits for the disk. This module uses the operating
-//! system's files directly: it runs when a network is set up or a node starts, never in simulation.
+//! atomically, so that a reader never sees half of one, and is on disk when the call returns ([`base::durable`]). This module
+//! uses the operating system's files directly: it runs when a network is set up or a node starts, never in simulation.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use base::MspId;
+use base::durable::{self, Access};
 use bytes::Bytes;
 use proto::msp::{FabricMspConfig, FabricNodeOUs, FabricOuIdentifier};
 
@@ -28,10 +27,6 @@ use crate::error::Error;
 use crate::key::PrivateKey;
 use crate::principal::Role;
 use crate::signer::Signer;
-
-const DIRECTORY_MODE: u32 = 0o700;
-const SECRET_MODE: u32 = 0o600;
-const PUBLIC_MODE: u32 = 0o644;
 
 /// How many files one folder of an MSP directory may hold.
 const FILES_MAX: usize = 1024;
@@ -49,8 +44,8 @@ impl Organization {
     pub fn write(&self, directory: &Path) -> Result<(), Error> {
         for (folder, authority) in [("ca", self.authority()), ("tlsca", self.tls_authority())] {
             let folder = directory.join(folder);
-            write_file(&folder.join(file_name(authority)), authority.certificate_pem(), PUBLIC_MODE)?;
-            write_file(&folder.join(KEY_FILE), authority.key_pem()?.as_bytes(), SECRET_MODE)?;
+            write_file(&folder.join(file_name(authority)), authority.certificate_pem(), Access::Everybody)?;
+            write_file(&folder.join(KEY_FILE), authority.key_pem()?.as_bytes(), Access::Owner)?;
         }
         self.write_definition(&directory.join("msp"))
     }
@@ -63,16 +58,24 @@ impl Organization {
         let msp = directory.join("msp");
         self.write_definition(&msp)?;
         let name = format!("{}-cert.pem", signer.certificate().common_name());
-        write_file(&msp.join("signcerts").join(name), signer.certificate_pem(), PUBLIC_MODE)?;
-        write_file(&msp.join("keystore").join(KEY_FILE), signer.key_pem()?.as_bytes(), SECRET_MODE)
+        write_file(&msp.join("signcerts").join(name), signer.certificate_pem(), Access::Everybody)?;
+        write_file(&msp.join("keystore").join(KEY_FILE), signer.key_pem()?.as_bytes(), Access::Owner)
     }
 
     fn write_definition(&self, msp: &Path) -> Result<(), Error> {
         let authority = file_name(self.authority());
         let tls_authority = file_name(self.tls_authority());
-        write_file(&msp.join("cacerts").join(&authority), self.authority().certificate_pem(), PUBLIC_MODE)?;
-        write_file(&msp.join("tlscacerts").join(tls_authority), self.tls_authority().certificate_pem(), PUBLIC_MODE)?;
-        write_file(&msp.join(CONFIG_FILE), node_units_yaml(&format!("cacerts/{authority}")).as_bytes(), PUBLIC_MODE)
+        write_file(&msp.join("cacerts").join(&authority), self.authority().certificate_pem(), Access::Everybody)?;
+        write_file(
+            &msp.join("tlscacerts").join(tls_authority),
+            self.tls_authority().certificate_pem(),
+            Access::Everybody,
+        )?;
+        write_file(
+            &msp.join(CONFIG_FILE),
+            node_units_yaml(&format!("cacerts/{authority}")).as_bytes(),
+            Access::Everybody,
+        )
     }
 
     /// Reads an organisation that [`Organization::write`] wrote, to issue more certificates with these terms. The kind of
@@ -103,9 +106,9 @@ impl TlsIdentity {
     pub fn write(&self, directory: &Path, role: Role) -> Result<(), Error> {
         let tls = directory.join("tls");
         let side = side(role);
-        write_file(&tls.join("ca.crt"), &self.authority_pem, PUBLIC_MODE)?;
-        write_file(&tls.join(format!("{side}.crt")), &self.certificate_pem, PUBLIC_MODE)?;
-        write_file(&tls.join(format!("{side}.key")), &self.key_pem, SECRET_MODE)
+        write_file(&tls.join("ca.crt"), &self.authority_pem, Access::Everybody)?;
+        write_file(&tls.join(format!("{side}.crt")), &self.certificate_pem, Access::Everybody)?;
+        write_file(&tls.join(format!("{side}.key")), &self.key_pem, Access::Owner)
     }
 
     /// Reads what [`TlsIdentity::write`] wrote.
@@ -242,23 +245,9 @@ fn read_folder(folder: &Path) -> Result<Vec<(PathBuf, Bytes)>, Error> {
     paths.into_iter().map(|path| read_file(&path).map(|contents| (path, contents))).collect()
 }
 
-/// Writes a file with this mode, creating its directory and replacing what was there in one step.
-fn write_file(path: &Path, contents: &[u8], mode: u32) -> Result<(), Error> {
-    let directory = path.parent().expect("every file stands in a directory");
-    let write = || -> std::io::Result<()> {
-        DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)?;
-        let mut temporary = path.to_owned().into_os_string();
-        temporary.push(".new");
-        let temporary = PathBuf::from(temporary);
-        match fs::remove_file(&temporary) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-        file.write_all(contents)?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(|e| Error::file(path, &e))
+/// Replaces a file, creating its folders. Durable on return.
+fn write_file(path: &Path, contents: &[u8], access: Access) -> Result<(), Error> {
+    durable::write(path, contents, access).map_err(|e| Error::file(path, &e))
 }
 
 const UNITS: [(&str, Role); 4] = [

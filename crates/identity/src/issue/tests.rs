@@ -1,3 +1,5 @@
+#![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 //! set. As long as the configuration says the same, the file counts; whoever changes the configuration later has the last
 //! word.
 
-use std::io::Write as _;
 use std::path::Path;
 
+use base::durable::{self, Access};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, pool};
@@ -57,10 +57,5 @@ pub fn load(folder: &Path, configured_bytes: u64, section_bytes: u64) -> Result<
 pub fn store(folder: &Path, bytes: u64, configured_bytes: u64) -> std::io::Result<()> {
     let budget = Budget { bytes, configured_bytes };
     let text = HEAD.to_owned() + &toml::to_string(&budget).expect("two numbers have a TOML form");
-    let (path, temporary) = (folder.join(FILE), folder.join(FILE).with_extension("new"));
-    let mut file = std::fs::File::create(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, &path)?;
-    std::fs::File::open(folder)?.sync_all()
+    durable::write(&folder.join(FILE), text.as_bytes(), Access::Everybody)
 }

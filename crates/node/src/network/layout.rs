@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::NodeError;
+use base::durable;
+
+use super::{NodeError, write_private};
 
 /// Where blocks are, in the data directory of a peer, a storage node or an orderer.
 pub(crate) const BLOCKS: &str = "blocks";
@@ -60,7 +62,7 @@ pub(super) fn bring_up(network: &Path) -> Result<(), NodeError> {
     let orderer = network.join("orderer");
     if orderer.is_dir() && !orderer.join(VERSION_FILE).exists() {
         let blocks = orderer.join(BLOCKS);
-        std::fs::create_dir_all(&blocks).map_err(NodeError::file("creating", &blocks))?;
+        durable::create_folder(&blocks).map_err(NodeError::file("creating", &blocks))?;
         for entry in std::fs::read_dir(&orderer).map_err(NodeError::file("reading", &orderer))?.flatten() {
             if entry.path() != blocks && entry.path().is_dir() {
                 rename(&entry.path(), &blocks.join(entry.file_name()))?;
@@ -72,11 +74,12 @@ pub(super) fn bring_up(network: &Path) -> Result<(), NodeError> {
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), NodeError> {
-    std::fs::rename(from, to).map_err(NodeError::file("moving", from))
+    durable::rename(from, to).map_err(NodeError::file("moving", from))
 }
 
 /// Makes a folder a data directory of the network's own format.
 fn mark(network: &Path, folder: &Path) -> Result<(), NodeError> {
     let version = folder.join(VERSION_FILE);
-    std::fs::copy(network.join(VERSION_FILE), &version).map(drop).map_err(NodeError::file("writing", &version))
+    let bytes = std::fs::read(network.join(VERSION_FILE)).map_err(NodeError::file("reading", &version))?;
+    write_private(&version, &bytes)
 }

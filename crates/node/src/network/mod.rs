@@ -30,6 +30,7 @@ mod run;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use base::durable::{self, Access};
 use base::{Bytes, ErrorKind};
 use ledger::Block;
 use storage::DataDirectory;
@@ -56,6 +57,17 @@ pub enum NodeError {
     /// There is a network in the directory.
     #[error("{} holds a network already; run it, or choose another directory", .0.display())]
     Exists(PathBuf),
+    /// A file that the network is made of has no bytes.
+    #[error(
+        "{} is empty, as power that is lost during the creation of a network leaves files of an earlier release; restore \
+         it from a backup, or remove {} and create the network again", .file.display(), .network.display()
+    )]
+    Unfinished {
+        /// The file.
+        file: PathBuf,
+        /// The network's directory.
+        network: PathBuf,
+    },
     /// There is no network in the directory.
     #[error("{} holds no network; create one first", .0.display())]
     Absent(PathBuf),
@@ -193,6 +205,7 @@ impl NodeError {
             | NodeError::Absent(_)
             | NodeError::UnknownContract { .. }
             | NodeError::RulesChanged { .. } => ErrorKind::Rejected,
+            NodeError::Unfinished { .. } => ErrorKind::Corrupt,
             NodeError::Identity(error) => error.kind(),
             NodeError::Ledger(error) => error.kind(),
             NodeError::Storage(error) => error.kind(),
@@ -275,9 +288,8 @@ impl Network {
         write(&path.join(CREATED_FILE), config.to_text().as_bytes())?;
         write(&path.join(CONFIG_FILE), config.to_commented_text().as_bytes())?;
         crate::profile::write_client(&path)?;
-        directory.directory().sync().await.map_err(NodeError::file("syncing", &path))?;
+        // Everything else is on disk by now: with this file the network is there.
         write(&path.join(GENESIS_FILE), &genesis.to_bytes())?;
-        directory.directory().sync().await.map_err(NodeError::file("syncing", &path))?;
         Network::read(path, directory, None)
     }
 
@@ -322,6 +334,11 @@ impl Network {
     }
 
     fn read(path: PathBuf, directory: DataDirectory, config: Option<&Config>) -> Result<Network, NodeError> {
+        for file in [GENESIS_FILE, CREATED_FILE, CONFIG_FILE].map(|file| path.join(file)) {
+            if std::fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 0) {
+                return Err(NodeError::Unfinished { file, network: path });
+            }
+        }
         let created = Config::load(&path.join(CREATED_FILE))?;
         let config = match config {
             Some(config) => config.clone(),
@@ -382,13 +399,12 @@ fn absolute(path: &Path) -> Result<PathBuf, NodeError> {
     std::path::absolute(path).map_err(NodeError::file("finding", path))
 }
 
-/// Writes a file that anyone may read, with the folders above it.
+/// Writes a file that anyone may read, with the folders above it. Durable on return.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(NodeError::file("creating", folder))?;
-    }
-    // Whoever reads it meanwhile sees the old file or the new one.
-    let temporary = path.with_extension("new");
-    std::fs::write(&temporary, bytes).map_err(NodeError::file("writing", &temporary))?;
-    std::fs::rename(&temporary, path).map_err(NodeError::file("writing", path))
+    durable::write(path, bytes, Access::Everybody).map_err(NodeError::file("writing", path))
+}
+
+/// As [`write`], a file that only its owner may read.
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    durable::write(path, bytes, Access::Owner).map_err(NodeError::file("writing", path))
 }

@@ -107,6 +107,10 @@ pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), 
     let mut organisations = Vec::new();
     for entry in std::fs::read_dir(&trust).map_err(NodeError::file("reading", &trust))?.flatten() {
         let path = entry.path();
+        // What a loss of power left of a file that was being written.
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
         let roots_pem = std::fs::read(&path).map_err(NodeError::file("reading", &path))?;
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         organisations.push(Organisation { name, roots_pem });

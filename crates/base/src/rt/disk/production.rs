@@ -2,18 +2,18 @@
 
 use std::fs;
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{DirBuilderExt as _, FileExt, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::durable;
 use crate::rt::blocking;
 
 /// Parts given to the kernel in one call; Linux takes at most 1024.
 const PARTS_PER_CALL_MAX: usize = 256;
-/// Modes of what is made; what there is already keeps its own.
-const DIRECTORY_MODE: u32 = 0o700;
+/// Of files that are made; what there is already keeps its own. [`durable::create_folder`] says the same of directories.
 const FILE_MODE: u32 = 0o600;
 
 #[derive(Clone)]
@@ -29,7 +29,7 @@ pub struct File {
 impl Directory {
     pub async fn open(path: PathBuf) -> io::Result<Directory> {
         blocking(move || {
-            create_durably(&path)?;
+            durable::create_folder(&path)?;
             Ok(Directory { path: Arc::new(path) })
         })
         .await
@@ -68,21 +68,6 @@ impl Directory {
         let path = Arc::clone(&self.path);
         blocking(move || fs::File::open(&*path)?.sync_all()).await
     }
-}
-
-/// Creates a directory and its missing parents, and makes each new name durable in its parent.
-fn create_durably(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    create_durably(parent)?;
-    match fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
-        // Another task was faster; it syncs the name too, but perhaps not yet.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
-        created => created?,
-    }
-    fs::File::open(parent)?.sync_all()
 }
 
 impl File {
