@@ -43,6 +43,8 @@ base::events! {
     counter NodeLinksOpened("heddle_storage_node_client_links_total");
     /// Blocks that clients sent to storage nodes again after a lost link.
     counter BlocksResent("heddle_storage_node_client_blocks_resent_total");
+    /// Links over which a storage node had fewer rows than it had said are durable.
+    counter RowsLost("heddle_storage_node_client_rows_lost_total");
     /// Blocks whose keys were entered into the history of a channel.
     counter BlocksIndexed("heddle_storage_history_blocks_total");
 }

@@ -11,7 +11,8 @@ use base::rt::{self, net};
 use base::{Bytes, Epoch, ErrorKind};
 
 use super::message::{Hello, Malformed, Notice, Opened, Request, Role, VERSION, answer};
-use super::{ANSWER_TIME_MAX, ASK_ATTEMPTS_MAX, Backoff, REQUESTS_MAX};
+use super::{ANSWER_TIME_MAX, ASK_ATTEMPTS_MAX, Backoff, REQUESTS_MAX, WORK_TIME_MAX};
+use crate::tables::Savepoint;
 use crate::{Error, events};
 
 /// Where a channel is kept, and under which epoch it is written.
@@ -142,12 +143,19 @@ pub struct Session {
     role: Role,
     /// Told what each opening found, and every notice.
     noticed: Arc<dyn Fn(Notice) + Send + Sync>,
+    /// The rows that the node has said are durable: a link on which it has fewer is not used.
+    relied_on: Box<dyn Fn() -> Savepoint + Send + Sync>,
     caller: AsyncMutex<Option<Caller>>,
 }
 
 impl Session {
     pub fn new(options: RemoteOptions, role: Role, noticed: Arc<dyn Fn(Notice) + Send + Sync>) -> Session {
-        Session { options, role, noticed, caller: AsyncMutex::new(None) }
+        Session { options, role, noticed, relied_on: Box::new(Savepoint::default), caller: AsyncMutex::new(None) }
+    }
+
+    /// Has every link checked against the rows that the caller relies on.
+    pub fn relying_on(self, relied_on: impl Fn() -> Savepoint + Send + Sync + 'static) -> Session {
+        Session { relied_on: Box::new(relied_on), ..self }
     }
 
     pub fn options(&self) -> &RemoteOptions {
@@ -161,13 +169,61 @@ impl Session {
             return Ok(caller.clone());
         }
         *current = None;
+        // Before the link: what comes over it may be newer than what the node says in its answer.
+        let relied_on = (self.relied_on)();
         let noticed = Arc::clone(&self.noticed);
         let (caller, answer) = connect(&self.options, self.role, move |notice| noticed(notice)).await?;
         let opened = Opened::decode(answer).map_err(|malformed| self.options.malformed(malformed))?;
+        self.check_rows(&caller, relied_on, opened.savepoint).await?;
         (self.noticed)(Notice::Durable(opened.durable));
         (self.noticed)(Notice::Savepoint(opened.savepoint));
         *current = Some(caller.clone());
         Ok(caller)
+    }
+
+    /// Makes sure that the node still has the rows that it once said are durable: after the loss of a disk's contents, or
+    /// when an operator restores a backup, it comes back with those of an earlier block, which answer reads with old values.
+    /// The primary has them made again from the blocks; a reader waits for that.
+    async fn check_rows(&self, caller: &Caller, relied_on: Savepoint, found: Savepoint) -> Result<(), Error> {
+        let parted = |found: Savepoint| {
+            found.height < relied_on.height
+                || found.height == relied_on.height && found.block_hash != relied_on.block_hash
+        };
+        if !parted(found) {
+            return Ok(());
+        }
+        events::RowsLost.add(1);
+        let (channel, known) = (&self.options.channel, relied_on.height);
+        tracing::error!(
+            channel,
+            node = self.options.address,
+            rows_of_blocks = found.height,
+            known,
+            "the storage node has lost rows that were durable: an earlier copy of its tables was restored, or its disk lost data"
+        );
+        let lost = |now: Savepoint, kind: ErrorKind| {
+            self.options.error(
+                kind,
+                format!(
+                    "its tables have the rows of {} blocks, and it had said that those of {known} are durable; restore its \
+                     directory, or remove its tables so that they are made again from the blocks",
+                    now.height
+                ),
+            )
+        };
+        if self.role != Role::Materializer {
+            return Err(lost(found, ErrorKind::Retry));
+        }
+        let mut now = found;
+        if found.height < known {
+            let request = Request::Materialize { epoch: self.options.epoch, height: known };
+            let answer = call(&self.options, caller, request.encode(), WORK_TIME_MAX).await?;
+            now = answer::read_savepoint(answer).map_err(|malformed| self.options.malformed(malformed))?;
+        }
+        if parted(now) {
+            return Err(lost(now, ErrorKind::Corrupt));
+        }
+        Ok(())
     }
 
     /// Asks until an answer comes, at most [`ASK_ATTEMPTS_MAX`] times.

@@ -89,6 +89,8 @@ pub const PENDING_BYTES_MAX: usize = 256 << 20;
 pub const APPENDS_IN_FLIGHT_MAX: usize = 32;
 /// How long a client waits for an answer before it tries another link.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a client waits for blocks to be made into rows, or for pruning.
+pub const WORK_TIME_MAX: Duration = Duration::from_secs(60);
 /// How often a client asks again after a lost link before it gives the question up.
 pub const ASK_ATTEMPTS_MAX: usize = 8;
 /// The wait before the first new attempt to connect; it doubles.

@@ -2,24 +2,20 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use base::{BlockNumber, Bytes, Version};
 
-use super::ANSWER_TIME_MAX;
 use super::client::{RemoteOptions, Session};
 use super::message::{self, Malformed, Notice, Request, Role, answer};
+use super::{ANSWER_TIME_MAX, WORK_TIME_MAX};
 use crate::history::{HISTORY_BLOCKS_MAX, History};
 use crate::state_store::{StateStore, check_keys};
 use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangePage, Row, Savepoint};
 use crate::{Error, lock};
 
-/// How long a client waits for blocks to be made into rows, or for pruning.
-const WORK_TIME_MAX: Duration = Duration::from_secs(60);
-
 /// Rows of one channel at a storage node. Reads are asked again after a lost link; a savepoint that is known here is
-/// durable there.
+/// durable there, which each new link is checked for before anything is read over it.
 pub struct RemoteStateStore {
     session: Session,
     known: Arc<Known>,
@@ -71,7 +67,8 @@ impl RemoteStateStore {
             Notice::Savepoint(savepoint) => learn.learn(savepoint),
             Notice::Durable(_) => {}
         });
-        let session = Session::new(options, role, noticed);
+        let relied_on = Arc::clone(&known);
+        let session = Session::new(options, role, noticed).relying_on(move || *lock(&relied_on.savepoint));
         session.open().await?;
         Ok(RemoteStateStore { session, known })
     }

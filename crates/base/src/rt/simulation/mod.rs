@@ -62,7 +62,7 @@ use crate::rt::context::{self, Ambient};
 
 pub use chance::Chance;
 pub use clock::CLOCK_DRIFT_PPM_MAX;
-pub use disk::{Disk, DiskOperation, SECTOR_BYTES};
+pub use disk::{Disk, DiskCopy, DiskOperation, SECTOR_BYTES};
 pub use failure::{Failure, Reason};
 pub use node::Node;
 pub use plan::{Bounds, Fault, FaultKind, ParsePlanError, Plan, Step};

@@ -11,7 +11,7 @@ use crate::state_store::StateStore;
 use crate::state_store::tests::rows;
 use crate::tables::Row;
 
-fn simulate<F, Fut>(seed: u64, scenario: F)
+pub fn simulate<F, Fut>(seed: u64, scenario: F)
 where
     F: FnOnce(Sim, Node) -> Fut + Send + 'static,
     Fut: Future<Output = ()> + Send + 'static,

@@ -3,6 +3,7 @@
 mod basics;
 mod faults;
 mod messages;
+mod rollback;
 
 use std::sync::Arc;
 use std::time::Duration;

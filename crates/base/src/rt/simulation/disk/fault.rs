@@ -1,11 +1,15 @@
 //! Faults of a disk: full, failing, rotting.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::ids::NodeId;
+use super::super::ids::{InodeId, NodeId};
 use super::super::trace::Event;
 use super::super::world::{Core, World};
+use super::DirectoryState;
+use super::file::Inode;
 
 /// What a disk is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -35,6 +39,13 @@ pub(super) struct Faults {
     next: [u64; 3],
     /// Every operation fails.
     failing: bool,
+}
+
+/// What a directory held when [`Disk::copy`] was called.
+#[derive(Clone)]
+pub struct DiskCopy {
+    directory: PathBuf,
+    files: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
 }
 
 /// The disk of a node, from outside: to make it fail and to look at it.
@@ -100,7 +111,7 @@ impl Disk {
     }
 
     /// Flips bits of one byte on the medium. False when there is no such byte.
-    pub fn flip(&self, file: impl AsRef<std::path::Path>, offset: u64, mask: u8) -> bool {
+    pub fn flip(&self, file: impl AsRef<Path>, offset: u64, mask: u8) -> bool {
         let file = file.as_ref();
         self.fault("flip bits on", |core| {
             let disk = &mut core.node(self.node).disk;
@@ -123,7 +134,7 @@ impl Disk {
     }
 
     /// Flips one bit, chosen by chance among all files. Returns the file and the offset; `None` when the disk is empty.
-    pub fn rot(&self) -> Option<(std::path::PathBuf, u64)> {
+    pub fn rot(&self) -> Option<(PathBuf, u64)> {
         let target = self.world.with(|core| {
             let Core { nodes, chance, .. } = core;
             let disk = &nodes[self.node.index()].disk;
@@ -154,6 +165,41 @@ impl Disk {
             assert!(!node.up, "a disk is replaced while its node is down");
             node.disk.directories.clear();
             node.disk.inodes.clear();
+        });
+    }
+
+    /// What would outlive a crash in a directory and those below it, to be put back later.
+    pub fn copy(&self, directory: impl AsRef<Path>) -> DiskCopy {
+        self.world.with(|core| {
+            let disk = &core.node(self.node).disk;
+            let within = disk.directories.iter().filter(|(path, _)| path.starts_with(&directory));
+            let copied = within.map(|(path, state)| {
+                let durable = state.durable.iter();
+                let files = durable.map(|(name, inode)| (name.clone(), disk.inodes[inode].durable.clone()));
+                (path.clone(), files.collect())
+            });
+            DiskCopy { directory: directory.as_ref().to_path_buf(), files: copied.collect() }
+        })
+    }
+
+    /// Replaces a directory by a copy that was made earlier, as whoever restores a backup does. Panics when the node is up.
+    pub fn put_back(&self, copy: &DiskCopy) {
+        self.fault("put an earlier copy back on", |core| {
+            let node = core.node(self.node);
+            assert!(!node.up, "a backup is restored while the node is down");
+            let disk = &mut node.disk;
+            disk.directories.retain(|path, _| !path.starts_with(&copy.directory));
+            for (path, files) in &copy.files {
+                let mut state = DirectoryState::default();
+                for (name, bytes) in files {
+                    let inode = InodeId(disk.inodes_made);
+                    disk.inodes_made += 1;
+                    disk.inodes.insert(inode, Inode::holding(bytes));
+                    state.names.insert(name.clone(), inode);
+                    state.durable.insert(name.clone(), inode);
+                }
+                disk.directories.insert(path.clone(), state);
+            }
         });
     }
 

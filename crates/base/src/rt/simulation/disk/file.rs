@@ -87,6 +87,11 @@ impl Change {
 }
 
 impl Inode {
+    /// A file with these bytes, all of them durable.
+    pub fn holding(bytes: &[u8]) -> Inode {
+        Inode { current: bytes.to_vec(), durable: bytes.to_vec(), ..Inode::default() }
+    }
+
     pub(super) fn read(&self, offset: u64, length: usize) -> Bytes {
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.current.len());
         let end = start.saturating_add(length).min(self.current.len());

@@ -20,7 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::ids::InodeId;
-pub use fault::{Disk, DiskOperation};
+pub use fault::{Disk, DiskCopy, DiskOperation};
 pub(in crate::rt) use handle::{Directory, File};
 
 /// What a disk writes whole or not at all, in bytes.
