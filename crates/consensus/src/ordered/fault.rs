@@ -17,6 +17,8 @@ pub enum Mutant {
     OwnDisk,
     /// A new leader forgets what the group's log has beyond the disks.
     ForgetLog,
+    /// The last record of the group's log is trimmed like the others.
+    TrimLast,
     /// A new leader goes on from the longest journal, whoever adopted it.
     LongestJournal,
     /// A keeper does not note which reign has adopted its journal.

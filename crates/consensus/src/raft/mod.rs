@@ -116,6 +116,14 @@ pub trait Machine: Send + 'static {
     /// [`Error::Corrupt`]; ends the node.
     fn restore(&mut self, index: u64, snapshot: Bytes) -> Result<(), Error>;
 
+    /// Whether this node may begin with the group's first snapshot: it has no log, and is one of those that found the group.
+    ///
+    /// # Errors
+    /// What shows that it is not the first time; ends the node.
+    fn may_found(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Whether it takes more. While it does not, a node that follows takes no entries from its leader; a leader proposes what it
     /// will, and must wait by itself.
     fn has_room(&self) -> bool {
@@ -577,6 +585,9 @@ async fn stored<M: Machine>(
         let (opened, found) = DiskLog::open(owned, options.group, options.node, options.segment_bytes).await?;
         if let Some(found) = found {
             return Ok((Some(opened), found));
+        }
+        if options.founders.iter().any(|founder| founder.id == options.node) {
+            machine.may_found()?;
         }
         disk = Some(opened);
     }

@@ -171,6 +171,18 @@ impl Machine for Count {
         Ok(())
     }
 
+    /// A founder's log begins with its first start, when the journal has the entry that all begin with and no more. Where it has
+    /// more, the log was lost, and with it what this node has voted for and confirmed.
+    fn may_found(&self) -> Result<(), Error> {
+        match lock(&self.0.counted).next {
+            0 | 1 => Ok(()),
+            next => Err(Error::Invalid(format!(
+                "the orderer has {next} blocks and no log of the group: its log was lost, and with it what it has promised to the \
+                 others; restore it, or remove this orderer from the group and add another one"
+            ))),
+        }
+    }
+
     fn has_room(&self) -> bool {
         let counted = lock(&self.0.counted);
         counted.bytes + counted.writing < self.0.bounds.bytes

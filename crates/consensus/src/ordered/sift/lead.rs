@@ -323,7 +323,10 @@ async fn continue_with(
             continue;
         }
         if position > height {
-            return Err(Error::Corrupt("the group's log begins behind the journals' end"));
+            return Err(Error::Corrupt(
+                "the group's log goes on behind the end of the orderers' journals: the directory of an orderer was emptied or \
+                 is an older copy; start the orderers that have all blocks, or restore their directories",
+            ));
         }
         let align = Command::Align { position, entries: vec![write.bytes.clone()] };
         match own.path.ask(reign, align, shared.disk_max).await {
@@ -541,7 +544,10 @@ impl Lead {
             while state.ring.front().is_some_and(|(position, _, _)| *position < safe.min(own.1)) {
                 state.ring.pop_front();
             }
-            while state.records.front().is_some_and(|(position, _)| *position < durable) {
+            // The last one stays: it tells whoever takes over how far a majority of disks once was.
+            let least = if mutant(Mutant::TrimLast) { 0 } else { 1 };
+            while state.records.len() > least && state.records.front().is_some_and(|(position, _)| *position < durable)
+            {
                 trimmed = state.records.pop_front().map(|(_, index)| index);
             }
             safe

@@ -20,7 +20,9 @@
 //!    makes what it has got durable with one sync. What a majority of processors has on disk, and its own journal has, is safe.
 //!    A reign under which entries are committed and none becomes safe for long is given up: another may reach more disks. Keepers that
 //!    come later are fenced, made equal and adopted on the way. With every message they learn what may be shown.
-//! 6. Records are trimmed from the group's log once they are on a majority of disks.
+//! 6. Records are trimmed from the group's log once they are on a majority of disks, but for the last one. So the log says how far a
+//!    majority of disks once was: whoever is elected and hears of shorter journals alone, since disks were replaced or restored,
+//!    ends instead of going on below what was shown.
 //! 7. So many memory nodes may lose their memory that the group cannot tell what it held: lost power takes all of them. Then a
 //!    processor has a majority of keepers promise the first term of the next era, which is greater than any that was ever used, under a
 //!    number of its own, and makes the group anew with it, with an empty log, on a majority of its memory nodes: [`crate::format`]

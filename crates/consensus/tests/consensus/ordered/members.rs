@@ -219,6 +219,7 @@ async fn scenario(sim: Sim, mutant: Mutant, raft_mutant: RaftMutant) -> u64 {
         truth: Arc::new(Truth::new(&sim)),
         layout,
         status: Arc::default(),
+        may_end: Arc::default(),
     };
     let victim = 1 + chance.below(PROCESSORS.len() as u64);
     let asked = Arc::new(Mutex::new(Asked::Nothing));

@@ -16,6 +16,7 @@ mod truth;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -121,6 +122,8 @@ struct World {
     layout: Layout,
     /// How the memory nodes are, as whoever coordinates them sees it.
     status: Arc<Mutex<Option<Status>>>,
+    /// A processor that finds damage has ended for the right reason, and is started again.
+    may_end: Arc<AtomicBool>,
 }
 
 /// Snapshots are so many that a processor which was away gets entries from the journals of others.
@@ -154,7 +157,8 @@ impl World {
         let truth = Arc::new(Truth::new(sim));
         let layout = Layout { log_bytes, direct_bytes: 0, memory_bytes: 0, block_bytes: 64, data_shares: 1 };
         let (fabric, status) = (SimFabric::new(sim), Arc::default());
-        let world = World { sim: sim.clone(), engine, fabric, truth, layout, status };
+        let may_end = Arc::default();
+        let world = World { sim: sim.clone(), engine, fabric, truth, layout, status, may_end };
         for which in 0..engine.memory_nodes(sim.seed()) {
             world.start_memory_node(which);
         }
@@ -204,7 +208,7 @@ impl World {
                 Ok(error) | Err(error) => error,
             };
             match error.kind() {
-                ErrorKind::Corrupt | ErrorKind::Rejected => {
+                ErrorKind::Corrupt | ErrorKind::Rejected if !self.may_end.load(Ordering::Relaxed) => {
                     return self.truth.fail(format!("report: {name}: {error}"));
                 }
                 _ => rt::sleep(Duration::from_millis(20)).await,
@@ -480,6 +484,51 @@ fn the_longest_journal_does_not_count_when_a_later_reign_has_adopted_others() {
     for mutant in [Mutant::LongestJournal, Mutant::ForgetAdoption] {
         must_be_caught(&format!("{mutant:?}"), &["one entry", "lost", "report"], |seed| run(seed, mutant));
     }
+}
+
+/// One processor is a few entries behind when another one's disk is replaced by a blank one, and the third ends: the two journals
+/// that are left are a majority, and end below what was shown. All memory nodes are sound.
+async fn blank(sim: Sim, mutant: Mutant) -> u64 {
+    plant(mutant);
+    let world = World::begin(&sim, Engine::Sift { volatile: false }, 8192);
+    let truth = Arc::clone(&world.truth);
+    world.come_to_rest(20).await;
+    let [behind, wiped, whole] = {
+        let first = sim.chance().index(PROCESSORS.len());
+        [0, 1, 2].map(|at| PROCESSORS[(first + at) % PROCESSORS.len()])
+    };
+    sim.node(behind).crash();
+    let (before, start) = (truth.height(), rt::now());
+    while truth.height() < before + 5 {
+        assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+    world.may_end.store(true, Ordering::Relaxed);
+    sim.node(wiped).crash();
+    sim.node(whole).crash();
+    sim.node(wiped).disk().wipe();
+    sim.node(wiped).restart();
+    sim.node(behind).restart();
+    let shown = truth.height();
+    rt::sleep(Duration::from_secs(3)).await;
+    assert_eq!(truth.height(), shown, "lost: entries were shown by processors that lack earlier ones");
+    sim.node(whole).restart();
+    world.come_to_rest(20).await;
+    truth.check_failed();
+    truth.check_whole();
+    truth.height()
+}
+
+/// An orderer's disk was replaced while another orderer was a block behind and the third had ended. The blank one was elected, and led
+/// from block 14 where 75 had been shown, though all three memory nodes were sound and had been told of block 74: its record had been
+/// trimmed.
+#[test]
+fn a_blank_journal_does_not_lead_below_what_memory_nodes_know_was_shown() {
+    let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| blank(sim, mutant));
+    for seed in 0..40 {
+        run(seed, Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+    must_be_caught("TrimLast", &["lost", "one entry", "readable"], |seed| run(seed, Mutant::TrimLast));
 }
 
 /// Of the memory nodes all but one lose what they hold, and whoever makes the group anew crashes between any two steps of that, again
