@@ -35,6 +35,8 @@ pub enum Mutant {
     FollowUnsynced,
     /// A journal becomes the spare before the one that follows it has its name.
     ReuseEarly,
+    /// A memory node whose disk has failed does not say so.
+    StayFailed,
     /// A persistent node's memory stays beyond its disk behind a fence.
     KeepUnsynced,
     /// Who takes over counts copies from before the group was made anew.

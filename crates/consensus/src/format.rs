@@ -89,6 +89,16 @@ pub async fn format(group: &Group) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether a group was used, as a majority of its memory nodes know; others need not answer.
+///
+/// # Errors
+/// [`Error::NoMajority`]; [`Error::Invalid`].
+pub async fn is_used(group: &Group) -> Result<bool, Error> {
+    group.check()?;
+    let links = reach(group).await?;
+    Ok(links.iter().any(|(_, admin)| admin.term > FIRST_TERM))
+}
+
 /// The memory nodes that answer, a majority at least, with their words.
 ///
 /// # Errors

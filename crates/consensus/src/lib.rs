@@ -62,7 +62,7 @@ pub use backups::{BackupPool, PoolOptions, PoolStatus, Watched};
 pub use coordinator::{Coordinator, Posted, Status};
 pub use entry::{Entry, Kind, WRITES_MAX, Write};
 pub use error::Error;
-pub use format::format;
+pub use format::{format, is_used};
 pub use group::{Group, Place, Timing};
 pub use layout::{FORMAT_VERSION, LOG_BYTES_MAX, LOG_UNIT_BYTES, Layout};
 pub use memory_node::{GroupMemory, MemoryNode, MemoryNodeOptions};

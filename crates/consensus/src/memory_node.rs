@@ -18,7 +18,8 @@
 //! * Terms only grow in the life of a node, and in all lives of a persistent one. Another that starts anew knows none and has no
 //!   copy; processors see that.
 //! * A directory has one persistent node at a time, of all processes.
-//! * A persistent node whose disk has failed acknowledges nothing more, and gives no capability.
+//! * A persistent node whose disk has failed acknowledges nothing more, and gives no capability. It says so
+//!   ([`MemoryNode::failed`]), and its owner starts it anew: what the disk then has is written again before it counts.
 //! * Bounded: groups, connections.
 
 use std::collections::BTreeMap;
@@ -79,6 +80,9 @@ struct Shared {
     life: u64,
     is_persistent: bool,
     stop: Stop,
+    /// The first error of a disk, and that there is one.
+    failure: std::sync::OnceLock<Error>,
+    failed: Stop,
     groups: BTreeMap<GroupId, Kept>,
     connections: Semaphore,
 }
@@ -163,7 +167,8 @@ impl MemoryNode {
         }
         let (stop, connections) = (Stop::new(), Semaphore::new(CONNECTIONS_MAX));
         let (life, is_persistent) = (rt::random_u64(), owned.is_some());
-        let shared = Arc::new(Shared { host, life, is_persistent, stop, groups, connections });
+        let (failure, failed) = (std::sync::OnceLock::new(), Stop::new());
+        let shared = Arc::new(Shared { host, life, is_persistent, stop, failure, failed, groups, connections });
         let accepting = rt::spawn(accept(Arc::clone(&shared), outer, owned));
         Ok(Arc::new(MemoryNode { shared, accepting: std::sync::Mutex::new(Some(accepting)) }))
     }
@@ -171,6 +176,13 @@ impl MemoryNode {
     /// Where processors reach it.
     pub fn address(&self) -> String {
         self.shared.host.address()
+    }
+
+    /// Completes when a disk has failed, with the error: the node acknowledges nothing more until it is started anew, from
+    /// what the disk has. Never completes otherwise.
+    pub async fn failed(&self) -> Error {
+        self.shared.failed.stopped().await;
+        self.shared.failure.get().cloned().unwrap_or(Error::Closed)
     }
 
     /// Ends it and its host: connections are lost, memory is gone. On return none of its tasks runs. Dropping the
@@ -285,13 +297,27 @@ async fn perform(shared: &Shared, connection: u64, group: &mut Option<GroupId>, 
             Reply::Welcome { version: PROTOCOL_VERSION, is_persistent, life, admin: kept.admin }
         }
         Request::Keep { term, holder, admitted, writes } => match group.and_then(|id| shared.groups.get(&id)) {
-            Some(kept) => keep(kept, connection, Holder { term, holder, admitted }, writes).await,
+            Some(kept) => keep(shared, kept, connection, Holder { term, holder, admitted }, writes).await,
             None => refused(Refusal::Malformed, 0, "hello first"),
         },
         Request::Fence { term, holder } => match group.and_then(|id| shared.groups.get(&id)) {
             Some(kept) => fence(shared, kept, connection, term, holder).await,
             None => refused(Refusal::Malformed, 0, "hello first"),
         },
+    }
+}
+
+impl Shared {
+    /// Refuses, and tells the owner of this node that it is to be started anew.
+    fn disk_failed(&self, error: Error) -> Reply {
+        let reply = refused(Refusal::NotKept, 0, error.to_string());
+        if self.failure.set(error.clone()).is_ok() {
+            tracing::error!(%error, "a memory node's disk has failed: the node is to be started again");
+        }
+        if !mutant(Mutant::StayFailed) {
+            self.failed.stop();
+        }
+        reply
     }
 }
 
@@ -309,8 +335,7 @@ async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder
     {
         let admitted = disk.holder.admitted;
         if let Err(error) = disk.append(Holder { term, holder, admitted }, Vec::new()).await {
-            tracing::error!(%error, "a memory node's disk has failed");
-            return refused(Refusal::NotKept, 0, error.to_string());
+            return shared.disk_failed(error);
         }
     }
     reign.term = term;
@@ -331,7 +356,7 @@ async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder
         {
             match disk.set_back(&*shared.host, kept.region).await {
                 Ok(bytes) => tracing::debug!(bytes, "a memory node's memory is what its disk has"),
-                Err(error) => return refused(Refusal::NotKept, 0, error.to_string()),
+                Err(error) => return shared.disk_failed(error),
             }
         }
         reign.capability = None;
@@ -346,7 +371,7 @@ async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder
 }
 
 /// Step 4 at the head of this module.
-async fn keep(kept: &Kept, connection: u64, asked: Holder, writes: Vec<(u64, Bytes)>) -> Reply {
+async fn keep(shared: &Shared, kept: &Kept, connection: u64, asked: Holder, writes: Vec<(u64, Bytes)>) -> Reply {
     let mut reign = kept.reign.lock().await;
     if (asked.term, asked.holder, connection) != (reign.term, reign.holder, reign.connection) {
         return refused(Refusal::Fenced, reign.term.0, "a newer coordinator has the group's memory");
@@ -357,9 +382,7 @@ async fn keep(kept: &Kept, connection: u64, asked: Holder, writes: Vec<(u64, Byt
     let admitted = asked.admitted || disk.holder.admitted;
     match disk.append(Holder { admitted, ..asked }, writes).await {
         Ok(()) => Reply::Kept,
-        Err(error) => {
-            tracing::error!(%error, "a memory node's disk has failed");
-            refused(Refusal::NotKept, 0, error.to_string())
-        }
+        Err(error @ Error::Disk { .. }) => shared.disk_failed(error),
+        Err(error) => refused(Refusal::NotKept, 0, error.to_string()),
     }
 }

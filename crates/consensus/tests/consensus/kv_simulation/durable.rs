@@ -4,13 +4,13 @@
 //! not synced is kept, lost or torn. Persistent nodes also crash between two steps of what they do on their disk. The history,
 //! before and after, must be linearizable, so that nothing is gone whose caller was answered.
 
-use base::rt::simulation::Sim;
+use base::rt::simulation::{DiskOperation, Sim, Simulation};
 use base::rt::{self, Stop};
 use consensus::fault::{Mutant, plant};
 use futures_util::FutureExt as _;
 
 use super::{Duration, course, plans};
-use crate::support::campaign::{Campaign, tests_of};
+use crate::support::campaign::{Campaign, must_be_caught, tests_of};
 use crate::support::{FAULT_POINTS, MEMORY_NODES, PROCESSORS, nodes};
 
 pub const CRASH_POINTS: &[&str] = &["consensus.disk.followed", "consensus.disk.synced", "consensus.keep.sending"];
@@ -39,6 +39,48 @@ async fn power_fails(sim: Sim, until: Stop) {
             sim.node(everybody.swap_remove(first)).restart();
         }
     }
+}
+
+/// Disks of memory nodes fail now and then, for one operation or for want of room, and nobody crashes for that.
+async fn disks_fail(sim: Sim, until: Stop) {
+    let mut chance = sim.chance();
+    let nodes = nodes(sim.seed());
+    while !until.is_stopped() {
+        rt::sleep(chance.duration(&(Duration::from_millis(100)..Duration::from_millis(600)))).await;
+        let disk = sim.node(MEMORY_NODES[chance.index(nodes)]).disk();
+        match chance.index(3) {
+            0 => disk.fail_next(DiskOperation::Sync, 1),
+            1 => disk.fail_next(DiskOperation::Write, 1),
+            _ => {
+                disk.fill();
+                rt::sleep(chance.duration(&(Duration::from_millis(10)..Duration::from_millis(200)))).await;
+                disk.set_capacity(None);
+            }
+        }
+    }
+    // All is calm from here on but for this one, which writes all the time.
+    sim.node(MEMORY_NODES[chance.index(nodes)]).disk().fail_next(DiskOperation::Sync, 1);
+    rt::sleep(Duration::from_secs(1)).await;
+}
+
+/// One sync of a memory node's disk failed, or there was no room for a moment. The node refused everything from then on, and nobody
+/// started it again: one node fewer of those that may be lost, and no word of it.
+#[test]
+fn a_memory_node_whose_disk_failed_once_takes_part_again() {
+    let run = |seed, mutant| {
+        plant(mutant);
+        let simulation = Simulation::new(seed).steps_max(6_000_000).trace_lines_max(60);
+        let outcome = simulation.run(|sim| async move {
+            let persistent = nodes(sim.seed());
+            course(sim, persistent, disks_fail).await
+        });
+        plant(Mutant::None);
+        outcome
+    };
+    for seed in 0..20 {
+        run(seed, Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+    must_be_caught("StayFailed", &["progress:"], |seed| run(seed, Mutant::StayFailed));
 }
 
 async fn scenario(sim: Sim) -> u64 {

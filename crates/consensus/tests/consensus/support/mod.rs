@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::rt::disk::Directory;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim};
 use base::rt::{self, Stop};
-use consensus::{Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
+use consensus::{Error, Group, GroupId, GroupMemory, Layout, MemoryNode, MemoryNodeOptions, Place, Status, Timing};
 use rma::sim::SimFabric;
 use rma::{Fabric, Host, HostOptions, NodeId, TOKEN_BYTES, Token};
 
@@ -81,24 +81,35 @@ pub fn start_memory_node(
     sim.node(address).start(move || {
         let (fabric, wrap) = (fabric.clone(), wrap.clone());
         async move {
-            let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
-            let host = loop {
-                match fabric.host(address, options.clone()).await {
-                    Ok(host) => break host,
-                    Err(_) => rt::sleep(Duration::from_millis(5)).await,
+            // Again after its disk has failed, as whoever runs one does.
+            loop {
+                let options = HostOptions { node: NodeId(which as u32), tokens: Arc::new(|_| Some(TOKEN)) };
+                let host = loop {
+                    match fabric.host(address, options.clone()).await {
+                        Ok(host) => break host,
+                        Err(_) => rt::sleep(Duration::from_millis(5)).await,
+                    }
+                };
+                let groups = vec![GroupMemory { id: GROUP, layout }];
+                let closing = Arc::clone(&host);
+                let options = MemoryNodeOptions { host: wrap(host), groups, stop: Stop::new() };
+                let started = match is_persistent {
+                    false => MemoryNode::start(options).await,
+                    true => match Directory::open("/memory").await {
+                        Ok(directory) => MemoryNode::start_persistent(options, &directory).await,
+                        Err(error) => Err(Error::Disk { doing: "opening a directory", reason: error.to_string() }),
+                    },
+                };
+                match started {
+                    Ok(node) => {
+                        node.failed().await;
+                        node.stop().await;
+                    }
+                    Err(Error::Disk { .. }) => closing.close().await,
+                    Err(error) => panic!("report: a memory node does not start: {error}"),
                 }
-            };
-            let groups = vec![GroupMemory { id: GROUP, layout }];
-            let options = MemoryNodeOptions { host: wrap(host), groups, stop: Stop::new() };
-            let _node = match is_persistent {
-                false => MemoryNode::start(options).await.expect("there is memory"),
-                true => {
-                    let directory = Directory::open("/memory").await.expect("a directory can be made");
-                    let started = MemoryNode::start_persistent(options, &directory).await;
-                    started.unwrap_or_else(|error| panic!("report: a memory node does not start: {error}"))
-                }
-            };
-            std::future::pending::<()>().await;
+                rt::sleep(Duration::from_millis(20)).await;
+            }
         }
     });
 }
