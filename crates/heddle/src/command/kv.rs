@@ -88,6 +88,7 @@ async fn up(arguments: &Up) -> Result<(), Failure> {
         store = KeyValues::start(options) => store?,
         () = signals.received() => return Err(Failure::interrupted()),
     };
+    store.missing().iter().for_each(|remedy| eprintln!("{remedy}"));
     said.print(store.endpoint())?;
     let failed = tokio::select! {
         () = signals.received() => None,

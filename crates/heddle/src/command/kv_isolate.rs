@@ -100,14 +100,16 @@ impl Isolated {
     }
 
     async fn start_all(&mut self) -> Result<(), Failure> {
-        self.start_stage(|role| matches!(role, KvRole::Memory(_))).await?;
-        self.plan.format().await?;
-        self.start_stage(|role| matches!(role, KvRole::Processor(_))).await?;
+        let missing_max = self.plan.missing_max();
+        let missing = self.start_stage(|role| matches!(role, KvRole::Memory(_)), missing_max).await?;
+        self.plan.format(missing).await?;
+        self.start_stage(|role| matches!(role, KvRole::Processor(_)), 0).await?;
         self.announce()?;
         self.served().await
     }
 
-    async fn start_stage(&mut self, is_in: impl Fn(KvRole) -> bool) -> Result<(), Failure> {
+    /// Gives how many have ended again, of which so many may; they are started again later.
+    async fn start_stage(&mut self, is_in: impl Fn(KvRole) -> bool, missing_max: usize) -> Result<usize, Failure> {
         let start = Instant::now();
         let plan = &self.plan;
         let mut starting: Vec<&mut Supervised> =
@@ -115,20 +117,30 @@ impl Isolated {
         for process in &mut starting {
             process.spawn(&plan.part(process.role))?;
         }
+        let mut missing = 0;
         loop {
             let mut waiting = None;
-            for process in &mut starting {
+            for process in starting.iter_mut().filter(|process| process.again.is_none()) {
                 let is_ready = process.heard().ready.is_some();
                 process.was_ready = is_ready;
                 if process.has_ended()? {
-                    return Err(process.failure("has ended"));
+                    match process.role {
+                        KvRole::Memory(slot) if missing < missing_max => {
+                            missing += 1;
+                            eprintln!("{}", plan.remedy(slot, &super::tail(&process.log).trim_end()));
+                            process.pause = PAUSE_MAX;
+                            process.again = Some(Instant::now() + PAUSE_MAX);
+                            continue;
+                        }
+                        _ => return Err(process.failure("has ended")),
+                    }
                 }
                 if !process.was_ready {
                     waiting = Some(process);
                 }
             }
             match waiting {
-                None => return Ok(()),
+                None => return Ok(missing),
                 Some(process) if start.elapsed() > READY_PATIENCE => return Err(process.failure("is not ready")),
                 Some(_) => tokio::time::sleep(TICK).await,
             }
@@ -332,6 +344,10 @@ pub async fn part() -> Result<(), Failure> {
         error = process.failed() => Some(error),
     };
     if let Some(error) = failed {
+        if process.is_memory() {
+            // The supervisor starts it again; the stores go on with the others.
+            return Err(Failure::new(format!("this memory node has failed: {error}")));
+        }
         output::print(&format!("{FAILED} {error}\n"))?;
         return Err(Failure::new(format!("a store cannot go on: {error}")));
     }

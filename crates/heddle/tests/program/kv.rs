@@ -52,6 +52,13 @@ impl Store {
         KvClient::new(Connection::connect(&target).await.expect("it listens"))
     }
 
+    /// Ends it as Ctrl-C does.
+    fn down(mut self) {
+        let process = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).expect("it runs");
+        self.child.wait().expect("it is a child");
+    }
+
     fn ask(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let dir = self.dir.display().to_string();
         let output = run(&[&["kv"], arguments, &["--dir", &dir]].concat());
@@ -293,6 +300,59 @@ async fn outlives_kills(persistence: &str) {
         &dir.display().to_string(),
     ]);
     assert!(other.status.code() == Some(1) && text(&other).contains("other sizes"), "{}", text(&other));
+}
+
+/// Flips a bit at the beginning of every journal of a memory node that was stopped.
+fn damage(dir: &Path, memory_node: &str) {
+    let group = dir.join(memory_node).join("group-1");
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(&group).expect("it kept its group").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.strip_prefix("journal-").is_some_and(|number| number.parse::<u64>().is_ok()) {
+            let mut bytes = std::fs::read(entry.path()).expect("it can be read");
+            bytes[20] ^= 1;
+            std::fs::write(entry.path(), bytes).expect("it can be written");
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0, "there is a journal in {}", group.display());
+}
+
+/// The folder of one memory node of three was damaged, and nothing started any more: the remedy was nowhere to be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_starts_without_a_damaged_memory_node_and_makes_it_again() {
+    for more in [&[][..], &["--isolate"]] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = folder.path().join("kv");
+        let options = [&["--persistence", "nodes"], more].concat();
+        let store = Store::start_with(&dir, &options);
+        assert_eq!(store.ask(&["put", "name", "Ada"]).0, Some(0));
+        store.down();
+        damage(&dir, "memory-1");
+        let store = Store::start_with(&dir, &options);
+        assert_eq!(store.ask(&["get", "name"]), (Some(0), "Ada\n".to_owned()), "{more:?}");
+        let (_, said) = store.ask(&["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(status["memoryNodesLive"].as_u64(), Some(2), "{more:?}: {said}");
+        store.down();
+
+        std::fs::rename(dir.join("memory-1"), folder.path().join("damaged")).expect("as the remedy says");
+        let store = Store::start_with(&dir, &options);
+        let client = store.client().await;
+        let start = Instant::now();
+        while client.status().await.expect("it serves").memory_nodes_live < 3 {
+            assert!(start.elapsed() < READY_PATIENCE, "{more:?}: memory-1 is not made again");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        store.down();
+
+        damage(&dir, "memory-0");
+        damage(&dir, "memory-2");
+        let shown = dir.display().to_string();
+        let up = [&["kv", "up", "--listen", "127.0.0.1:0", "--keys", "2000", "--dir", &shown], &options[..]].concat();
+        let output = run(&up);
+        assert_eq!(output.status.code(), Some(1), "{more:?}: two of three are damaged: {}", text(&output));
+    }
 }
 
 #[test]

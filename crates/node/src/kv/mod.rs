@@ -59,6 +59,11 @@ const NAME: &str = "kv";
 const TABLES: &str = "tables";
 /// Held while a process uses a directory.
 const LOCK: &str = "lock";
+/// Pauses before a memory node is started again whose disk has failed.
+const RESTART_PAUSE_MIN: Duration = Duration::from_millis(200);
+const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// After so long a memory node that is started again counts as sound.
+const STEADY_AFTER: Duration = Duration::from_secs(60);
 /// Where the first port is set.
 const LISTEN: &str = "the port of --listen";
 /// Stores of one process.
@@ -107,6 +112,31 @@ pub struct KvOptions {
     pub sizes: Sizes,
     /// Bytes of each coordinator's cache.
     pub cache_bytes: usize,
+}
+
+impl KvOptions {
+    /// Where a memory node keeps what outlives it.
+    fn kept_by(&self, slot: usize) -> PathBuf {
+        self.directory.join(format!("memory-{slot}"))
+    }
+
+    /// How many memory nodes may be missing at a start: F of 2F+1 that are persistent.
+    pub fn missing_max(&self) -> usize {
+        match self.persistence {
+            Persistence::Nodes => self.memory_nodes as usize / 2,
+            Persistence::None | Persistence::Coordinator { .. } => 0,
+        }
+    }
+
+    /// What to do about a memory node that does not start.
+    pub fn remedy(&self, slot: usize, error: &dyn std::fmt::Display) -> String {
+        let path = self.kept_by(slot);
+        format!(
+            "memory-{slot} does not start: {error}\nthe stores go on with the other memory nodes; move {} away, and memory-{slot} \
+             is made again from their copies",
+            path.display()
+        )
+    }
 }
 
 /// Where a store is: `kv.json`.
@@ -197,7 +227,8 @@ pub struct KeyValues {
     stores: Arc<Stores>,
     stop: Stop,
     serving: Vec<tokio::task::JoinHandle<()>>,
-    nodes: Vec<Arc<MemoryNode>>,
+    nodes: Vec<tokio::task::JoinHandle<()>>,
+    missing: Vec<String>,
     _lock: File,
 }
 
@@ -250,9 +281,13 @@ fn groups(options: &KvOptions, layout: Layout, places: &[Place], fabric: &Arc<dy
     (1..=u64::from(options.stores)).map(|id| group(GroupId(id))).collect()
 }
 
-/// Makes groups that were never used.
-async fn format(options: &KvOptions, groups: &[Group]) -> Result<(), NodeError> {
+/// Makes groups that were never used. Of nodes that keep groups on disk a minority may be missing, where the others know that
+/// the group was used; a new one is made on all nodes alone.
+async fn format(options: &KvOptions, groups: &[Group], missing: usize) -> Result<(), NodeError> {
     for group in groups {
+        if missing > 0 && consensus::is_used(group).await? {
+            continue;
+        }
         match consensus::format(group).await {
             // It goes on with what the nodes have kept.
             Err(Error::AlreadyFormatted(_)) if options.persistence == Persistence::Nodes => {}
@@ -277,17 +312,59 @@ async fn memory_node(
     let host = fabric.host(&place.address, host_options).await.map_err(failed)?;
     let groups = (1..=u64::from(options.stores)).map(|id| GroupMemory { id: GroupId(id), layout }).collect();
     let node_options = MemoryNodeOptions { host, groups, stop: stop.clone() };
-    Ok(match options.persistence {
-        Persistence::None | Persistence::Coordinator { .. } => MemoryNode::start(node_options).await?,
-        Persistence::Nodes => {
-            let folder = format!("memory-{slot}");
-            let path = options.directory.join(&folder);
-            let opened = Directory::open(&options.directory).await;
-            let opened = opened.map_err(NodeError::file("open", &options.directory))?;
-            let kept = opened.subdirectory(&folder).await.map_err(NodeError::file("make", &path))?;
-            MemoryNode::start_persistent(node_options, &kept).await?
+    let host = Arc::clone(&node_options.host);
+    let started = async {
+        match options.persistence {
+            Persistence::None | Persistence::Coordinator { .. } => Ok(MemoryNode::start(node_options).await?),
+            Persistence::Nodes => {
+                let path = options.kept_by(slot);
+                let kept = Directory::open(&path).await.map_err(NodeError::file("make", &path))?;
+                Ok(MemoryNode::start_persistent(node_options, &kept).await?)
+            }
         }
-    })
+    };
+    let outcome = started.await;
+    if outcome.is_err() {
+        // The next attempt has the same address.
+        host.close().await;
+    }
+    outcome
+}
+
+/// A memory node of this process, started again after its disk has failed.
+struct KeptNode {
+    options: KvOptions,
+    layout: Layout,
+    slot: usize,
+    place: Place,
+    fabric: Arc<dyn Fabric>,
+}
+
+impl KeptNode {
+    async fn run(self, mut node: Option<Arc<MemoryNode>>, stop: Stop) {
+        let KeptNode { options, layout, slot, place, fabric } = self;
+        let mut pause = RESTART_PAUSE_MIN;
+        loop {
+            if let Some(node) = node.take() {
+                let since = rt::now();
+                let failed = stop.or_stopped(node.failed()).await;
+                node.stop().await;
+                let Some(error) = failed else { return };
+                tracing::error!(slot, %error, "a memory node is started again after its disk has failed");
+                if since.elapsed() > STEADY_AFTER {
+                    pause = RESTART_PAUSE_MIN;
+                }
+            }
+            if stop.or_stopped(rt::sleep(pause)).await.is_none() {
+                return;
+            }
+            pause = (pause * 2).min(RESTART_PAUSE_MAX);
+            match memory_node(&options, layout, slot, &place, &fabric, &stop).await {
+                Ok(again) => node = Some(again),
+                Err(error) => tracing::error!("{}", options.remedy(slot, &error)),
+            }
+        }
+    }
 }
 
 /// The token that clients are to bear.
@@ -385,12 +462,25 @@ impl KeyValues {
             |slot| Place { address: format!("local:kv-{name:x}-{slot}"), name: NAME.to_owned(), token: token.clone() };
         let places: Vec<Place> = (0..options.memory_nodes).map(place).collect();
         let stop = Stop::new();
-        let mut nodes = Vec::new();
+        let (mut started, mut missing) = (Vec::new(), Vec::new());
         for (slot, place) in places.iter().enumerate() {
-            nodes.push(memory_node(&options, layout, slot, place, &fabric, &stop).await?);
+            let node = memory_node(&options, layout, slot, place, &fabric, &stop).await;
+            started.push(match node {
+                Ok(node) => Some(node),
+                Err(error) if missing.len() < options.missing_max() => {
+                    missing.push(options.remedy(slot, &error));
+                    None
+                }
+                Err(error) => return Err(error),
+            });
         }
         let groups = groups(&options, layout, &places, &fabric);
-        format(&options, &groups).await?;
+        format(&options, &groups, missing.len()).await?;
+        let mut nodes = Vec::new();
+        for (slot, (node, place)) in started.into_iter().zip(places).enumerate() {
+            let kept = KeptNode { options: options.clone(), layout, slot, place, fabric: Arc::clone(&fabric) };
+            nodes.push(tokio::spawn(kept.run(node, stop.clone())));
+        }
 
         let mut kept = Vec::new();
         if let Persistence::Coordinator { is_synchronous } = options.persistence {
@@ -413,12 +503,17 @@ impl KeyValues {
         let endpoint = KvEndpoint { address, stores: addresses, parts, host, authority, token_file, process };
         write(&directory.join(AUTHORITY), &identity.authority_pem)?;
         endpoint.write(&directory)?;
-        Ok(KeyValues { directory, endpoint, stores, stop, serving, nodes, _lock: lock })
+        Ok(KeyValues { directory, endpoint, stores, stop, serving, nodes, missing, _lock: lock })
     }
 
     /// Where it is.
     pub fn endpoint(&self) -> &KvEndpoint {
         &self.endpoint
+    }
+
+    /// What to do about memory nodes that did not start; the stores go on without them.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
     }
 
     /// The first store, without gRPC; for measurements. None when nobody serves for a while.
@@ -453,7 +548,7 @@ impl KeyValues {
         }
         self.stores.stop().await;
         for node in self.nodes {
-            node.stop().await;
+            let _ = node.await;
         }
     }
 }

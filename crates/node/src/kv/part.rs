@@ -170,16 +170,26 @@ impl KvPlan {
         part
     }
 
-    /// Makes the stores, once all memory nodes run, unless these have kept them.
+    /// Makes the stores, once all memory nodes run but for so many that are missing, unless these have kept them.
     ///
     /// # Errors
     /// Too few answer.
-    pub fn format(&self) -> Boxed<'_, Result<(), NodeError>> {
-        Box::pin(async {
+    pub fn format(&self, missing: usize) -> Boxed<'_, Result<(), NodeError>> {
+        Box::pin(async move {
             let (options, fabric): (_, Arc<dyn Fabric>) = (self.part.options(), Arc::new(Shm::default()));
             let groups = super::groups(&options, super::layout(&options)?, &self.part.places(), &fabric);
-            super::format(&options, &groups).await
+            super::format(&options, &groups, missing).await
         })
+    }
+
+    /// As [`KvOptions::missing_max`].
+    pub fn missing_max(&self) -> usize {
+        self.part.options().missing_max()
+    }
+
+    /// As [`KvOptions::remedy`].
+    pub fn remedy(&self, slot: u32, error: &dyn std::fmt::Display) -> String {
+        self.part.options().remedy(slot as usize, error)
     }
 
     /// Tells clients where everything is.
@@ -255,13 +265,22 @@ impl KvProcess {
         Ok(process)
     }
 
+    /// Whether it is a memory node, of which others have copies.
+    pub fn is_memory(&self) -> bool {
+        self.node.is_some()
+    }
+
     /// A processor's ports, one for each store.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Completes when a store cannot go on, with the reason.
+    /// Completes when this process is of no more use, with the reason: a store cannot go on, anywhere, or the disk of this
+    /// memory node has failed, and it is to be started again.
     pub async fn failed(&self) -> Error {
+        if let Some(node) = &self.node {
+            return node.failed().await;
+        }
         loop {
             rt::sleep(super::LOOK).await;
             if let Some(error) = self.stores.as_ref().and_then(|stores| stores.failed()) {
