@@ -4,7 +4,8 @@
 //! 2. Check the blocks of each peer and of each orderer that the network has now (`ledger::verify`).
 //! 3. Replay each peer's valid transactions and compare what they leave behind with the peer's stored state, key by key,
 //!    at the height up to which the state is durable; later blocks are applied again at the next start.
-//! 4. Compare the ledgers with each other: same blocks, same verdicts. After a crash one may hold more than another.
+//! 4. Compare the ledgers with each other: the same blocks as the longest one, the same verdicts as the longest peer. After a crash
+//!    one may hold more than another.
 //!
 //! A replayed state takes memory for each key: its name, its version and the hash of its value.
 
@@ -61,7 +62,7 @@ pub async fn run(arguments: &Verify) -> Result<(), Failure> {
             let options = VerifyOptions { validated: false, ..VerifyOptions::default() };
             let report = check_blocks(&name, &store, options).await?;
             output::print(&line(&name, &report, None))?;
-            ledgers.push(Checked { name, store, report });
+            ledgers.push(Checked { name, store, report, has_verdicts: false });
         }
     }
     compare(&ledgers)?;
@@ -73,6 +74,8 @@ struct Checked {
     name: String,
     store: super::HeldStore,
     report: Report,
+    /// It is a peer's: its blocks have been validated.
+    has_verdicts: bool,
 }
 
 async fn check_peer(dir: &Path, network: &DataDirectory, name: &str, channel: &str) -> Result<Checked, Failure> {
@@ -82,7 +85,7 @@ async fn check_peer(dir: &Path, network: &DataDirectory, name: &str, channel: &s
     let tables = engine.tables(channel).await.map_err(|error| damaged(name, &error))?;
     let keys = check_state(name, &store, tables.as_ref()).await?;
     output::print(&line(name, &report, Some((keys, tables.savepoint().height))))?;
-    Ok(Checked { name: name.to_owned(), store, report })
+    Ok(Checked { name: name.to_owned(), store, report, has_verdicts: true })
 }
 
 fn line(name: &str, report: &Report, state: Option<(u64, u64)>) -> String {
@@ -188,28 +191,61 @@ fn replay(name: &str, store: &BlockStore, height: u64) -> Result<BTreeMap<Key, (
     Ok(state)
 }
 
-/// Every ledger is a beginning of the longest.
+/// Every ledger is a beginning of the longest, and every peer's verdicts are a beginning of those of the longest peer: orderers
+/// have none, so that a comparison with an orderer says nothing of them.
 fn compare(ledgers: &[Checked]) -> Result<(), Failure> {
     let Some(longest) = ledgers.iter().max_by_key(|ledger| ledger.report.blocks) else { return Ok(()) };
+    let peers = || ledgers.iter().filter(|ledger| ledger.has_verdicts);
+    let longest_peer = peers().max_by_key(|ledger| ledger.report.blocks);
     for ledger in ledgers {
+        // Each block names its predecessor's hash, so that the last one stands for all.
         let Some(last) = ledger.report.blocks.checked_sub(1) else { continue };
-        let of = |checked: &Checked| -> Result<Option<Block>, Failure> {
-            let bytes = checked.store.read(BlockNumber(last)).map_err(|error| damaged(&checked.name, error))?;
-            bytes.map(|bytes| Block::parse(&bytes)).transpose().map_err(|error| damaged(&checked.name, error))
-        };
-        let (own, other) = (of(ledger)?, of(longest)?);
-        // Each block names its predecessor's hash, so that the last one stands for all; so does its commit hash.
-        let equal = |one: &Block, other: &Block| {
-            let verdicts = |block: &Block| block.metadata().commit_hash().ok().flatten();
-            let comparable = verdicts(one).is_some() && verdicts(other).is_some();
-            one.hash() == other.hash() && (!comparable || verdicts(one) == verdicts(other))
-        };
-        if !own.as_ref().zip(other.as_ref()).is_some_and(|(own, other)| equal(own, other)) {
+        if hash_of(ledger, last)?.is_none_or(|own| hash_of(longest, last).ok().flatten() != Some(own)) {
             let message = format!("{} and {} hold different blocks up to block {last}", ledger.name, longest.name);
             return Err(Failure::with_code(exit::DAMAGED, message));
         }
     }
+    for (peer, longest) in peers().filter_map(|peer| Some((peer, longest_peer?))) {
+        // So does its commit hash, of the verdicts.
+        let Some(last) = peer.report.blocks.checked_sub(1) else { continue };
+        if commit_hash_of(peer, last)? != commit_hash_of(longest, last)? {
+            let first = first_difference(peer, longest, last)?;
+            let message = format!(
+                "{} and {} came to different verdicts from block {first} on; compare their configurations and logs of that time, \
+                 and make the peer that is wrong anew from the blocks",
+                peer.name, longest.name
+            );
+            return Err(Failure::with_code(exit::DAMAGED, message));
+        }
+    }
     Ok(())
+}
+
+fn block_of(checked: &Checked, number: u64) -> Result<Option<Block>, Failure> {
+    let bytes = checked.store.read(BlockNumber(number)).map_err(|error| damaged(&checked.name, error))?;
+    bytes.map(|bytes| Block::parse(&bytes)).transpose().map_err(|error| damaged(&checked.name, error))
+}
+
+fn hash_of(checked: &Checked, number: u64) -> Result<Option<Hash>, Failure> {
+    Ok(block_of(checked, number)?.map(|block| block.hash()))
+}
+
+fn commit_hash_of(checked: &Checked, number: u64) -> Result<Option<Hash>, Failure> {
+    let Some(block) = block_of(checked, number)? else { return Ok(None) };
+    block.metadata().commit_hash().map_err(|error| damaged(&checked.name, error))
+}
+
+/// The first block whose commit hashes differ, of which the last one is such a block.
+fn first_difference(one: &Checked, other: &Checked, last: u64) -> Result<u64, Failure> {
+    let (mut equal_below, mut different) = (0, last);
+    while equal_below < different {
+        let middle = equal_below + (different - equal_below) / 2;
+        match commit_hash_of(one, middle)? == commit_hash_of(other, middle)? {
+            true => equal_below = middle + 1,
+            false => different = middle,
+        }
+    }
+    Ok(different)
 }
 
 #[cfg(test)]
@@ -228,5 +264,58 @@ mod tests {
         for (wanted, found, text) in cases {
             assert_eq!(difference("bank", "k", wanted, found), text);
         }
+    }
+
+    /// A ledger of these commit hashes: none for an orderer's.
+    async fn ledger(folder: &Path, name: &str, commit_hashes: &[Option<Hash>]) -> Checked {
+        let store = super::super::store_in(&folder.join(name), "alpha").await.expect("a store");
+        let mut previous = None;
+        for (number, commit_hash) in commit_hashes.iter().enumerate() {
+            let number = BlockNumber(number as u64);
+            let mut block = Block::build(number, previous, &[base::Bytes::from(format!("envelope {number}"))]);
+            if let Some(commit_hash) = commit_hash {
+                let mut metadata = block.metadata().clone();
+                metadata.set_commit_hash(commit_hash);
+                block = block.with_metadata(metadata);
+            }
+            let new = storage::blocks::NewBlock {
+                number,
+                header_hash: block.hash(),
+                previous_hash: previous.unwrap_or(storage::blocks::NO_PREVIOUS),
+                epoch: base::Epoch(0),
+                parts: &block.parts(),
+                transactions: &[],
+            };
+            store.append(new).await.expect("it follows");
+            previous = Some(block.hash());
+        }
+        let report = Report { blocks: commit_hashes.len() as u64, ..Report::default() };
+        let has_verdicts = commit_hashes.iter().any(Option::is_some);
+        Checked { name: name.to_owned(), store, report, has_verdicts }
+    }
+
+    /// A peer had come to other verdicts than all others from block 24 on. Each ledger was sound in itself, and each was compared with
+    /// the orderer's alone, which has no verdicts: "sound: the ledgers agree".
+    #[test]
+    fn peers_whose_verdicts_parted_are_found_although_their_blocks_agree() {
+        base::rt::production::run(async {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let hashes = |from: usize| (0..6u8).map(|at| Some([at + if usize::from(at) < from { 0 } else { 100 }; 32]));
+            let sound: Vec<Option<Hash>> = hashes(6).collect();
+            let parted: Vec<Option<Hash>> = hashes(4).collect();
+            let one = ledger(folder.path(), "Org1", &sound).await;
+            let other = ledger(folder.path(), "Org2", &parted).await;
+            let behind = ledger(folder.path(), "Org3", &sound[..4]).await;
+            let orderer = ledger(folder.path(), "orderer", &[None; 7]).await;
+            let failure = compare(&[one, other, behind, orderer]).expect_err("Org1 and Org2 parted");
+            assert_eq!(failure.code(), exit::DAMAGED);
+            let text = failure.to_string();
+            assert!(text.contains("Org1") && text.contains("Org2") && text.contains("from block 4 on"), "{text}");
+
+            let one = ledger(folder.path(), "Org4", &sound).await;
+            let behind = ledger(folder.path(), "Org5", &parted[..4]).await;
+            let orderer = ledger(folder.path(), "orderer-2", &[None; 6]).await;
+            assert!(compare(&[one, behind, orderer]).is_ok(), "one that is behind is no other ledger");
+        });
     }
 }
