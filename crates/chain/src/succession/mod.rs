@@ -388,17 +388,23 @@ impl Shared {
 
     async fn live(self: Arc<Self>) {
         while !self.stop.is_stopped() {
-            let Some(epoch) = self.stop.or_stopped(self.follow()).await else { break };
             let name = &self.options.name;
+            let epoch = match self.stop.or_stopped(self.follow()).await {
+                Some(Ok(epoch)) => epoch,
+                Some(Err(error)) => {
+                    self.present.set(Role::None);
+                    self.fail(error);
+                    break;
+                }
+                None => break,
+            };
             tracing::info!(node = name, epoch = epoch.get(), "takes the primary's place");
             events::Promotions.add(1);
             let Err(error) = self.reign(epoch).await else { break };
             events::Demotions.add(1);
             match error.kind() {
                 ErrorKind::Corrupt | ErrorKind::Rejected => {
-                    tracing::error!(node = name, %error, "the primary has ended for good");
-                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
-                    self.failed.stop();
+                    self.fail(error);
                     break;
                 }
                 ErrorKind::Fenced => tracing::info!(node = name, "another compute node is the primary now"),
@@ -409,8 +415,18 @@ impl Shared {
         self.present.set(Role::None);
     }
 
+    /// This node ends for good: whoever runs it reads why.
+    fn fail(&self, error: Error) {
+        tracing::error!(node = self.options.name, %error, "the compute node cannot go on");
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
+        self.failed.stop();
+    }
+
     /// Steps 1 to 3: until this node has an epoch of its own.
-    async fn follow(self: &Arc<Self>) -> Epoch {
+    ///
+    /// # Errors
+    /// The storage node holds what no primary could go on with: damage, or blocks and tables that do not belong together.
+    async fn follow(self: &Arc<Self>) -> Result<Epoch, Error> {
         let options = &self.options;
         let around = Arc::new(Around::new(self));
         let reader = Reader::start(around.clone(), options.state.clone());
@@ -427,8 +443,9 @@ impl Shared {
             match begin_epoch_after(&options.storage, &options.token, &self.channel_name, newest).await {
                 Ok(epoch) => {
                     self.present.set(Role::None);
-                    return epoch;
+                    return Ok(epoch);
                 }
+                Err(error) if error.kind() == ErrorKind::Corrupt => return Err(error.into()),
                 Err(error) => {
                     around.unsettle();
                     tracing::debug!(node = options.name, %error, "does not take the primary's place");

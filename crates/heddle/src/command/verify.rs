@@ -200,7 +200,8 @@ fn compare(ledgers: &[Checked]) -> Result<(), Failure> {
     for ledger in ledgers {
         // Each block names its predecessor's hash, so that the last one stands for all.
         let Some(last) = ledger.report.blocks.checked_sub(1) else { continue };
-        if hash_of(ledger, last)?.is_none_or(|own| hash_of(longest, last).ok().flatten() != Some(own)) {
+        let own = hash_of(ledger, last)?;
+        if own.is_none() || own != hash_of(longest, last)? {
             let message = format!("{} and {} hold different blocks up to block {last}", ledger.name, longest.name);
             return Err(Failure::with_code(exit::DAMAGED, message));
         }
@@ -300,7 +301,8 @@ mod tests {
     fn peers_whose_verdicts_parted_are_found_although_their_blocks_agree() {
         base::rt::production::run(async {
             let folder = tempfile::tempdir().expect("a temporary folder");
-            let hashes = |from: usize| (0..6u8).map(|at| Some([at + if usize::from(at) < from { 0 } else { 100 }; 32]));
+            let hashes =
+                |from: usize| (0..6u8).map(move |at| Some([at + if usize::from(at) < from { 0 } else { 100 }; 32]));
             let sound: Vec<Option<Hash>> = hashes(6).collect();
             let parted: Vec<Option<Hash>> = hashes(4).collect();
             let one = ledger(folder.path(), "Org1", &sound).await;
@@ -309,7 +311,7 @@ mod tests {
             let orderer = ledger(folder.path(), "orderer", &[None; 7]).await;
             let failure = compare(&[one, other, behind, orderer]).expect_err("Org1 and Org2 parted");
             assert_eq!(failure.code(), exit::DAMAGED);
-            let text = failure.to_string();
+            let text = failure.message().unwrap_or_default();
             assert!(text.contains("Org1") && text.contains("Org2") && text.contains("from block 4 on"), "{text}");
 
             let one = ledger(folder.path(), "Org4", &sound).await;

@@ -115,7 +115,7 @@ fn a_network_whose_files_an_earlier_release_left_empty_says_so() {
     for file in ["organizations/created.toml", "genesis.block"] {
         std::fs::write(folder.path().join(file), "").expect("it can be written");
         let (opened, _) = written(async { Network::open(folder.path()).await });
-        let error = opened.err().expect("it cannot be opened");
+        let error = opened.expect_err("it cannot be opened");
         assert!(matches!(&error, NodeError::Unfinished { file: named, .. } if named.ends_with(file)), "{error}");
     }
 }

@@ -282,3 +282,21 @@ fn whoever_asks_for_entries_at_the_end_of_all_positions_gets_none() {
         serving.stop();
     });
 }
+
+/// The directory of an orderer's log was emptied and its blocks were left: it founded the group once more and voted, without what it had
+/// confirmed to the others before.
+#[test]
+fn a_founder_that_has_entries_and_no_log_does_not_start() {
+    async fn opening() -> Result<(), Error> {
+        let journal = Gated::new();
+        lock(&journal.entries).push(entry(10));
+        let member = Member { id: 1, address: "node-1".to_owned(), learns: false };
+        let options = Options { directory: Some("/raft".into()), ..Options::new(1, 1, vec![member]) };
+        RaftLog::open_within(BOUNDS, options, journal).await.map(drop)
+    }
+    let outcome = Simulation::new(1).run(move |sim| async move {
+        let refused = sim.node("one").spawn(opening()).await.expect("it does not crash");
+        assert!(matches!(&refused, Err(Error::Invalid(reason)) if reason.contains("log was lost")), "{refused:?}");
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
