@@ -55,6 +55,10 @@ const PATIENCE_MAX: Duration = Duration::from_millis(1);
 pub const SMALL_BYTES_MAX: usize = 4 << 10;
 /// An empty buffer of more is given back.
 const SMALL_BUFFER_BYTES_MAX: usize = 64 << 10;
+/// Bytes of small pieces that are out are given up when there are so many, and at least as many as are not.
+const TAIL_OUT_MAX: usize = 64 << 10;
+/// A buffer of small pieces that is empty and has more room than this is given back.
+const TAIL_SPARE_BYTES_MAX: usize = 8 << 20;
 /// Buffers in one call.
 const SLICES_MAX: usize = 64;
 
@@ -150,14 +154,31 @@ impl Outgoing {
         self.bytes += bytes.len();
     }
 
+    /// So many more bytes of the tail are out. A queue that never runs empty gives them up all the same: without that it
+    /// would keep every byte that it has ever sent.
+    fn advance_tail(&mut self, written: usize) {
+        self.tail_out += written;
+        if self.tail_out >= TAIL_OUT_MAX && self.tail_out >= self.tail.len() / 2 {
+            self.tail.drain(..self.tail_out);
+            self.tail_out = 0;
+        }
+    }
+
+    fn empty_tail(&mut self) {
+        self.tail.clear();
+        self.tail_out = 0;
+        if self.tail.capacity() > TAIL_SPARE_BYTES_MAX {
+            self.tail = Vec::new();
+        }
+    }
+
     fn end_tail(&mut self) {
         if self.tail_out < self.tail.len() {
             let mut tail = Bytes::from(std::mem::take(&mut self.tail));
             let _ = tail.split_to(self.tail_out);
             self.segments.push_back(Segment::Bytes(tail));
         }
-        self.tail.clear();
-        self.tail_out = 0;
+        self.empty_tail();
     }
 
     fn push_part(&mut self, part: &Bytes) {
@@ -279,8 +300,7 @@ impl Outgoing {
                 }
             }
             if self.bytes == 0 {
-                self.tail.clear();
-                self.tail_out = 0;
+                self.empty_tail();
                 return Ok(!pipe.is_plain() && pipe.push()?);
             }
             if *out >= most {
@@ -307,7 +327,7 @@ impl Outgoing {
         }
         if self.segments.is_empty() {
             let written = pipe.write(&[IoSlice::new(&self.tail[self.tail_out..])])?;
-            self.tail_out += written;
+            self.advance_tail(written);
             return Ok(written);
         }
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -349,7 +369,7 @@ impl Outgoing {
                 completer.complete(Ok(()));
             }
         }
-        self.tail_out += rest;
+        self.advance_tail(rest);
         Ok(written)
     }
 
@@ -680,6 +700,36 @@ pub fn header_of(filled: &[u8]) -> Option<Result<Header, Error>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The story: a tenant that always had some reads outstanding made its host remember every reply that it had sent, and 17
+    /// MiB became 3 GiB in nine seconds. The one that connects has the same queue.
+    #[test]
+    fn a_queue_that_never_runs_empty_stays_small() {
+        let reply = vec![7; 64 << 10];
+        let mut outgoing = Outgoing::new();
+        outgoing.push_copied(&reply);
+        let mut most = 0;
+        for round in 0..10_000 {
+            outgoing.push_copied(&reply);
+            // Something is always left, now more of it and now less.
+            let left = 1 + round * 977 % reply.len();
+            let written = outgoing.tail.len() - outgoing.tail_out - left;
+            outgoing.advance_tail(written);
+            outgoing.bytes -= written;
+            assert!(outgoing.bytes == left && outgoing.tail[outgoing.tail_out..].iter().all(|byte| *byte == 7));
+            most = most.max(outgoing.tail.capacity());
+        }
+        assert!(most < 1 << 20, "{most} bytes for a queue of at most 128 KiB");
+    }
+
+    #[test]
+    fn a_queue_that_was_long_once_gives_its_room_back() {
+        let mut outgoing = Outgoing::new();
+        outgoing.push_copied(&vec![7; 2 * TAIL_SPARE_BYTES_MAX]);
+        outgoing.advance_tail(2 * TAIL_SPARE_BYTES_MAX);
+        outgoing.empty_tail();
+        assert!(outgoing.tail.capacity() <= TAIL_SPARE_BYTES_MAX);
+    }
 
     #[test]
     fn small_messages_come_out_whole_and_in_order_also_where_their_buffer_wraps() {
