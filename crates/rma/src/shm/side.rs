@@ -31,6 +31,9 @@ const PIECE_BYTES_MAX: usize = 64 << 10;
 /// Room for less than this is not worth a piece of a longer message.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 
+/// Bytes reserved for a message in pieces before any of them has come; later as many as have come.
+const FIRST_RESERVE_BYTES: usize = 1 << 20;
+
 /// Looks into the ring before a receiver goes to sleep: some microseconds.
 const LOOKS_MAX: usize = 200;
 
@@ -192,9 +195,12 @@ impl Receiver {
                         return Err(Corrupt);
                     }
                     let total = total as usize;
-                    self.partial = Some((BytesMut::with_capacity(total), total));
+                    self.partial = Some((BytesMut::with_capacity(total.min(FIRST_RESERVE_BYTES)), total));
                 }
                 (KIND_PIECE, Some((message, total))) if length > 0 && length <= *total - message.len() => {
+                    if message.capacity() - message.len() < length {
+                        message.reserve((*total - message.len()).min(message.len().max(FIRST_RESERVE_BYTES)));
+                    }
                     self.consumer.read(length, message);
                     self.consumer.publish();
                     if message.len() == *total {
