@@ -40,7 +40,7 @@ impl Floor {
             let options = HostOptions { node: NodeId(node as u32), tokens: Arc::new(|_| Some(TOKEN)) };
             let host = host_fabric.host(&format!("local:{name}-floor-{node}"), options).await.expect("a host");
             let region = host.register("floor", LAYOUT.log_bytes).await.expect("memory");
-            let capability = host.grant(region, Rights::ALL).expect("a grant");
+            let capability = host.grant(region, Rights::ALL, "x").expect("a grant");
             let credential = Credential { name: "bench".to_owned(), token: TOKEN };
             nodes.push((fabric.connect(&host.address(), &credential).await.expect("connects"), capability));
             hosts.push(host);

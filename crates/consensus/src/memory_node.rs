@@ -46,6 +46,8 @@ use crate::{Error, GroupId, Layout, Term};
 pub const GROUPS_MAX: usize = 1024;
 /// Connections at once; one more is closed.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Names that have used one group's memory in the life of a node; one more is refused.
+pub const NAMES_MAX: usize = 128;
 /// A pause after `accept` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -90,7 +92,10 @@ struct Shared {
 /// A group's regions.
 struct Kept {
     layout: Layout,
-    admin: Capability,
+    /// The region of the administrative words.
+    words: RegionId,
+    /// What each name reaches them with.
+    admins: Mutex<BTreeMap<String, Capability>>,
     region: RegionId,
     reign: Mutex<Reign>,
 }
@@ -138,7 +143,6 @@ impl MemoryNode {
             layout.check()?;
             let failed = Error::rma("registering a group's memory");
             let words = host.register("consensus.admin", ADMIN_BYTES).await.map_err(&failed)?;
-            let admin = host.grant(words, Rights::ALL).map_err(&failed)?;
             let region = host.register("consensus", layout.region_bytes()).await.map_err(&failed)?;
             let mut reign = Reign::default();
             if let Some(owned) = &owned {
@@ -160,7 +164,7 @@ impl MemoryNode {
                 }
                 reign = Reign { term, holder, disk: Some(disk), ..Reign::default() };
             }
-            let kept = Kept { layout, admin, region, reign: Mutex::new(reign) };
+            let kept = Kept { layout, words, admins: Mutex::default(), region, reign: Mutex::new(reign) };
             if groups.insert(id, kept).is_some() {
                 return Err(Error::Invalid(format!("group {} is named twice", id.0)));
             }
@@ -252,7 +256,7 @@ async fn converse(shared: &Shared, endpoint: &Endpoint) {
                 if rt::fault_point("consensus.node.request_lost") {
                     return;
                 }
-                let reply = perform(shared, connection, &mut group, request).await;
+                let reply = perform(shared, endpoint.name(), connection, &mut group, request).await;
                 if rt::fault_point("consensus.node.answer_lost") {
                     return;
                 }
@@ -276,7 +280,7 @@ fn refused(refusal: Refusal, detail: u64, text: impl Into<String>) -> Reply {
     Reply::Refused { refusal, detail, text: text.into() }
 }
 
-async fn perform(shared: &Shared, connection: u64, group: &mut Option<GroupId>, request: Request) -> Reply {
+async fn perform(shared: &Shared, name: &str, connection: u64, group: &mut Option<GroupId>, request: Request) -> Reply {
     match request {
         Request::Hello { version, .. } if version != PROTOCOL_VERSION => refused(
             Refusal::Version,
@@ -292,16 +296,20 @@ async fn perform(shared: &Shared, connection: u64, group: &mut Option<GroupId>, 
                 let text = format!("its group {} has other sizes: {ours:?}, not {theirs:?}", id.0);
                 return refused(Refusal::Group, 0, text);
             }
+            let admin = match admin(shared, kept, name).await {
+                Ok(admin) => admin,
+                Err(reason) => return refused(Refusal::Group, 0, reason),
+            };
             *group = Some(id);
             let (life, is_persistent) = (shared.life, shared.is_persistent);
-            Reply::Welcome { version: PROTOCOL_VERSION, is_persistent, life, admin: kept.admin }
+            Reply::Welcome { version: PROTOCOL_VERSION, is_persistent, life, admin }
         }
         Request::Keep { term, holder, admitted, writes } => match group.and_then(|id| shared.groups.get(&id)) {
             Some(kept) => keep(shared, kept, connection, Holder { term, holder, admitted }, writes).await,
             None => refused(Refusal::Malformed, 0, "hello first"),
         },
         Request::Fence { term, holder } => match group.and_then(|id| shared.groups.get(&id)) {
-            Some(kept) => fence(shared, kept, connection, term, holder).await,
+            Some(kept) => fence(shared, kept, name, connection, term, holder).await,
             None => refused(Refusal::Malformed, 0, "hello first"),
         },
     }
@@ -321,8 +329,22 @@ impl Shared {
     }
 }
 
+/// A name's capability for a group's administrative words, the same each time.
+async fn admin(shared: &Shared, kept: &Kept, name: &str) -> Result<Capability, String> {
+    let mut admins = kept.admins.lock().await;
+    if let Some(capability) = admins.get(name) {
+        return Ok(*capability);
+    }
+    if admins.len() >= NAMES_MAX {
+        return Err(format!("{NAMES_MAX} names have used this group's memory, as many as may"));
+    }
+    let capability = shared.host.grant(kept.words, Rights::ALL, name).map_err(|error| error.to_string())?;
+    admins.insert(name.to_owned(), capability);
+    Ok(capability)
+}
+
 /// Step 3 at the head of this module.
-async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder: u64) -> Reply {
+async fn fence(shared: &Shared, kept: &Kept, name: &str, connection: u64, term: Term, holder: u64) -> Reply {
     let mut reign = kept.reign.lock().await;
     if term < reign.term {
         return refused(Refusal::Fenced, reign.term.0, "a newer coordinator has the group's memory");
@@ -361,7 +383,7 @@ async fn fence(shared: &Shared, kept: &Kept, connection: u64, term: Term, holder
         }
         reign.capability = None;
     }
-    match shared.host.grant(kept.region, Rights::ALL) {
+    match shared.host.grant(kept.region, Rights::ALL, name) {
         Ok(region) => {
             reign.capability = Some(region);
             Reply::Fenced { region }

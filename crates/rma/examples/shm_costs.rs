@@ -60,7 +60,7 @@ fn main() {
         let credential = Credential { name: "bench".to_owned(), token };
         let endpoint = fabric.connect(&host.address(), &credential).await.expect("the token is right");
         let region = host.register("bench", REGION_BYTES).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let capability = host.grant(region, Rights::ALL, "bench").expect("it has grants left");
 
         for size in [8usize, 64, 256, 1 << 10, 4 << 10, 10 << 10, 1 << 20] {
             let calls = ((4 << 20) / (size + 1024)).max(4);

@@ -247,7 +247,7 @@ fn main() {
         let endpoint = fabric.connect(&host.address(), &credential).await.expect("the token is right");
         let accepted = host.accept().await.expect("it was connected");
         let region = host.register("bench", REGION_BYTES).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let capability = host.grant(region, Rights::ALL, "bench").expect("it has grants left");
         let zeroes = Bytes::from(vec![0; 1 << 20]);
         for at in (0..REGION_BYTES).step_by(1 << 20) {
             endpoint.write(&capability, at, std::slice::from_ref(&zeroes)).await.expect("it is granted");

@@ -98,11 +98,12 @@ pub trait Host: Send + Sync + 'static {
     /// [`Error::Exhausted`].
     async fn register(&self, name: &str, bytes: u64) -> Result<RegionId, Error>;
 
-    /// Gives a capability of its own grant, so that it can be revoked by itself.
+    /// Gives a capability of its own grant, so that it can be revoked by itself. It is good on connections whose other side
+    /// proved to bear the name `holder`; on any other it is refused as one that the host never gave ([`Error::Unknown`]).
     ///
     /// # Errors
     /// [`Error::Unknown`]; [`Error::Exhausted`] when the region has as many grants as it may have.
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error>;
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error>;
 
     /// Revokes a grant. On return no verb under it takes effect, ever. Doing it again does no harm.
     ///
@@ -141,6 +142,13 @@ pub trait Host: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Closed`] when the host has ended.
     async fn accept(&self) -> Result<Endpoint, Error>;
+
+    /// Completes when the host has ended by a defect of its own, with the reason for people. Everything that it served is
+    /// lost then, and [`Host::accept`] fails with [`Error::Closed`]. It never completes for a host that was closed. Dropping
+    /// the future loses nothing.
+    async fn failed(&self) -> String {
+        std::future::pending().await
+    }
 
     /// Where it can be reached: the address that was given, with what was left to chance filled in.
     fn address(&self) -> String;

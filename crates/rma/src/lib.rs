@@ -1,7 +1,7 @@
 //! Remote memory access: the memory interconnect that everything inside one organisation's pools speaks.
 //!
-//! A [`Host`] owns regions of memory and grants [`Capability`]s for them. Whoever holds a capability and an [`Endpoint`]
-//! to that host reads and writes the region with one-sided verbs: the host runs none of our code for them (the progress
+//! A [`Host`] owns regions of memory and grants [`Capability`]s for them, each to one name. Whoever holds a capability and
+//! an [`Endpoint`] to that host, connected under that name, reads and writes the region with one-sided verbs: the host runs none of our code for them (the progress
 //! thread of the `tcp` provider apart). Small messages travel over the same endpoints, for control.
 //!
 //! 1. A host [registers](Host::register) a region and [grants](Host::grant) capabilities for it. It hands them to their
@@ -14,6 +14,7 @@
 //!
 //! Invariants:
 //! * A verb touches only the bytes of its region that its capability's rights allow, or fails without effect.
+//! * A capability is good on connections of its holder's name alone: one that was overheard opens nothing on another's.
 //! * A failed completion whose kind is [`base::ErrorKind::Ambiguous`] says nothing about whether the verb took effect or
 //!   will take effect later; only a revocation ends that doubt. Every other failure means that it had no effect.
 //! * Words (8 bytes, aligned, little-endian) are read and written whole; longer transfers may be torn between words and
@@ -30,6 +31,7 @@ mod completion;
 pub mod conformance;
 mod endpoint;
 mod error;
+mod failure;
 mod host;
 pub mod links;
 mod profile;

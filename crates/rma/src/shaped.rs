@@ -286,8 +286,12 @@ impl Host for ShapedHost {
         self.inner.register(name, bytes).await
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
-        self.inner.grant(region, rights)
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
+        self.inner.grant(region, rights, holder)
+    }
+
+    async fn failed(&self) -> String {
+        self.inner.failed().await
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {

@@ -18,6 +18,7 @@ use rma::{
 
 const TOKEN: [u8; 32] = [7; 32];
 const NAME: &str = "holder";
+const ANOTHER: &str = "another";
 
 fn fabric() -> Verbs {
     Verbs::new(&DeviceOptions::default()).expect("there is an RDMA adapter; `cargo xtask rdma-guest` brings one")
@@ -28,7 +29,10 @@ fn credential() -> Credential {
 }
 
 fn options() -> HostOptions {
-    HostOptions { node: NodeId(3), tokens: Arc::new(|name: &str| (name == NAME).then(|| Token::new(TOKEN))) }
+    HostOptions {
+        node: NodeId(3),
+        tokens: Arc::new(|name: &str| [NAME, ANOTHER].contains(&name).then(|| Token::new(TOKEN))),
+    }
 }
 
 async fn host(fabric: &Verbs) -> Arc<dyn Host> {
@@ -49,7 +53,7 @@ async fn pair(bytes: u64) -> Pair {
     let fabric = fabric();
     let host = host(&fabric).await;
     let region = host.register("test", bytes).await.expect("there is memory");
-    let capability = host.grant(region, Rights::ALL).expect("it is the first grant");
+    let capability = host.grant(region, Rights::ALL, NAME).expect("it is the first grant");
     let near = fabric.connect(&host.address(), &credential()).await.expect("the host is there");
     let far = host.accept().await.expect("one has come");
     Pair { fabric, host, region, capability, near, far }
@@ -77,6 +81,10 @@ impl Fixture for Adapter {
 
     fn credential(&self) -> Credential {
         credential()
+    }
+
+    fn another_credential(&self) -> Credential {
+        Credential { name: ANOTHER.to_owned(), token: Token::new(TOKEN) }
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
@@ -126,7 +134,7 @@ fn other_protocols_are_refused_and_do_no_harm() {
         let far = host.accept().await.expect("one has come");
         // The side that connected has no regions.
         let region = host.register("test", 4096).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("it is the first grant");
+        let capability = host.grant(region, Rights::ALL, NAME).expect("it is the first grant");
         assert_eq!(far.fetch_add(&capability, 0, 1).await, Err(Error::Unknown));
         assert_eq!(near.fetch_add(&capability, 0, 1).await, Ok(0));
     });
@@ -137,9 +145,9 @@ fn a_revoked_capability_is_refused_and_others_are_not() {
     run(async {
         let pair = pair(1 << 20).await;
         let Pair { ref fabric, ref host, ref near, capability, region, .. } = pair;
-        let other = host.grant(region, Rights::ALL).expect("there are grants left");
+        let other = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
         let second = fabric.connect(&host.address(), &credential()).await.expect("the host is there");
-        let unused = host.grant(region, Rights::ALL).expect("there are grants left");
+        let unused = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
         for endpoint in [near, &second] {
             read(endpoint, &capability, 0, 8).await;
             read(endpoint, &other, 0, 8).await;
@@ -155,12 +163,12 @@ fn a_revoked_capability_is_refused_and_others_are_not() {
             assert_eq!(read(endpoint, &other, 0, 8).await, [0; 8][..]);
         }
         // The place of the grant is used again, under a higher generation.
-        let again = host.grant(region, Rights::ALL).expect("there are grants left");
+        let again = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
         assert!(again.grant == capability.grant || again.grant == unused.grant);
         near.write(&again, 0, &[Bytes::from_static(b"x")]).await.expect("it is good");
         host.deregister(region).await.expect("both let go");
         assert_eq!(near.fetch_add(&again, 0, 1).await, Err(Error::Revoked));
-        assert_eq!(host.grant(region, Rights::ALL).expect_err("it has gone"), Error::Unknown);
+        assert_eq!(host.grant(region, Rights::ALL, NAME).expect_err("it has gone"), Error::Unknown);
     });
 }
 
@@ -277,10 +285,10 @@ fn a_stopped_holder_loses_its_connection_and_nothing_it_does_lands() {
     run(async {
         let pair = pair(HOLDER_LENGTH as u64).await;
         let Pair { ref host, region, ref near, .. } = pair;
-        let own = host.grant(region, Rights::ALL).expect("there are grants left");
+        let own = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
         for round in 0..ROUNDS {
             near.write(&own, 0, &[bytes(HOLDER_LENGTH, 0)]).await.expect("it is within the region");
-            let capability = host.grant(region, Rights::ALL).expect("there are grants left");
+            let capability = host.grant(region, Rights::ALL, NAME).expect("there are grants left");
             let holder = Holder::start(&host.address(), &capability);
             let before = bytes(HOLDER_LENGTH, 0);
             let start = base::rt::now();

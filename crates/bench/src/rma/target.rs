@@ -111,7 +111,7 @@ impl Target {
         let fabric = provider.fabric(latency);
         let host = fabric.host(&provider.address(), options).await.map_err(failed)?;
         let region = host.register("bench", region_bytes).await.map_err(failed)?;
-        let capability = host.grant(region, Rights::ALL).map_err(failed)?;
+        let capability = host.grant(region, Rights::ALL, "bench").map_err(failed)?;
         let credential = Credential { name: "bench".to_owned(), token };
         let endpoint = fabric.connect(&host.address(), &credential).await.map_err(failed)?;
         let accepted = host.accept().await.map_err(failed)?;

@@ -55,7 +55,7 @@ impl Node {
         let failed = |error: rma::Error| failed("the two-sided baseline", error);
         let bytes = bytes.next_multiple_of(4096);
         let region = host.register("two-sided", bytes).await.map_err(failed)?;
-        let capability = host.grant(region, Rights::ALL).map_err(failed)?;
+        let capability = host.grant(region, Rights::ALL, OWNER).map_err(failed)?;
         let control = Control { end: 64, bytes, ..Control::default() };
         Ok(Node { host, capability, control })
     }

@@ -212,7 +212,7 @@ impl Shared {
         };
         let granted = registered.and_then(|region| {
             state.sections.get_mut(&section).expect("it was inserted").region = Some(region);
-            self.host.grant(region, Rights::ALL)
+            self.host.grant(region, Rights::ALL, &owner.name)
         });
         match granted {
             Ok(capability) => {
@@ -259,7 +259,7 @@ impl Shared {
         if held.shares.len() >= READERS_MAX {
             return refused(Refusal::TooMany, 0, format!("a section has at most {READERS_MAX} readers"));
         }
-        match self.host.grant(region, Rights::READ) {
+        match self.host.grant(region, Rights::READ, &owner.name) {
             Ok(capability) => {
                 held.shares.insert(reader, capability);
                 shared(capability)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{BytesMut, rt};
 
 use super::refusals::{Refused, VERBS, Verb};
-use super::{Fixture, Pair, REGION_BYTES, Region, ensure, while_doing, word};
+use super::{Fixture, Pair, REGION_BYTES, Region, ensure, read_word, while_doing, word};
 use crate::{Error, Incoming, Rights};
 
 type Checked = Result<Option<&'static str>, String>;
@@ -107,6 +107,28 @@ pub(super) async fn nothing_lands_after_a_revocation(fixture: &dyn Fixture) -> C
     region.end().await
 }
 
+/// A capability is its holder's on every connection of that name, until it is revoked; then on none, whenever it was made.
+pub(super) async fn a_capability_that_was_revoked_is_refused_on_a_later_connection(fixture: &dyn Fixture) -> Checked {
+    let region = Region::new(fixture, REGION_BYTES).await?;
+    let kept = region.grant(Rights::ALL)?;
+    let first = Pair::new(fixture).await?;
+    first.connected.fetch_add(&kept, 0, 1).await.map_err(while_doing("adding on the first connection"))?;
+    first.connected.close();
+    drop(first);
+    let second = Pair::new(fixture).await?;
+    let before = second.connected.fetch_add(&kept, 0, 1).await;
+    ensure!(before == Ok(1), "on a second connection of the same name it came to {before:?}");
+    region.host.revoke(&kept).await.map_err(while_doing("revoking"))?;
+    drop(second);
+    let mut refused = Refused::new(fixture).await?;
+    for verb in VERBS {
+        refused.verb(verb, &kept, 0, |error| *error == Error::Revoked).await?;
+    }
+    let word = read_word(refused.endpoint(), &region.all, 0).await?;
+    ensure!(word == 2, "a replayed verb took effect: the word is {word}");
+    region.end().await
+}
+
 pub(super) async fn one_grant_survives_the_revocation_of_another(fixture: &dyn Fixture) -> Checked {
     let region = Region::new(fixture, REGION_BYTES).await?;
     let other = Region::new(fixture, REGION_BYTES).await?;
@@ -151,6 +173,6 @@ pub(super) async fn a_deregistered_region_is_gone(fixture: &dyn Fixture) -> Chec
     let contents =
         refused.endpoint().read(&next.all, 0, 4096, BytesMut::new()).await.map_err(while_doing("reading"))?;
     ensure!(contents.iter().all(|byte| *byte == 0), "a stale capability reached the next region");
-    ensure!(host.grant(id, Rights::ALL).is_err(), "a deregistered region was granted");
+    ensure!(host.grant(id, Rights::ALL, &fixture.credential().name).is_err(), "a deregistered region was granted");
     next.end().await
 }

@@ -79,6 +79,9 @@ pub trait Fixture: Send + Sync {
     /// A credential that the host accepts.
     fn credential(&self) -> Credential;
 
+    /// A credential of another name that the host accepts.
+    fn another_credential(&self) -> Credential;
+
     /// A new connection to the host.
     ///
     /// # Errors
@@ -167,12 +170,14 @@ claims! {
     refusals::ranges_out_of_bounds_are_refused_without_effect,
     refusals::misaligned_atomics_are_refused,
     refusals::wrong_secrets_and_unknown_regions_are_refused,
+    refusals::a_capability_of_one_on_the_connection_of_another_is_refused_as_unknown,
     refusals::what_a_capability_lacks_is_forbidden,
     refusals::forged_rights_are_refused,
     refusals::too_much_at_once_is_refused,
     refusals::a_refused_verb_leaves_the_connection_in_use,
     fences::a_revoked_capability_is_refused_for_every_verb,
     fences::nothing_lands_after_a_revocation,
+    fences::a_capability_that_was_revoked_is_refused_on_a_later_connection,
     fences::one_grant_survives_the_revocation_of_another,
     fences::a_deregistered_region_is_gone,
     connections::strangers_are_refused,
@@ -245,9 +250,13 @@ struct Pair {
 
 impl Pair {
     async fn new(fixture: &dyn Fixture) -> Result<Pair, String> {
+        Pair::of(fixture, &fixture.credential()).await
+    }
+
+    async fn of(fixture: &dyn Fixture, credential: &Credential) -> Result<Pair, String> {
         let host = fixture.host();
         let accepted = rt::spawn(async move { host.accept().await }).abort_on_drop();
-        let connected = fixture.connect(&fixture.credential()).await.map_err(while_doing("connecting"))?;
+        let connected = fixture.connect(credential).await.map_err(while_doing("connecting"))?;
         let accepted = accepted.await.map_err(while_doing("accepting"))?.map_err(while_doing("accepting"))?;
         Ok(Pair { connected, accepted })
     }
@@ -266,6 +275,8 @@ struct Region {
     host: Arc<dyn Host>,
     id: RegionId,
     bytes: u64,
+    /// Whom capabilities are given to: the name of the fixture's credential.
+    holder: String,
     all: Capability,
 }
 
@@ -273,12 +284,13 @@ impl Region {
     async fn new(fixture: &dyn Fixture, bytes: u64) -> Result<Region, String> {
         let host = fixture.host();
         let id = host.register("conformance", bytes).await.map_err(while_doing("registering a region"))?;
-        let all = host.grant(id, Rights::ALL).map_err(while_doing("granting"))?;
-        Ok(Region { host, id, bytes, all })
+        let holder = fixture.credential().name;
+        let all = host.grant(id, Rights::ALL, &holder).map_err(while_doing("granting"))?;
+        Ok(Region { host, id, bytes, holder, all })
     }
 
     fn grant(&self, rights: Rights) -> Result<Capability, String> {
-        self.host.grant(self.id, rights).map_err(while_doing("granting"))
+        self.host.grant(self.id, rights, &self.holder).map_err(while_doing("granting"))
     }
 
     async fn contents(&self, endpoint: &Endpoint) -> Result<BytesMut, String> {

@@ -4,7 +4,8 @@ use base::{Bytes, BytesMut};
 
 use super::{Fixture, Pair, REGION_BYTES, Region, difference, ensure, pattern, while_doing, word};
 use crate::{
-    Capability, Endpoint, Error, GrantId, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX, RegionId, Rights, TRANSFER_BYTES_MAX,
+    Capability, Credential, Endpoint, Error, GrantId, MESSAGE_BYTES_MAX, NodeId, PARTS_MAX, RegionId, Rights,
+    TRANSFER_BYTES_MAX,
 };
 
 type Checked = Result<Option<&'static str>, String>;
@@ -12,6 +13,7 @@ type Checked = Result<Option<&'static str>, String>;
 /// Makes verbs that are to be refused, each on a connection that is in use.
 pub(super) struct Refused<'a> {
     fixture: &'a dyn Fixture,
+    credential: Credential,
     pair: Pair,
 }
 
@@ -52,7 +54,11 @@ impl Verb {
 
 impl<'a> Refused<'a> {
     pub(super) async fn new(fixture: &'a dyn Fixture) -> Result<Refused<'a>, String> {
-        Ok(Refused { fixture, pair: Pair::new(fixture).await? })
+        Refused::of(fixture, &fixture.credential()).await
+    }
+
+    async fn of(fixture: &'a dyn Fixture, credential: &Credential) -> Result<Refused<'a>, String> {
+        Ok(Refused { fixture, credential: credential.clone(), pair: Pair::of(fixture, credential).await? })
     }
 
     /// Tries a verb whose error must be as `expected` says.
@@ -65,7 +71,7 @@ impl<'a> Refused<'a> {
     ) -> Result<(), String> {
         let outcome = verb.post(&self.pair.connected, capability, offset).await;
         if !self.fixture.features().refusals_keep_connections {
-            self.pair = Pair::new(self.fixture).await?;
+            self.pair = Pair::of(self.fixture, &self.credential).await?;
         }
         match outcome {
             Err(error) if expected(&error) => Ok(()),
@@ -157,6 +163,47 @@ pub(super) async fn wrong_secrets_and_unknown_regions_are_refused(fixture: &dyn 
     let crossed = Capability { secret: other.all.secret, ..good };
     refused.verb(Verb::Read(8), &crossed, 0, unknown).await?;
     other.end().await?;
+    region.end().await
+}
+
+/// Two organisations had memory at one host, and the capability of one, overheard on the network, read and overwrote it
+/// over the other's own connection.
+pub(super) async fn a_capability_of_one_on_the_connection_of_another_is_refused_as_unknown(
+    fixture: &dyn Fixture,
+) -> Checked {
+    let region = Region::new(fixture, REGION_BYTES).await?;
+    let unknown = |error: &Error| *error == Error::Unknown;
+    let another = fixture.another_credential();
+    let secret = pattern(7, 64);
+    let owner = Pair::new(fixture).await?;
+    for used_by_its_holder in [false, true] {
+        if used_by_its_holder {
+            let written = owner.connected.write(&region.all, 0, std::slice::from_ref(&secret)).await;
+            written.map_err(while_doing("writing as the holder"))?;
+        }
+        let mut refused = Refused::of(fixture, &another).await?;
+        for verb in VERBS.into_iter().chain([Verb::Read(0), Verb::Write(0), Verb::Write(60_000)]) {
+            refused.verb(verb, &region.all, 0, unknown).await?;
+        }
+        // An own capability for the same region opens what it says, and lends the other nothing.
+        let own = region.host.grant(region.id, Rights::READ, &another.name).map_err(while_doing("granting"))?;
+        for verb in [Verb::Read(16), Verb::Read(0)] {
+            verb.post(refused.endpoint(), &own, 0).await.map_err(while_doing("reading as another"))?;
+            refused.verb(verb, &region.all, 0, unknown).await?;
+        }
+        let mixed = Capability { secret: region.all.secret, ..own };
+        refused.verb(Verb::Read(16), &mixed, 0, unknown).await?;
+        if used_by_its_holder {
+            let read = Verb::Read(16).post(&owner.connected, &own, 0).await;
+            ensure!(read == Err(Error::Unknown), "the first read with the other's capability: {read:?}");
+        }
+        region.host.revoke(&own).await.map_err(while_doing("revoking"))?;
+    }
+    let reader = Pair::new(fixture).await?;
+    let contents = region.contents(&reader.connected).await?;
+    let different = difference(&contents[..64], &secret);
+    ensure!(different.is_none(), "a verb of another took effect: {different:?}");
+    ensure!(contents[64..].iter().all(|byte| *byte == 0), "a verb of another took effect");
     region.end().await
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A verb:
 //! 1. puts its mark into the connection's area and looks whether the connection has ended;
-//! 2. reads the grant's generation, finds the region, compares the secret, checks rights and bounds;
+//! 2. reads the grant's generation, finds the region, compares the secret and the holder's name, checks rights and bounds;
 //! 3. copies, or executes the atomic instruction;
 //! 4. takes the mark away and completes.
 //!
@@ -20,7 +20,7 @@ use base::{Bytes, BytesMut};
 use super::marks;
 use super::memory::Mapping;
 use super::side::Side;
-use super::view::{Proof, View, generation_offset};
+use super::view::{Holder, Proof, View, generation_offset};
 use super::waiting::{Verb, Waiting};
 use crate::{
     Atomicity, Capability, Completion, Connection, Error, Incoming, NodeId, Ordering, PARTS_MAX, Profile, Rights,
@@ -56,6 +56,8 @@ pub(super) struct Caller {
     pub(super) view: Arc<View>,
     /// What the host is called.
     pub(super) name: String,
+    /// The name that this end proved to bear.
+    pub(super) holder: Holder,
     /// Verbs that wait for an answer of the host; `None` where the host's own table is used.
     pub(super) waiting: Option<Arc<Waiting>>,
 }
@@ -88,7 +90,7 @@ impl Caller {
         unsafe {
             self.view.with_region(capability.region, |region| {
                 let Some(region) = region else { return Err(self.unconfirmed()) };
-                let granted = match region.prove(capability) {
+                let granted = match region.prove(capability, self.holder) {
                     Proof::Right(granted) => granted,
                     Proof::Wrong => return Err(Error::Unknown.into()),
                     Proof::Unknown => return Err(self.unconfirmed()),

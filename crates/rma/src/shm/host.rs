@@ -28,9 +28,12 @@ use super::marks;
 use super::memory::{self, Access, Mapping, PAGE_BYTES};
 use super::remote::Departure;
 use super::side::Side;
-use super::view::{GENERATIONS_BYTES, GRANTS_MAX, REGIONS_MAX, Region, View, generation_offset, is_in_force, place};
+use super::view::{
+    GENERATIONS_BYTES, GRANTS_MAX, Holder, REGIONS_MAX, Region, View, generation_offset, is_in_force, place,
+};
 use super::{ShmOptions, local};
 use crate::capability::equal_in_constant_time;
+use crate::failure::Failure;
 use crate::{
     Capability, Credential, Endpoint, Error, GrantId, Host, HostOptions, NodeId, RegionId, Rights, Secret, TOKEN_BYTES,
 };
@@ -123,6 +126,7 @@ pub(super) struct Inner {
     pub(super) generations_fd: OwnedFd,
     state: Mutex<State>,
     pub(super) stop: Stop,
+    failure: Failure,
 }
 
 struct State {
@@ -150,6 +154,8 @@ struct Owned {
 struct Grant {
     /// Of the last capability.
     secret: Secret,
+    /// On whose connections it is good.
+    holder: Holder,
     rights: Rights,
     generation: u64,
     /// Whether the fence behind its revocation held, so that the place can be used again.
@@ -180,9 +186,19 @@ impl ShmHost {
         };
         let node = options.node;
         let state = Mutex::new(state);
-        let stop = Stop::new();
-        let inner =
-            Arc::new(Inner { node, address, options, settings, view, generations, generations_fd, state, stop });
+        let (stop, failure) = (Stop::new(), Failure::default());
+        let inner = Arc::new(Inner {
+            node,
+            address,
+            options,
+            settings,
+            view,
+            generations,
+            generations_fd,
+            state,
+            stop,
+            failure,
+        });
         Ok(ShmHost { inner, accepted: rt::sync::Mutex::new(accepted) })
     }
 }
@@ -239,13 +255,14 @@ impl Inner {
         self.view.add_area(&area);
         let node = self.add_peer(Peer::local(area, &caller))?;
         let name = self.address.clone();
-        let caller = Caller { side: caller, view: Arc::clone(&self.view), name, waiting: None };
+        let (view, holder) = (Arc::clone(&self.view), Holder::of(&credential.name));
+        let caller = Caller { side: caller, view, name, holder, waiting: None };
         self.hand_over(Accepted { side: host, node, name: credential.name.clone() }).await?;
         Ok(Endpoint::new(Arc::new(caller)))
     }
 
-    /// Checks a capability whose holder has not yet mapped the region.
-    pub(super) fn confirm(&self, capability: &Capability) -> Result<Confirmation, Error> {
+    /// Checks a capability that is shown on a connection of `holder`, whose process has not yet used it.
+    pub(super) fn confirm(&self, capability: &Capability, holder: Holder) -> Result<Confirmation, Error> {
         let offset = generation_offset(capability.region, capability.grant).ok_or(Error::Unknown)?;
         let state = self.state();
         let current = self.generations.word(offset).load(std::sync::atomic::Ordering::Relaxed);
@@ -254,7 +271,8 @@ impl Inner {
         }
         let owned = state.find(capability.region).ok_or(Error::Unknown)?;
         let grant = owned.grants.get(capability.grant.0 as usize).ok_or(Error::Unknown)?;
-        if capability.generation != current || !is_in_force(current) || !grant.secret.matches(&capability.secret) {
+        let known = grant.secret.matches(&capability.secret) && grant.holder == holder;
+        if capability.generation != current || !is_in_force(current) || !known {
             return Err(Error::Unknown);
         }
         Ok(Confirmation { fd: Arc::clone(&owned.fd), bytes: owned.bytes, rights: grant.rights })
@@ -335,6 +353,12 @@ impl Inner {
         Ok(())
     }
 
+    /// Ends everything, for a defect that leaves nobody to serve.
+    pub(super) fn fail(&self, reason: String) {
+        self.failure.fail(reason);
+        self.end();
+    }
+
     /// Ends everything.
     pub(super) fn end(&self) {
         self.stop.stop();
@@ -405,7 +429,8 @@ impl Host for ShmHost {
         Ok(id)
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
+        let holder = Holder::of(holder);
         let mut state = self.inner.state();
         let owned = state.find_mut(region).filter(|owned| !owned.closing).ok_or(Error::Unknown)?;
         let secret = Secret::random();
@@ -413,7 +438,7 @@ impl Host for ShmHost {
         let at = match free {
             Some(at) => at,
             None if owned.grants.len() < GRANTS_MAX => {
-                owned.grants.push(Grant { secret, rights, generation: 0, fenced: false });
+                owned.grants.push(Grant { secret, holder, rights, generation: 0, fenced: false });
                 owned.grants.len() - 1
             }
             None => return Err(Error::Exhausted(format!("a region has {GRANTS_MAX} grants"))),
@@ -423,11 +448,12 @@ impl Host for ShmHost {
         let word = self.inner.generations.word(offset);
         let generation = word.load(std::sync::atomic::Ordering::Relaxed) + 1;
         assert!(is_in_force(generation), "a place that is free has an even generation");
-        owned.grants[at] = Grant { secret, rights, generation, fenced: false };
-        let mapped = self.inner.view.confirm(region, grant, generation, rights, &secret);
+        owned.grants[at] = Grant { secret, holder, rights, generation, fenced: false };
+        let capability = Capability { node: self.inner.node, region, grant, rights, generation, secret };
+        let mapped = self.inner.view.confirm(&capability, rights, holder);
         assert!(mapped, "the host maps its own regions");
         marks::raise(word, generation);
-        Ok(Capability { node: self.inner.node, region, grant, rights, generation, secret })
+        Ok(capability)
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {
@@ -492,6 +518,10 @@ impl Host for ShmHost {
 
     async fn accept(&self) -> Result<Endpoint, Error> {
         self.accepted.lock().await.recv().await.ok_or(Error::Closed)
+    }
+
+    async fn failed(&self) -> String {
+        self.inner.failure.wait().await
     }
 
     fn address(&self) -> String {

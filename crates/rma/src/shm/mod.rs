@@ -14,7 +14,9 @@
 //!
 //! Invariants:
 //! * It holds against processes that are paused or killed at any instruction, not against malice: whoever has mapped a region
-//!   can write it. A region's processes are one trust domain. What is read from shared memory is checked all the same, so
+//!   can write it. A region's processes are one trust domain: a capability is good for its holder's name alone, but only
+//!   until its process has mapped the region does the host see to that; from then on the process itself compares the names.
+//!   What is read from shared memory is checked all the same, so
 //!   that a broken process breaks only itself.
 //! * Verbs and notices of one endpoint take effect in the order of posting; a message that waits for room in its ring may be
 //!   overtaken by later verbs.

@@ -9,6 +9,8 @@
 //! 4. Whoever ends first shuts its sending direction; the other then ends too and closes.
 //!
 //! Invariants:
+//! * A panic in a task of one connection ends that connection; one in the task that accepts them ends the host, which then says
+//!   so ([`crate::Host::failed`]).
 //! * A caller's socket closes only after its side has ended ([`Link`]): no mark is put after the host has seen the end. Until
 //!   then, or until the process has ended, a revocation looks at the caller's marks, whatever the host's side does.
 //! * Connections of one process to one life of a host share the view, so that a region is mapped once.
@@ -32,7 +34,7 @@ use super::memory::{Access, Mapping};
 use super::message::{LIFE_BYTES, Message};
 use super::side::{Bell, Side};
 use super::socket::{Listener, Socket, watch};
-use super::view::{REGIONS_MAX, Region, View};
+use super::view::{Holder, REGIONS_MAX, Region, View};
 use super::waiting::Waiting;
 use crate::{Capability, Credential, Endpoint, Error, RegionId, Rights};
 
@@ -69,6 +71,30 @@ impl Drop for Link {
     }
 }
 
+/// Ends one end of a connection when a task of its panics.
+pub(super) struct EndsSide(pub(super) Arc<Side>);
+
+impl Drop for EndsSide {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.end();
+        }
+    }
+}
+
+/// Ends a host when the task that accepts its connections panics.
+pub(super) struct EndsHost(pub(super) Weak<Inner>);
+
+impl Drop for EndsHost {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(host) = self.0.upgrade()
+        {
+            host.fail("the task that accepts connections panicked".to_owned());
+        }
+    }
+}
+
 fn bell() -> Result<OwnedFd, Error> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| Error::system("make an eventfd", &errno.into()))
@@ -79,6 +105,7 @@ fn listen(bell: OwnedFd, side: &Arc<Side>) -> Result<(), Error> {
     let bell = watch(bell)?;
     let side = Arc::clone(side);
     let _runs_until_the_end = rt::spawn(async move {
+        let _guard = EndsSide(Arc::clone(&side));
         let ended = side.ended.clone();
         let listening = async {
             let mut count = [0; 8];
@@ -145,7 +172,8 @@ async fn greet(path: &Path, credential: &Credential) -> Result<Endpoint, Error> 
     let waiting = Arc::new(Waiting::default());
     let link = Arc::new(Link { side: Arc::clone(&side), waiting: Arc::clone(&waiting), socket });
     listen(to_caller, &side)?;
-    let caller = Arc::new(Caller { side, view, name: address.clone(), waiting: Some(waiting) });
+    let holder = Holder::of(&credential.name);
+    let caller = Arc::new(Caller { side, view, name: address.clone(), holder, waiting: Some(waiting) });
     let answers = Arc::new(Answers::default());
     let _runs_until_the_end = rt::spawn(hear(Arc::clone(&link), Arc::clone(&caller.view), Arc::clone(&answers)));
     let _runs_until_the_end = rt::spawn(ask(link, Arc::downgrade(&caller), answers));
@@ -194,8 +222,11 @@ async fn ask(link: Arc<Link>, caller: Weak<Caller>, answers: Arc<Answers>) {
         let mut attempts = 0;
         let mut last: Option<[u8; crate::CAPABILITY_BYTES]> = None;
         loop {
-            let question = caller.upgrade().map(|caller| (link.waiting.advance(&caller), Arc::clone(&caller.view)));
-            let Some((question, view)) = question else { return };
+            let question = caller.upgrade().map(|caller| {
+                let (view, holder) = (Arc::clone(&caller.view), caller.holder);
+                (link.waiting.advance(&caller), view, holder)
+            });
+            let Some((question, view, holder)) = question else { return };
             let Some(capability) = question else {
                 link.waiting.changed.notified().await;
                 continue;
@@ -220,7 +251,7 @@ async fn ask(link: Arc<Link>, caller: Weak<Caller>, answers: Arc<Answers>) {
             match answer {
                 Answer::Denied(error) => link.waiting.refuse_first(error),
                 Answer::Confirmed(rights, bytes, descriptor) => {
-                    if let Err(error) = install(&view, &capability, rights, bytes, descriptor).await {
+                    if let Err(error) = install(&view, &capability, holder, rights, bytes, descriptor).await {
                         link.waiting.refuse_first(error);
                     }
                 }
@@ -236,6 +267,7 @@ async fn ask(link: Arc<Link>, caller: Weak<Caller>, answers: Arc<Answers>) {
 async fn install(
     view: &Arc<View>,
     capability: &Capability,
+    holder: Holder,
     rights: Rights,
     bytes: u64,
     descriptor: Option<OwnedFd>,
@@ -246,7 +278,7 @@ async fn install(
         view.replace(Region::new(capability.region, memory));
     }
     // When the region has gone in between, the verb is posted again and told so by its generation.
-    let _mapped = view.confirm(capability.region, capability.grant, capability.generation, rights, &capability.secret);
+    let _mapped = view.confirm(capability, rights, holder);
     Ok(())
 }
 
@@ -256,6 +288,7 @@ pub(super) fn serve(host: &Arc<Inner>, path: &Path) -> Result<(), Error> {
     let stop = host.stop.clone();
     let host = Arc::downgrade(host);
     let _runs_until_the_end = rt::spawn(async move {
+        let _guard = EndsHost(Weak::clone(&host));
         let handshakes = Semaphore::new(HANDSHAKES_MAX);
         let mut life = [0; LIFE_BYTES];
         rt::fill_random(&mut life);
@@ -310,8 +343,9 @@ async fn welcome(host: Arc<Inner>, life: Life, socket: Socket) -> Result<(), Err
     let welcomed = socket.send(&Message::Welcome { node: host.node, life }, &descriptors).await;
     let socket = Arc::new(socket);
     listen(to_host, &side)?;
+    let (weak, holder) = (Arc::downgrade(&host), Holder::of(&accepted.name));
     let _until_the_caller_has_gone =
-        rt::spawn(answer(Arc::downgrade(&host), Arc::clone(&socket), Arc::clone(&side), Arc::clone(&departure)));
+        rt::spawn(answer(weak, holder, Arc::clone(&socket), Arc::clone(&side), Arc::clone(&departure)));
     let _runs_until_the_end = rt::spawn(announce(socket, Arc::clone(&side), departure));
     if welcomed.is_err() || host.hand_over(accepted).await.is_err() {
         side.end();
@@ -381,7 +415,9 @@ fn prepare(host: &Arc<Inner>, message: Message, nonce: u64, process: Option<Arc<
 }
 
 /// The host's task that answers a caller, until the caller has gone: also after the host's side has ended.
-async fn answer(host: Weak<Inner>, socket: Arc<Socket>, side: Arc<Side>, departure: Arc<Departure>) {
+async fn answer(host: Weak<Inner>, holder: Holder, socket: Arc<Socket>, side: Arc<Side>, departure: Arc<Departure>) {
+    // After a panic nobody hears when the caller goes: its marks are looked at until its process has ended.
+    let _guard = EndsSide(Arc::clone(&side));
     loop {
         match socket.receive().await {
             Ok(None) => break,
@@ -390,7 +426,7 @@ async fn answer(host: Weak<Inner>, socket: Arc<Socket>, side: Arc<Side>, departu
                     side.end();
                     continue;
                 };
-                let confirmed = host.confirm(&capability);
+                let confirmed = host.confirm(&capability, holder);
                 let answered = match &confirmed {
                     Ok(confirmation) => {
                         let (rights, bytes) = (confirmation.rights, confirmation.bytes);
@@ -417,6 +453,7 @@ async fn answer(host: Weak<Inner>, socket: Arc<Socket>, side: Arc<Side>, departu
 
 /// The host's task that tells a caller which regions have gone, until either side ends.
 async fn announce(socket: Arc<Socket>, side: Arc<Side>, departure: Arc<Departure>) {
+    let _guard = EndsSide(Arc::clone(&side));
     let announcing = async {
         loop {
             let next = lock(&departure.regions).pop_front();

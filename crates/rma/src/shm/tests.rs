@@ -5,7 +5,11 @@ use std::sync::Arc;
 use base::rt::production::run;
 use base::{Bytes, BytesMut, ErrorKind};
 
+use super::area::Area;
+use super::host::ShmHost;
 use super::message::Message;
+use super::remote::{EndsHost, EndsSide};
+use super::side::Side;
 use super::socket::{Listener, Socket};
 use super::{Shm, ShmOptions};
 use crate::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
@@ -27,7 +31,10 @@ struct Connected {
 
 async fn connected(socket: bool) -> Connected {
     let fabric = Shm::new(ShmOptions::default());
-    let tokens = Arc::new(|name: &str| (name == "caller").then_some(TOKEN));
+    let tokens = Arc::new(|name: &str| {
+        assert_ne!(name, "bomb", "a panic that a test has asked for");
+        (name == "caller").then_some(TOKEN)
+    });
     let directory = socket.then(|| tempfile::tempdir().expect("there is a disk"));
     let address = directory
         .as_ref()
@@ -51,7 +58,7 @@ fn verbs_reach_the_region_until_the_grant_is_revoked() {
     both(|socket| async move {
         let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
         let region = host.register("test", 1 << 20).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let capability = host.grant(region, Rights::ALL, "caller").expect("it has grants left");
         let parts = [Bytes::from_static(b"hello, "), Bytes::from_static(b"world")];
         caller.write(&capability, 100, &parts).await.expect("it is granted");
         let read = caller.read(&capability, 100, 12, BytesMut::new()).now().map_err(|_| "pending");
@@ -65,7 +72,7 @@ fn verbs_reach_the_region_until_the_grant_is_revoked() {
         host.revoke(&capability).await.expect("no verb is in flight");
         host.revoke(&capability).await.expect("again does no harm");
         assert_eq!(caller.fetch_add(&capability, 4096, 5).await, Err(Error::Revoked));
-        let other = host.grant(region, Rights::READ).expect("the place is free again");
+        let other = host.grant(region, Rights::READ, "caller").expect("the place is free again");
         assert_eq!(other.grant, capability.grant);
         assert_eq!(caller.fetch_add(&capability, 4096, 5).await, Err(Error::Revoked));
         assert_eq!(caller.fetch_add(&other, 4096, 5).await, Err(Error::Forbidden));
@@ -86,11 +93,11 @@ fn a_revocation_that_comes_late_leaves_the_next_grant_alone() {
         let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
         for _ in 0..300 {
-            let old = host.grant(region, Rights::ALL).expect("the place is free again");
+            let old = host.grant(region, Rights::ALL, "caller").expect("the place is free again");
             let other = Arc::clone(&host);
             let late = base::rt::spawn(async move { other.revoke(&old).await });
             host.revoke(&old).await.expect("no verb is in flight");
-            let new = host.grant(region, Rights::ALL).expect("the place is free again");
+            let new = host.grant(region, Rights::ALL, "caller").expect("the place is free again");
             late.await.expect("nothing aborts it").expect("no verb is in flight");
             assert_eq!(new.grant, old.grant);
             assert_eq!(caller.fetch_add(&old, 0, 1).await, Err(Error::Revoked));
@@ -105,7 +112,7 @@ fn a_wrong_secret_is_unknown() {
     both(|socket| async move {
         let Connected { host, caller, accepted: _accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
-        let mut capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let mut capability = host.grant(region, Rights::ALL, "caller").expect("it has grants left");
         capability.secret.0[15] ^= 1;
         assert_eq!(caller.fetch_add(&capability, 0, 5).await, Err(Error::Unknown));
         assert_eq!(host.revoke(&capability).await, Err(Error::Unknown));
@@ -152,7 +159,7 @@ fn immediate_data_follows_its_bytes() {
     both(|socket| async move {
         let Connected { host, caller, accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let capability = host.grant(region, Rights::ALL, "caller").expect("it has grants left");
         let parts = [Bytes::from_static(b"12345")];
         caller.write_with_immediate(&capability, 8, &parts, 77).await.expect("it is granted");
         let incoming = accepted.receive().await.expect("it was sent");
@@ -165,7 +172,7 @@ fn an_ended_host_is_closed_and_waiting_messages_are_ambiguous() {
     both(|socket| async move {
         let Connected { host, caller, accepted, _directory } = connected(socket).await;
         let region = host.register("test", 4096).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+        let capability = host.grant(region, Rights::ALL, "caller").expect("it has grants left");
         let waiting = caller.send(&[Bytes::from(vec![0; 1 << 20])]);
         host.close().await;
         assert_eq!(waiting.await.expect_err("nobody received it").kind(), ErrorKind::Ambiguous);
@@ -203,5 +210,56 @@ fn another_version_is_refused_on_both_sides() {
         let Message::Refused { version: 2, reason } = answer else { panic!("{answer:?}") };
         assert!(reason.contains("version 99"), "{reason}");
         assert!(matches!(socket.receive().await, Ok(None)));
+    });
+}
+
+#[test]
+fn a_panic_while_one_connects_harms_nobody_else() {
+    run(async {
+        let Connected { host, caller, accepted: _accepted, _directory } = connected(true).await;
+        let bomb = Credential { name: "bomb".to_owned(), token: TOKEN };
+        assert!(Shm::default().connect(&host.address(), &bomb).await.is_err());
+        let region = host.register("test", 4096).await.expect("there is memory");
+        let capability = host.grant(region, Rights::ALL, "caller").expect("it has grants left");
+        assert_eq!(caller.fetch_add(&capability, 0, 1).await, Ok(0));
+        let again = Shm::default().connect(&host.address(), &credential()).await.expect("the host accepts on");
+        assert_eq!(again.fetch_add(&capability, 0, 1).await, Ok(1));
+    });
+}
+
+#[test]
+fn a_panic_in_a_task_of_one_connection_ends_it() {
+    run(async {
+        let (area, _fd) = Area::create().expect("there is memory");
+        let (caller, host) = Side::pair(&Arc::new(area));
+        let guard = EndsSide(Arc::clone(&host));
+        drop(base::rt::spawn(async move {
+            let _guard = guard;
+            panic!("a panic that a test has asked for");
+        }));
+        caller.ended.stopped().await;
+        assert!(host.is_closed() && caller.is_closed());
+    });
+}
+
+/// The story: the thread that served a memory node died, the process went on, and everything that asked it was told that all
+/// was well. A host that a defect has ended says so.
+#[test]
+fn a_host_whose_accepting_task_panics_says_that_it_has_failed() {
+    run(async {
+        let host = ShmHost::new(
+            "local:doomed".to_owned(),
+            HostOptions { node: NodeId(3), tokens: Arc::new(|_: &str| Some(TOKEN)) },
+            ShmOptions::default(),
+        );
+        let host = host.expect("there is memory");
+        let guard = EndsHost(Arc::downgrade(&host.inner));
+        drop(base::rt::spawn(async move {
+            let _guard = guard;
+            panic!("a panic that a test has asked for");
+        }));
+        assert!(host.failed().await.contains("panicked"));
+        assert_eq!(host.accept().await.map(drop), Err(Error::Closed));
+        assert_eq!(host.register("test", 4096).await, Err(Error::Closed));
     });
 }

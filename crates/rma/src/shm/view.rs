@@ -9,7 +9,8 @@
 //! Invariants:
 //! * A generation only grows, also when a region's place or a grant is used again: no capability ever gets valid again.
 //! * Finding a region takes no lock. A region that was taken out is unmapped when no mark of this process names it.
-//! * A secret is compared on every verb, with words of a grant that its host has confirmed.
+//! * A secret and the name of whoever holds the grant are compared on every verb, with words of a grant that its host has
+//!   confirmed to that name.
 
 #![allow(unsafe_code)]
 
@@ -54,12 +55,26 @@ pub(super) struct Region {
     grants: Box<[Confirmed]>,
 }
 
+/// A name, as verbs compare it: the first 8 bytes of its SHA-256. Whoever looks for a second name with the same ones needs
+/// the token of that name, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Holder(u64);
+
+impl Holder {
+    pub(super) fn of(name: &str) -> Holder {
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, name.as_bytes());
+        let first = digest.as_ref().first_chunk::<8>().expect("a digest has 32 bytes");
+        Holder(u64::from_le_bytes(*first))
+    }
+}
+
 /// A grant that the host has confirmed. Readers find the generation the same before and behind the rest.
 #[derive(Default)]
 struct Confirmed {
     /// 0: none.
     generation: AtomicU64,
     rights: AtomicU64,
+    holder: AtomicU64,
     secret: [AtomicU64; 2],
 }
 
@@ -83,29 +98,31 @@ impl Region {
         Region { id, memory, grants: (0..GRANTS_MAX).map(|_| Confirmed::default()).collect() }
     }
 
-    /// Notes what the host has said of a grant. One caller at a time.
-    pub(super) fn confirm(&self, grant: GrantId, generation: u64, rights: Rights, secret: &Secret) {
-        let confirmed = &self.grants[grant.0 as usize];
+    /// Notes that the host has said of a capability that it is good, on connections of `holder`. One caller at a time.
+    fn confirm(&self, capability: &Capability, rights: Rights, holder: Holder) {
+        let confirmed = &self.grants[capability.grant.0 as usize];
         confirmed.generation.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         confirmed.rights.store(u64::from(rights.bits()), Ordering::Relaxed);
-        for (word, half) in confirmed.secret.iter().zip(halves(secret)) {
+        confirmed.holder.store(holder.0, Ordering::Relaxed);
+        for (word, half) in confirmed.secret.iter().zip(halves(&capability.secret)) {
             word.store(half, Ordering::Relaxed);
         }
-        confirmed.generation.store(generation, Ordering::Release);
+        confirmed.generation.store(capability.generation, Ordering::Release);
     }
 
-    /// Checks a capability's secret; the same time whatever the secret.
+    /// Checks the secret of a capability that is shown on a connection of `holder`; the same time whatever the secret.
     #[inline]
-    pub(super) fn prove(&self, capability: &Capability) -> Proof {
+    pub(super) fn prove(&self, capability: &Capability, holder: Holder) -> Proof {
         let Some(confirmed) = self.grants.get(capability.grant.0 as usize) else { return Proof::Wrong };
         if confirmed.generation.load(Ordering::Acquire) != capability.generation {
             return Proof::Unknown;
         }
         let rights = confirmed.rights.load(Ordering::Relaxed);
         let [low, high] = halves(&capability.secret);
-        let difference =
-            (confirmed.secret[0].load(Ordering::Relaxed) ^ low) | (confirmed.secret[1].load(Ordering::Relaxed) ^ high);
+        let difference = (confirmed.secret[0].load(Ordering::Relaxed) ^ low)
+            | (confirmed.secret[1].load(Ordering::Relaxed) ^ high)
+            | (confirmed.holder.load(Ordering::Relaxed) ^ holder.0);
         fence(Ordering::Acquire);
         // A generation never returns, so that the same one twice means that nothing changed in between.
         if confirmed.generation.load(Ordering::Relaxed) != capability.generation {
@@ -203,21 +220,16 @@ impl View {
         }
     }
 
-    /// Notes what the host has said of a grant; false when the region is not mapped.
-    pub(super) fn confirm(
-        &self,
-        region: RegionId,
-        grant: GrantId,
-        generation: u64,
-        rights: Rights,
-        secret: &Secret,
-    ) -> bool {
+    /// Notes that the host has said of a capability that it is good, with these rights and on connections of `holder`; false
+    /// when the region is not mapped.
+    pub(super) fn confirm(&self, capability: &Capability, rights: Rights, holder: Holder) -> bool {
         let _one_at_a_time_and_no_removal = self.kept();
+        let region = capability.region;
         let pointer = self.regions[place(region)].load(Ordering::Acquire);
         // SAFETY: regions are dropped under the lock that is held here, after they were taken out of the table.
         match unsafe { pointer.as_ref() }.filter(|found| found.id == region) {
             Some(found) => {
-                found.confirm(grant, generation, rights, secret);
+                found.confirm(capability, rights, holder);
                 true
             }
             None => false,

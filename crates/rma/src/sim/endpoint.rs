@@ -194,9 +194,9 @@ impl Host for SimHost {
         self.memory(|memory| memory.register(bytes))
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
         let secret = Secret::random();
-        self.memory(|memory| memory.grant(region, rights, secret))
+        self.memory(|memory| memory.grant(region, rights, holder, secret))
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {

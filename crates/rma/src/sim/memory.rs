@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use base::rt::simulation::Chance;
 
@@ -31,6 +32,8 @@ struct Region {
 struct Grant {
     rights: Rights,
     secret: Secret,
+    /// On whose connections it is good.
+    holder: Arc<str>,
     generation: u64,
     /// A revocation has returned: from then on nothing may land under any capability of this grant.
     fenced: bool,
@@ -77,14 +80,20 @@ impl Memory {
         Ok(region)
     }
 
-    pub(super) fn grant(&mut self, region: RegionId, rights: Rights, secret: Secret) -> Result<Capability, Error> {
+    pub(super) fn grant(
+        &mut self,
+        region: RegionId,
+        rights: Rights,
+        holder: &str,
+        secret: Secret,
+    ) -> Result<Capability, Error> {
         let node = self.node;
         let grants = &mut self.regions.get_mut(&region).ok_or(Error::Unknown)?.grants;
         if grants.len() >= GRANTS_MAX {
             return Err(Error::Exhausted(format!("all {GRANTS_MAX} grants of a region")));
         }
         let grant = GrantId(grants.len() as u16);
-        grants.push(Grant { rights, secret, generation: 1, fenced: false });
+        grants.push(Grant { rights, secret, holder: holder.into(), generation: 1, fenced: false });
         Ok(Capability { node, region, grant, rights, generation: 1, secret })
     }
 
@@ -152,10 +161,13 @@ impl Memory {
         }
     }
 
-    /// Whether a verb may begin.
-    pub(super) fn admit(&self, access: &Access) -> Result<(), Error> {
+    /// Whether a verb that came over a connection of `holder` may begin.
+    pub(super) fn admit(&self, access: &Access, holder: &str) -> Result<(), Error> {
         let Access { capability, needs, offset, length, atomic } = access;
         let (region, grant) = self.grant_of(capability)?;
+        if *grant.holder != *holder {
+            return Err(Error::Unknown);
+        }
         if capability.generation < grant.generation {
             return Err(Error::Revoked);
         }
@@ -310,13 +322,14 @@ mod tests {
     fn the_checker_sees_a_word_that_lands_behind_a_fence() {
         let mut memory = Memory::new(NodeId(1), 1 << 20);
         let region = memory.register(4096).expect("there is room");
-        let capability = memory.grant(region, Rights::ALL, Secret([1; 16])).expect("the region is there");
+        let capability = memory.grant(region, Rights::ALL, "owner", Secret([1; 16])).expect("the region is there");
         let access = Access { capability, needs: Rights::WRITE, offset: 0, length: 8, atomic: false };
-        assert!(memory.admit(&access).is_ok() && memory.reach(&access).is_some());
+        assert!(memory.admit(&access, "owner").is_ok() && memory.reach(&access).is_some());
         memory.raise(&capability).expect("the grant is there");
         assert!(memory.reach(&access).is_some(), "a verb that has begun may go on until the fence stands");
         memory.fence(&capability).expect("the grant is there");
-        assert_eq!(memory.admit(&access), Err(Error::Revoked));
+        assert_eq!(memory.admit(&access, "another"), Err(Error::Unknown));
+        assert_eq!(memory.admit(&access, "owner"), Err(Error::Revoked));
         assert!(memory.reach(&access).is_none());
         memory.fences_hold = false;
         memory.reach(&access);

@@ -281,9 +281,10 @@ impl SimFabric {
             if !known || knock.name.len() > NAME_BYTES_MAX {
                 return None;
             }
-            let key = state.connect(host, knock.place, place);
+            let name: Arc<str> = knock.name.into();
+            let key = state.connect(host, Arc::clone(&name), knock.place, place);
             let host_state = state.hosts.get_mut(&host)?;
-            host_state.backlog.push_back((key, knock.name.into()));
+            host_state.backlog.push_back((key, name));
             effects.wakers.append(&mut host_state.accept_wakers);
             Some(key)
         });

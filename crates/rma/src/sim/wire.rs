@@ -200,6 +200,8 @@ impl End {
 
 pub(super) struct Connection {
     pub host: u64,
+    /// The name that the connecting end proved to bear.
+    name: Arc<str>,
     pub ends: [End; 2],
 }
 
@@ -240,9 +242,9 @@ impl State {
         self.made
     }
 
-    pub(super) fn connect(&mut self, host: u64, from: Place, to: Place) -> ConnectionKey {
+    pub(super) fn connect(&mut self, host: u64, name: Arc<str>, from: Place, to: Place) -> ConnectionKey {
         let key = self.number();
-        self.connections.insert(key, Connection { host, ends: [End::new(from), End::new(to)] });
+        self.connections.insert(key, Connection { host, name, ends: [End::new(from), End::new(to)] });
         key
     }
 
@@ -320,6 +322,7 @@ impl State {
     fn run_now(&mut self, (key, side): (ConnectionKey, Side), effects: &mut Effects) {
         let connection = self.connections.get_mut(&key).expect("the caller has just seen it");
         let host = self.hosts.get_mut(&connection.host);
+        let name = Arc::clone(&connection.name);
         let [near, far] = connection.both(side);
         let front = near.queue.front_mut().expect("the caller has just put it there");
         front.due = self.now;
@@ -329,7 +332,7 @@ impl State {
                 if one_sided && !near.place.is_cut_to(&far.place) && !far.place.is_cut_to(&near.place) =>
             {
                 let outcome = loop {
-                    match step(front, &access, &mut host.memory, &mut self.chance, self.profile) {
+                    match step(front, &access, &name, &mut host.memory, &mut self.chance, self.profile) {
                         Some(outcome) => break outcome,
                         None => continue,
                     }
@@ -371,7 +374,7 @@ impl State {
     /// Lets the front of a queue take effect, or the next part of it.
     fn advance(&mut self, (key, side): (ConnectionKey, Side), effects: &mut Effects) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        let host = connection.host;
+        let (host, name) = (connection.host, Arc::clone(&connection.name));
         let [near, far] = connection.both(side);
         let Some(front) = near.queue.front_mut() else {
             self.settle((key, side), effects);
@@ -406,7 +409,7 @@ impl State {
                 Some(Ok(Effect::Done))
             }
             (Some(access), Some(host)) => {
-                let outcome = step(front, &access, &mut host.memory, &mut self.chance, self.profile);
+                let outcome = step(front, &access, &name, &mut host.memory, &mut self.chance, self.profile);
                 if let (Some(Ok(_)), Work::Write { immediate: Some(immediate), .. }) = (&outcome, &front.work) {
                     let (region, immediate) = (access.capability.region, *immediate);
                     let (offset, length) = (access.offset, access.length);
@@ -725,13 +728,14 @@ impl Posted {
 fn step(
     posted: &mut Posted,
     access: &Access,
+    holder: &str,
     memory: &mut Memory,
     chance: &mut Chance,
     profile: Profile,
 ) -> Option<Result<Effect, Error>> {
     let length = usize::try_from(access.length).unwrap_or(usize::MAX);
     if posted.progress.is_none()
-        && let Err(error) = memory.admit(access)
+        && let Err(error) = memory.admit(access, holder)
     {
         return Some(Err(error));
     }

@@ -17,6 +17,7 @@ use super::memory::Regions;
 use super::peer::{Peer, TURN_BYTES_MAX};
 use super::spin::Spin;
 use super::{PROFILE, TcpOptions, clock, server, start_thread};
+use crate::failure::Failure;
 use crate::{
     Capability, Completion, Connection, Endpoint, Error, Host, HostOptions, Incoming, MESSAGE_BYTES_MAX, NodeId,
     Profile, RegionId, Rights, Tokens,
@@ -38,6 +39,8 @@ pub struct Shared {
     /// Connections that the progress thread is to look at, each once.
     pub attention: Mutex<Set<u64>>,
     pub stopping: AtomicBool,
+    /// A defect of the progress thread.
+    pub failure: Failure,
     /// The connection at which the progress thread looks again and again; 0 when it does not.
     pub looked_at: AtomicU64,
 }
@@ -92,6 +95,7 @@ impl TcpHost {
             wake,
             attention: Mutex::new(Set::default()),
             stopping: AtomicBool::new(false),
+            failure: Failure::default(),
             looked_at: AtomicU64::new(0),
         });
         let (sender, accepted) = bounded(BACKLOG_MAX);
@@ -134,11 +138,11 @@ impl Host for TcpHost {
         self.shared.regions.register(bytes)
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
         if self.shared.stopping.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
-        self.shared.regions.grant(region, rights)
+        self.shared.regions.grant(region, rights, holder)
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {
@@ -161,6 +165,10 @@ impl Host for TcpHost {
         self.accepted.lock().await.recv().await.ok_or(Error::Closed)
     }
 
+    async fn failed(&self) -> String {
+        self.shared.failure.wait().await
+    }
+
     fn address(&self) -> String {
         self.address.clone()
     }
@@ -178,7 +186,7 @@ pub struct Accepted {
     pub peer: Arc<Peer>,
     pub shared: Arc<Shared>,
     pub connection: u64,
-    pub name: String,
+    pub name: Arc<str>,
     /// Set when the last handle is dropped.
     pub dropped: Arc<AtomicBool>,
     pub spin: Spin,

@@ -2,9 +2,11 @@
 //! touches at that time: this is what makes a revocation exact, words whole and atomic verbs atomic.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use base::Map;
+use base::untrusted::Untrusted;
 
 use super::pipe::Pipe;
 use super::wire::{Status, u64_at};
@@ -48,6 +50,8 @@ struct Grant {
     generation: u64,
     rights: Rights,
     secret: Secret,
+    /// On whose connections it is good.
+    holder: Box<str>,
     revoked: bool,
 }
 
@@ -72,18 +76,19 @@ impl Regions {
         Ok(RegionId(id))
     }
 
-    pub fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+    pub fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
         let found = self.get(region).ok_or(Error::Unknown)?;
         let mut inner = found.lock();
         let secret = Secret::random();
+        let holder: Box<str> = holder.into();
         let (at, generation) = match inner.free.pop() {
             Some(at) => {
                 let grant = &mut inner.grants[usize::from(at)];
-                *grant = Grant { generation: grant.generation, rights, secret, revoked: false };
+                *grant = Grant { generation: grant.generation, rights, secret, holder, revoked: false };
                 (at, grant.generation)
             }
             None if inner.grants.len() < GRANTS_MAX => {
-                inner.grants.push(Grant { generation: 1, rights, secret, revoked: false });
+                inner.grants.push(Grant { generation: 1, rights, secret, holder, revoked: false });
                 ((inner.grants.len() - 1) as u16, 1)
             }
             None => return Err(Error::Exhausted("the region has as many grants as it may have".to_owned())),
@@ -197,28 +202,31 @@ impl Region {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks a verb and keeps the region locked: what the caller does to the bytes meanwhile is one with the check.
+    /// Checks a verb that came over a connection of `holder`, and keeps the region locked: what the caller does to the
+    /// bytes meanwhile is one with the check.
     ///
     /// # Errors
     /// What the verb fails with.
     pub fn open(
         &self,
         capability: &Capability,
+        holder: &str,
         rights: Rights,
-        offset: u64,
+        offset: Untrusted<u64>,
         length: u64,
     ) -> Result<Opened<'_>, Refusal> {
         let inner = self.lock();
-        inner.check(capability, rights)?;
-        match offset.checked_add(length) {
-            Some(end) if end <= self.bytes => Ok(Opened(inner)),
-            _ => Err(Refusal { status: Status::OutOfBounds, region_bytes: self.bytes }),
+        inner.check(capability, holder, rights)?;
+        match offset.range(Untrusted::new(length), self.bytes) {
+            // A region is mapped whole, so that its offsets fit.
+            Some(range) => Ok(Opened { inner, range: range.start as usize..range.end as usize }),
+            None => Err(Refusal { status: Status::OutOfBounds, region_bytes: self.bytes }),
         }
     }
 }
 
 impl Inner {
-    fn check(&self, capability: &Capability, rights: Rights) -> Result<(), Refusal> {
+    fn check(&self, capability: &Capability, holder: &str, rights: Rights) -> Result<(), Refusal> {
         if self.memory.is_none() {
             return Err(Refusal::of(Status::Revoked));
         }
@@ -226,7 +234,9 @@ impl Inner {
         if capability.generation < grant.generation {
             return Err(Refusal::of(Status::Revoked));
         }
-        if capability.generation > grant.generation || grant.revoked || !grant.secret.matches(&capability.secret) {
+        // Whoever shows another's capability learns no more than one who made it up.
+        let known = grant.secret.matches(&capability.secret) && *grant.holder == *holder;
+        if capability.generation > grant.generation || grant.revoked || !known {
             return Err(Refusal::of(Status::Unknown));
         }
         if !grant.rights.include(rights) || !capability.rights.include(rights) {
@@ -236,40 +246,47 @@ impl Inner {
     }
 }
 
-/// A region that is locked, after a check of a capability.
-pub struct Opened<'a>(MutexGuard<'a, Inner>);
+/// A region that is locked, after a check of a capability, and the bytes that the check allowed.
+pub struct Opened<'a> {
+    inner: MutexGuard<'a, Inner>,
+    /// Within the region.
+    range: Range<usize>,
+}
 
 impl Opened<'_> {
-    fn memory(&mut self) -> &mut [u8] {
-        self.0.memory.as_mut().expect("it was there when the capability was checked, and is locked since").bytes()
+    /// The bytes that the check allowed.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        let memory = self.inner.memory.as_mut();
+        let memory = memory.expect("it was there when the capability was checked, and is locked since");
+        &mut memory.bytes()[self.range.clone()]
     }
 
-    /// The bytes from `offset`, which the check allowed.
-    pub fn bytes(&mut self, offset: u64, length: usize) -> &mut [u8] {
-        &mut self.memory()[offset as usize..][..length]
+    /// Where they begin.
+    pub fn offset(&self) -> u64 {
+        self.range.start as u64
     }
 
-    /// A word, which the check allowed.
-    pub fn word(&mut self, offset: u64) -> u64 {
-        u64_at(self.memory(), offset as usize)
+    /// The first word of them, which must be there.
+    pub fn word(&mut self) -> u64 {
+        u64_at(self.bytes(), 0)
     }
 
-    pub fn set_word(&mut self, offset: u64, word: u64) {
-        self.bytes(offset, WORD_BYTES).copy_from_slice(&word.to_le_bytes());
+    pub fn set_word(&mut self, word: u64) {
+        self.bytes()[..WORD_BYTES].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Receives from a plain socket to `offset` on, at most `length` bytes: whole words only, unless it is all of them.
-    /// 0 when less than that has come: the caller then reads otherwise.
+    /// Receives from a plain socket into these bytes, from the first on: whole words only, unless it is all of them. 0 when
+    /// less than that has come: the caller then reads otherwise.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn receive(&mut self, pipe: &Pipe, offset: u64, length: usize) -> io::Result<usize> {
+    pub fn receive(&mut self, pipe: &Pipe) -> io::Result<usize> {
         let here = usize::try_from(rustix::io::ioctl_fionread(pipe)?).unwrap_or(usize::MAX);
-        let mut take = length.min(here).min(LOCKED_BYTES_MAX);
-        if take < length {
-            take = take.saturating_sub((offset as usize + take) % WORD_BYTES);
+        let mut take = self.range.len().min(here).min(LOCKED_BYTES_MAX);
+        if take < self.range.len() {
+            take = take.saturating_sub((self.range.start + take) % WORD_BYTES);
         }
-        let into = self.bytes(offset, take);
+        let into = &mut self.bytes()[..take];
         let mut done = 0;
         while done < take {
             let (read, _) = rustix::net::recv(pipe, &mut into[done..], rustix::net::RecvFlags::empty())?;

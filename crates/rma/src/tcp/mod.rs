@@ -4,7 +4,7 @@
 //!    the link leaves the trusted network ([`TcpTls`]).
 //! 2. The one that connects posts verbs; many go out with one call ([`client`], [`peer`]).
 //! 3. The host's progress thread, one for all of its connections, checks each verb's capability and carries it out
-//!    ([`server`], [`memory`]); nothing above `rma` runs at the host. Long payloads land in the region, and leave it, without
+//!    ([`server`], [`served`], [`memory`]); nothing above `rma` runs at the host. Long payloads land in the region, and leave it, without
 //!    a copy in between.
 //! 4. Whoever waits, on either side, looks at the socket for a short while ([`TcpOptions::spin`]) before it sleeps.
 //!
@@ -22,9 +22,11 @@
 mod client;
 mod handshake;
 mod host;
+mod landing;
 mod memory;
 mod peer;
 mod pipe;
+mod served;
 mod server;
 mod spin;
 mod tls;
@@ -50,8 +52,8 @@ const PROFILE: Profile = Profile {
     host_progress: true,
 };
 
-/// A connection on which both sides have not proved themselves by then is dropped.
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// A host drops a connection on which both sides have not proved themselves by then.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a connection that was closed here waits for the other side to have received what was sent.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(5);
 /// A host that lives takes in what comes more often than this, however busy it is.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use base::untrusted::Untrusted;
 use base::{Bytes, BytesMut};
 
 use super::clock;
@@ -106,6 +107,9 @@ struct Held {
 pub struct RegionRead {
     pub region: Arc<Region>,
     pub capability: Capability,
+    /// Who the connection belongs to.
+    pub holder: Arc<str>,
+    /// Of the next byte; the region has checked the range.
     pub offset: u64,
     pub remaining: usize,
     /// The rest of a word whose first bytes are out: it goes out as it was.
@@ -403,7 +407,10 @@ impl RegionRead {
             length = REGION_BYTES_MAX - (self.offset as usize + REGION_BYTES_MAX) % WORD_BYTES;
         }
         let opened = match self.status {
-            Status::Done => self.region.open(&self.capability, Rights::READ, self.offset, length as u64),
+            Status::Done => {
+                let offset = Untrusted::new(self.offset);
+                self.region.open(&self.capability, &self.holder, Rights::READ, offset, length as u64)
+            }
             status => Err(super::memory::Refusal::of(status)),
         };
         let Ok(mut opened) = opened else {
@@ -414,7 +421,7 @@ impl RegionRead {
             self.remaining -= written;
             return Ok(written);
         };
-        let bytes = opened.bytes(self.offset, length);
+        let bytes = opened.bytes();
         let written = pipe.write(&[IoSlice::new(bytes)])?;
         // A word that has begun to go out goes out as it is now.
         let rest = (WORD_BYTES - (self.offset as usize + written) % WORD_BYTES) % WORD_BYTES;

@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
+use super::handshake::{HELLO_BYTES, PROOF_BYTES};
+
 /// Bytes of plain text that TLS holds before it refuses more.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
 
@@ -185,6 +187,8 @@ fn push_out(tls: &mut rustls::Connection, mut socket: &TcpStream) -> io::Result<
 
 /// Bytes that a connection reads ahead.
 const READ_BUFFER_BYTES: usize = 128 << 10;
+/// Bytes that one reads ahead which has not proved itself: both of its messages, and not more than twice as many as it sends.
+const HANDSHAKE_BUFFER_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
 
 /// What a read has come to.
 #[derive(Clone, Copy)]
@@ -205,6 +209,20 @@ pub struct ReadBuffer {
 impl ReadBuffer {
     pub fn new() -> ReadBuffer {
         ReadBuffer { bytes: Box::new_uninit_slice(READ_BUFFER_BYTES), start: 0, end: 0 }
+    }
+
+    /// With room for the handshake of one that connects.
+    pub fn for_handshake() -> ReadBuffer {
+        ReadBuffer { bytes: Box::new_uninit_slice(HANDSHAKE_BUFFER_BYTES), start: 0, end: 0 }
+    }
+
+    /// Makes as much room as [`ReadBuffer::new`]. What was read stays.
+    pub fn widen(&mut self) {
+        let mut wide = ReadBuffer::new();
+        let here = self.end - self.start;
+        wide.bytes[..here].copy_from_slice(&self.bytes[self.start..self.end]);
+        wide.end = here;
+        *self = wide;
     }
 
     #[inline]
@@ -232,7 +250,7 @@ impl ReadBuffer {
     /// As [`Pipe::read`].
     #[inline]
     pub fn fill(&mut self, pipe: &Pipe, limit: usize) -> io::Result<Filled> {
-        if self.bytes.len() - self.end < READ_BUFFER_BYTES / 4 && self.start > 0 {
+        if self.bytes.len() - self.end < self.bytes.len() / 4 && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }

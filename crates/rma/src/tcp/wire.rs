@@ -1,6 +1,9 @@
 //! The bytes of the `tcp` provider: `docs/formats/rma.md`.
 //!
-//! Everything here decodes what another host sent: an error, never a panic, and no length is believed above its bound.
+//! Everything here decodes what another host sent: an error, never a panic. A length is believed because it is at most its
+//! bound; an offset is not believed at all ([`Untrusted`]) until the region has said that the range lies within it.
+
+use base::untrusted::Untrusted;
 
 use crate::{CAPABILITY_BYTES, Capability, Error, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
@@ -126,7 +129,7 @@ impl Header {
 #[derive(Clone, Copy, Debug)]
 pub struct Verb {
     pub capability: Capability,
-    pub offset: u64,
+    pub offset: Untrusted<u64>,
     pub first: u64,
     pub second: u64,
 }
@@ -136,7 +139,7 @@ impl Verb {
     pub fn encode(&self) -> [u8; VERB_BYTES] {
         let mut bytes = [0; VERB_BYTES];
         bytes[..CAPABILITY_BYTES].copy_from_slice(&self.capability.encode());
-        bytes[CAPABILITY_BYTES..][..8].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[CAPABILITY_BYTES..][..8].copy_from_slice(&self.offset.unchecked().to_le_bytes());
         bytes[CAPABILITY_BYTES + 8..][..8].copy_from_slice(&self.first.to_le_bytes());
         bytes[CAPABILITY_BYTES + 16..].copy_from_slice(&self.second.to_le_bytes());
         bytes
@@ -148,7 +151,7 @@ impl Verb {
     pub fn decode(bytes: &[u8; VERB_BYTES]) -> Result<Verb, Error> {
         Ok(Verb {
             capability: Capability::decode(&bytes[..CAPABILITY_BYTES])?,
-            offset: u64_at(bytes, CAPABILITY_BYTES),
+            offset: Untrusted::new(u64_at(bytes, CAPABILITY_BYTES)),
             first: u64_at(bytes, CAPABILITY_BYTES + 8),
             second: u64_at(bytes, CAPABILITY_BYTES + 16),
         })
@@ -229,7 +232,7 @@ mod tests {
             generation: 4,
             secret: Secret([9; 16]),
         };
-        let verb = Verb { capability, offset: 0x10, first: 0x20, second: 0x30 };
+        let verb = Verb { capability, offset: Untrusted::new(0x10), first: 0x20, second: 0x30 };
         let mut golden = vec![1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 7, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0];
         golden.extend([9; 16]);
         golden.extend([0x10, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0, 0, 0, 0]);

@@ -405,7 +405,7 @@ impl Shared {
     fn expose(&self, request: u32, capability: &[u8; CAPABILITY_BYTES]) -> Result<io::Result<()>, Refusal> {
         let regions = self.regions.as_ref().ok_or(Refusal::Unknown)?;
         let capability = Capability::decode(capability).map_err(|_| Refusal::Unknown)?;
-        let (memory, access, rights) = regions.find(&capability)?;
+        let (memory, access, rights) = regions.find(&capability, &self.peer.name)?;
         let (region, grant, generation) = (capability.region, capability.grant, capability.generation);
         {
             let exposed = lock(&self.exposed);

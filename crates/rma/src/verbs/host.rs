@@ -55,6 +55,8 @@ struct Grant {
     generation: u64,
     rights: Rights,
     secret: Secret,
+    /// On whose connections it is good.
+    holder: Box<str>,
     live: bool,
 }
 
@@ -93,8 +95,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Regions {
-    /// What a capability gives access to, if it is good now.
-    pub fn find(&self, capability: &Capability) -> Result<(Arc<Memory>, Access, Rights), Refusal> {
+    /// What a capability gives access to on a connection of `holder`, if it is good now.
+    pub fn find(&self, capability: &Capability, holder: &str) -> Result<(Arc<Memory>, Access, Rights), Refusal> {
         let table = lock(&self.table);
         if capability.node != self.node || capability.region.0 >= table.next {
             return Err(Refusal::Unknown);
@@ -105,7 +107,8 @@ impl Regions {
         if capability.generation < grant.generation || (capability.generation == grant.generation && !grant.live) {
             return Err(Refusal::Revoked);
         }
-        if capability.generation > grant.generation || !capability.secret.matches(&grant.secret) {
+        let known = capability.secret.matches(&grant.secret) && *grant.holder == *holder;
+        if capability.generation > grant.generation || !known {
             return Err(Refusal::Unknown);
         }
         let access = Access {
@@ -378,23 +381,24 @@ impl Host for VerbsHost {
         Ok(region)
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
         let mut table = lock(&self.regions.table);
         let entry = table.regions.get_mut(&region).ok_or(Error::Unknown)?;
         let secret = Secret::random();
+        let holder: Box<str> = holder.into();
         let number = match entry.free.pop() {
             Some(number) => number,
             None if entry.grants.len() >= GRANTS_MAX => {
                 return Err(Error::Exhausted(format!("grants of the region {}", entry.name)));
             }
             None => {
-                entry.grants.push(Grant { generation: 0, rights, secret, live: false });
+                entry.grants.push(Grant { generation: 0, rights, secret, holder: holder.clone(), live: false });
                 u16::try_from(entry.grants.len() - 1).expect("fewer grants than that")
             }
         };
         let grant = &mut entry.grants[usize::from(number)];
         let generation = grant.generation + 1;
-        *grant = Grant { generation, rights, secret, live: true };
+        *grant = Grant { generation, rights, secret, holder, live: true };
         Ok(Capability { node: self.regions.node, region, grant: GrantId(number), rights, generation, secret })
     }
 

@@ -6,4 +6,5 @@ mod shaped;
 mod shm;
 mod sim;
 mod tcp;
+mod tcp_hostile;
 mod tcp_hosts;

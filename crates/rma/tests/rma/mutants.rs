@@ -18,6 +18,8 @@ use rma::{
 };
 
 const TOKEN: Token = Token::new([7; 32]);
+/// Who may connect.
+const NAMES: [&str; 2] = ["owner", "another"];
 
 /// What is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +48,8 @@ enum Mutant {
     OffsetWraps,
     /// Rights are not looked at.
     RightsIgnored,
+    /// A capability is good on anybody's connection.
+    HolderIgnored,
     /// A message of no bytes is not sent.
     EmptyMessageLost,
     /// Two messages change places.
@@ -60,7 +64,7 @@ enum Mutant {
     AmbiguousIsClosed,
 }
 
-const MUTANTS: [(Mutant, &str); 17] = [
+const MUTANTS: [(Mutant, &str); 18] = [
     (Mutant::RevocationDoesNotFence, "nothing_lands_after_a_revocation"),
     (Mutant::ImmediateBeforeBytes, "immediate_data_arrive_behind_their_bytes"),
     (Mutant::ImmediateOffsetLost, "immediate_data_arrive_behind_their_bytes"),
@@ -72,6 +76,7 @@ const MUTANTS: [(Mutant, &str); 17] = [
     (Mutant::MisalignedIsRounded, "misaligned_atomics_are_refused"),
     (Mutant::OffsetWraps, "ranges_out_of_bounds_are_refused_without_effect"),
     (Mutant::RightsIgnored, "what_a_capability_lacks_is_forbidden"),
+    (Mutant::HolderIgnored, "a_capability_of_one_on_the_connection_of_another_is_refused_as_unknown"),
     (Mutant::EmptyMessageLost, "messages_of_no_bytes_and_of_many_arrive"),
     (Mutant::MessagesSwapped, "messages_arrive_in_order_in_both_directions"),
     (Mutant::RevokedIsUnknown, "a_revoked_capability_is_refused_for_every_verb"),
@@ -83,8 +88,10 @@ const MUTANTS: [(Mutant, &str); 17] = [
 /// Capabilities as their holders know them, and those that the host underneath knows.
 #[derive(Default)]
 struct Shared {
-    /// Of all grants of a region, one that has all rights and is never revoked.
-    open: BTreeMap<RegionId, Capability>,
+    /// Of all grants of a region, one for each name that has all rights and is never revoked.
+    open: BTreeMap<(RegionId, &'static str), Capability>,
+    /// What was granted, to whomever.
+    granted: Vec<Capability>,
     /// Grants that are revoked.
     revoked: Vec<Capability>,
 }
@@ -98,6 +105,8 @@ struct BrokenHost {
 struct BrokenConnection {
     inner: Endpoint,
     second: Option<Endpoint>,
+    /// The name of who connected.
+    name: &'static str,
     mutant: Mutant,
     shared: Arc<Mutex<Shared>>,
     held_back: Mutex<Option<Bytes>>,
@@ -118,17 +127,23 @@ impl Host for BrokenHost {
 
     async fn register(&self, name: &str, bytes: u64) -> Result<RegionId, Error> {
         let region = self.inner.register(name, bytes).await?;
-        let open = self.inner.grant(region, Rights::ALL)?;
-        self.shared.lock().expect("one thread").open.insert(region, open);
+        // One name's will do, but where it is about names.
+        let names = if self.mutant == Mutant::HolderIgnored { &NAMES[..] } else { &NAMES[..1] };
+        for name in names {
+            let open = self.inner.grant(region, Rights::ALL, name)?;
+            self.shared.lock().expect("one thread").open.insert((region, *name), open);
+        }
         Ok(region)
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
-        self.inner.grant(region, rights)
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
+        let granted = self.inner.grant(region, rights, holder)?;
+        self.shared.lock().expect("one thread").granted.push(granted);
+        Ok(granted)
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {
-        if self.mutant == Mutant::RevocationDoesNotFence {
+        if matches!(self.mutant, Mutant::RevocationDoesNotFence | Mutant::HolderIgnored) {
             self.shared.lock().expect("one thread").revoked.push(*capability);
             return Ok(());
         }
@@ -145,7 +160,7 @@ impl Host for BrokenHost {
         if self.mutant == Mutant::Unordered {
             std::mem::forget(self.inner.accept().await?);
         }
-        Ok(broken(inner, None, self.mutant, &self.shared))
+        Ok(broken(inner, None, NAMES[0], self.mutant, &self.shared))
     }
 
     fn address(&self) -> String {
@@ -157,10 +172,16 @@ impl Host for BrokenHost {
     }
 }
 
-fn broken(inner: Endpoint, second: Option<Endpoint>, mutant: Mutant, shared: &Arc<Mutex<Shared>>) -> Endpoint {
+fn broken(
+    inner: Endpoint,
+    second: Option<Endpoint>,
+    name: &'static str,
+    mutant: Mutant,
+    shared: &Arc<Mutex<Shared>>,
+) -> Endpoint {
     let (held_back, early) = (Mutex::default(), Mutex::default());
     let shared = Arc::clone(shared);
-    Endpoint::new(Arc::new(BrokenConnection { inner, second, mutant, shared, held_back, early }))
+    Endpoint::new(Arc::new(BrokenConnection { inner, second, name, mutant, shared, held_back, early }))
 }
 
 impl BrokenConnection {
@@ -172,12 +193,18 @@ impl BrokenConnection {
     fn taken_for(&self, capability: &Capability) -> Result<Capability, Error> {
         let shared = self.shared.lock().expect("one thread");
         if self.is(Mutant::RightsIgnored)
-            && let Some(open) = shared.open.get(&capability.region)
+            && let Some(open) = shared.open.get(&(capability.region, self.name))
         {
             return Ok(*open);
         }
         if shared.is_revoked(capability) {
             return Err(Error::Revoked);
+        }
+        if self.is(Mutant::HolderIgnored)
+            && shared.granted.iter().any(|granted| granted.encode() == capability.encode())
+            && let Some(open) = shared.open.get(&(capability.region, self.name))
+        {
+            return Ok(*open);
         }
         Ok(*capability)
     }
@@ -363,7 +390,7 @@ impl Broken {
         let hosting = fabric.clone();
         let any = mutant == Mutant::TokenIgnored;
         let task = sim.node("donor").spawn(async move {
-            let tokens = Arc::new(move |name: &str| (any || name == "owner").then_some(TOKEN));
+            let tokens = Arc::new(move |name: &str| (any || NAMES.contains(&name)).then_some(TOKEN));
             hosting.host("donor", HostOptions { node: NodeId(9), tokens }).await.expect("the address is free")
         });
         let host = Arc::new(BrokenHost { inner: task.await.expect("nobody aborts it"), mutant, shared });
@@ -381,8 +408,13 @@ impl Fixture for Broken {
         Credential { name: "owner".to_owned(), token: TOKEN }
     }
 
+    fn another_credential(&self) -> Credential {
+        Credential { name: "another".to_owned(), token: TOKEN }
+    }
+
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
         let (fabric, mut credential, mutant) = (self.fabric.clone(), credential.clone(), self.mutant);
+        let name_asked = credential.name.clone();
         if mutant == Mutant::TokenIgnored {
             credential.token = TOKEN;
         }
@@ -395,7 +427,8 @@ impl Fixture for Broken {
             Ok((inner, second))
         });
         let (inner, second) = task.await.expect("nobody aborts it")?;
-        Ok(broken(inner, second, mutant, &self.host.shared))
+        let name = NAMES.into_iter().find(|name| *name == name_asked).unwrap_or(NAMES[0]);
+        Ok(broken(inner, second, name, mutant, &self.host.shared))
     }
 
     fn features(&self) -> Features {

@@ -28,7 +28,7 @@ struct Setup {
 
 impl Setup {
     async fn new(fabric: Shaped, address: &str, rounds: usize) -> Setup {
-        let tokens = Arc::new(|name: &str| (name == "owner").then_some(TOKEN));
+        let tokens = Arc::new(|name: &str| ["owner", "another"].contains(&name).then_some(TOKEN));
         let host = fabric.host(address, HostOptions { node: NodeId(9), tokens }).await.expect("the address is free");
         Setup { fabric: Arc::new(fabric), address: host.address(), host, rounds }
     }
@@ -41,7 +41,7 @@ impl Setup {
 
     async fn endpoints(&self) -> (Endpoint, Endpoint, Capability) {
         let region = self.host.register("test", 4 << 20).await.expect("there is memory");
-        let capability = self.host.grant(region, Rights::ALL).expect("the region is there");
+        let capability = self.host.grant(region, Rights::ALL, "owner").expect("the region is there");
         let endpoint = self.connect(&self.credential()).await.expect("the host is there");
         (endpoint, self.host.accept().await.expect("somebody has connected"), capability)
     }
@@ -55,6 +55,10 @@ impl Fixture for Setup {
 
     fn credential(&self) -> Credential {
         Credential { name: "owner".to_owned(), token: TOKEN }
+    }
+
+    fn another_credential(&self) -> Credential {
+        Credential { name: "another".to_owned(), token: TOKEN }
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {

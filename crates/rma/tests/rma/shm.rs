@@ -25,7 +25,10 @@ fn credential() -> Credential {
 }
 
 fn host_options() -> HostOptions {
-    HostOptions { node: NodeId(1), tokens: Arc::new(|name: &str| (name == "child").then_some(TOKEN)) }
+    HostOptions {
+        node: NodeId(1),
+        tokens: Arc::new(|name: &str| ["child", "another"].contains(&name).then_some(TOKEN)),
+    }
 }
 
 /// The provider for the suite, within one process.
@@ -43,6 +46,10 @@ impl Fixture for OneProcess {
 
     fn credential(&self) -> Credential {
         credential()
+    }
+
+    fn another_credential(&self) -> Credential {
+        Credential { name: "another".to_owned(), token: TOKEN }
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
@@ -166,7 +173,7 @@ async fn owner(drain: Duration) -> Owner {
     let fabric = Shm::new(ShmOptions { drain });
     let host = fabric.host(&address, host_options()).await.expect("the path is free");
     let region = host.register("test", SIZE as u64).await.expect("there is memory");
-    let own = host.grant(region, Rights::ALL).expect("it has grants left");
+    let own = host.grant(region, Rights::ALL, "child").expect("it has grants left");
     let endpoint = fabric.connect(&address, &credential()).await.expect("the host is there");
     let accepted = host.accept().await.expect("it connected");
     Owner { host, region, own, endpoint, address, _accepted: accepted, _directory: directory }
@@ -185,7 +192,7 @@ impl Owner {
     async fn writer(&self) -> (Process, Capability, Endpoint) {
         let child = Process::start("writer", &self.address);
         let endpoint = rt::timeout(PATIENCE, self.host.accept()).await.expect("in time").expect("it connects");
-        let capability = self.host.grant(self.region, Rights::WRITE).expect("it has grants left");
+        let capability = self.host.grant(self.region, Rights::WRITE, "child").expect("it has grants left");
         endpoint.send(&[Bytes::copy_from_slice(&capability.encode())]).await.expect("there is room");
         let started = rt::now();
         while self.bytes(1).await[0] != OLD {
@@ -287,7 +294,7 @@ async fn host(address: &str) {
     let host = Shm::default().host(address, host_options()).await.expect("the path is free");
     let region = host.register("test", SIZE as u64).await.expect("there is memory");
     let endpoint = host.accept().await.expect("the parent connects");
-    let capability = host.grant(region, Rights::ALL).expect("it has grants left");
+    let capability = host.grant(region, Rights::ALL, "child").expect("it has grants left");
     endpoint.send(&[Bytes::copy_from_slice(&capability.encode())]).await.expect("there is room");
     while let Ok(incoming) = endpoint.receive().await {
         let answer = match incoming {

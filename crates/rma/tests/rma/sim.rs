@@ -19,7 +19,7 @@ const REGION_BYTES: u64 = 1 << 16;
 const TOKEN: Token = Token::new([7; 32]);
 
 fn options() -> HostOptions {
-    HostOptions { node: NodeId(9), tokens: Arc::new(|name| (name == "owner").then_some(TOKEN)) }
+    HostOptions { node: NodeId(9), tokens: Arc::new(|name| ["owner", "another"].contains(&name).then_some(TOKEN)) }
 }
 
 fn credential() -> Credential {
@@ -32,7 +32,7 @@ async fn donor(sim: &Sim, fabric: &SimFabric) -> (Arc<dyn Host>, RegionId, Capab
     let task = sim.node("donor").spawn(async move {
         let host = fabric.host("donor", options()).await.expect("the address is free");
         let region = host.register("test", REGION_BYTES).await.expect("there is memory");
-        let capability = host.grant(region, Rights::ALL).expect("the region is there");
+        let capability = host.grant(region, Rights::ALL, "owner").expect("the region is there");
         (host, region, capability)
     });
     task.await.expect("nobody aborts it")
@@ -246,8 +246,8 @@ fn nothing_lands_after_a_revocation_has_returned() {
     let outcomes = seeds(100, |sim| async move {
         let fabric = SimFabric::new(&sim);
         let (host, region, _) = donor(&sim, &fabric).await;
-        let fresh = host.grant(region, Rights::ALL).expect("the region is there");
-        let stale = host.grant(region, Rights::ALL).expect("the region is there");
+        let fresh = host.grant(region, Rights::ALL, "owner").expect("the region is there");
+        let stale = host.grant(region, Rights::ALL, "owner").expect("the region is there");
         let (writer, observer) = (connect(&sim, &fabric, "owner").await, connect(&sim, &fabric, "other").await);
         match rt::random_below(3) {
             0 => sim.inject_next("rma.sim.delay_revocation", 1),
@@ -411,6 +411,10 @@ impl Fixture for Simulated {
 
     fn credential(&self) -> Credential {
         credential()
+    }
+
+    fn another_credential(&self) -> Credential {
+        Credential { name: "another".to_owned(), token: TOKEN }
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {

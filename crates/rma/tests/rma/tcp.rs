@@ -26,7 +26,7 @@ fn credential() -> Credential {
 }
 
 fn host_options() -> HostOptions {
-    HostOptions { node: NodeId(9), tokens: Arc::new(|name| (name == "compute0").then_some(TOKEN)) }
+    HostOptions { node: NodeId(9), tokens: Arc::new(|name| ["compute0", "compute1"].contains(&name).then_some(TOKEN)) }
 }
 
 /// Runs a test on a runtime of its own, with a time limit.
@@ -46,7 +46,7 @@ async fn bench(options: TcpOptions) -> Bench {
     let fabric = Tcp::new(options);
     let host = fabric.host("127.0.0.1:0", host_options()).await.expect("a port is free");
     let region = host.register("test", REGION_BYTES).await.expect("there is memory");
-    let capability = host.grant(region, Rights::ALL).expect("the region is there");
+    let capability = host.grant(region, Rights::ALL, "compute0").expect("the region is there");
     let endpoint = fabric.connect(&host.address(), &credential()).await.expect("the token is right");
     let accepted = host.accept().await.expect("it was connected to");
     Bench { fabric, host, endpoint, accepted, capability }
@@ -131,6 +131,10 @@ impl Fixture for Conforming {
 
     fn credential(&self) -> Credential {
         credential()
+    }
+
+    fn another_credential(&self) -> Credential {
+        Credential { name: "compute1".to_owned(), token: TOKEN }
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
@@ -340,8 +344,8 @@ fn nothing_lands_after_a_revocation_in_the_middle_of_transfers() {
             let bench = bench(options).await;
             for round in 0..10_usize {
                 let region = bench.host.register("round", REGION_BYTES).await.expect("there is memory");
-                let capability = bench.host.grant(region, Rights::ALL).expect("the region is there");
-                let reader = bench.host.grant(region, Rights::READ).expect("the region is there");
+                let capability = bench.host.grant(region, Rights::ALL, "compute0").expect("the region is there");
+                let reader = bench.host.grant(region, Rights::READ, "compute0").expect("the region is there");
                 let bytes = pattern(6 << 20, round);
                 let writes: Vec<_> = (0..3)
                     .map(|n| bench.endpoint.write(&capability, n * (6 << 20), std::slice::from_ref(&bytes)))
@@ -411,7 +415,7 @@ fn what_a_capability_does_not_allow_is_refused() {
     run(async {
         let bench = bench(TcpOptions::default()).await;
         let (endpoint, host) = (&bench.endpoint, &bench.host);
-        let reader = host.grant(bench.capability.region, Rights::READ).expect("the region is there");
+        let reader = host.grant(bench.capability.region, Rights::READ, "compute0").expect("the region is there");
         let word = [pattern(8, 1)];
         assert_eq!(endpoint.write(&reader, 0, &word).await, Err(Error::Forbidden));
         assert_eq!(endpoint.fetch_add(&reader, 0, 1).await, Err(Error::Forbidden));
@@ -574,7 +578,7 @@ fn strangers_are_refused() {
     run(async {
         let bench = bench(TcpOptions::default()).await;
         let address = bench.host.address();
-        for (name, token) in [("compute0", [8; 32]), ("compute1", [7; 32])] {
+        for (name, token) in [("compute0", [8; 32]), ("compute2", [7; 32])] {
             let credential = Credential { name: name.to_owned(), token: Token::new(token) };
             let refused = bench.fabric.connect(&address, &credential).await.map(|_| ());
             assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");

@@ -103,7 +103,10 @@ fn credential() -> Credential {
 /// A host on the first of both, that is found from the other.
 fn host_on_the_first(hosts: &Hosts, fabric: &Tcp) -> Arc<dyn Host> {
     let address = format!("{}:0", hosts.address(0));
-    let options = HostOptions { node: NodeId(9), tokens: Arc::new(|name| (name == "compute0").then_some(TOKEN)) };
+    let options = HostOptions {
+        node: NodeId(9),
+        tokens: Arc::new(|name| ["compute0", "compute1"].contains(&name).then_some(TOKEN)),
+    };
     hosts.run(0, fabric.host(&address, options)).expect("a port is free")
 }
 
@@ -120,6 +123,10 @@ impl Fixture for Conforming {
 
     fn credential(&self) -> Credential {
         credential()
+    }
+
+    fn another_credential(&self) -> Credential {
+        Credential { name: "compute1".to_owned(), token: TOKEN }
     }
 
     async fn connect(&self, credential: &Credential) -> Result<Endpoint, Error> {
@@ -150,7 +157,7 @@ fn a_host_that_falls_silent_is_lost_to_whoever_waits_for_it() {
     hosts.run(1, async {
         let test = async {
             let region = host.register("test", 1 << 20).await.expect("there is memory");
-            let capability = host.grant(region, Rights::ALL).expect("the region is there");
+            let capability = host.grant(region, Rights::ALL, "compute0").expect("the region is there");
             let (address, credential) = (host.address(), credential());
             let busy = fabric.connect(&address, &credential).await.expect("the token is right");
             let accepted_busy = host.accept().await.expect("it was connected to");

@@ -143,8 +143,8 @@ impl Host for LyingHost {
         self.0.register(name, bytes).await
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, rma::Error> {
-        self.0.grant(region, rights)
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, rma::Error> {
+        self.0.grant(region, rights, holder)
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), rma::Error> {

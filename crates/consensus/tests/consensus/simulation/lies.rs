@@ -76,8 +76,8 @@ impl Host for LyingHost {
         self.inner.register(name, bytes).await
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
-        self.inner.grant(region, rights)
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
+        self.inner.grant(region, rights, holder)
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {

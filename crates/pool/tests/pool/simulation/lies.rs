@@ -114,8 +114,8 @@ impl Host for LyingHost {
         Ok(region)
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
-        self.inner.grant(region, rights)
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
+        self.inner.grant(region, rights, holder)
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {

@@ -28,7 +28,8 @@ pub struct Loopback {
 
 struct Region {
     bytes: Vec<u8>,
-    grants: BTreeMap<u16, Capability>,
+    /// Each with the name that it was given to.
+    grants: BTreeMap<u16, (Capability, String)>,
 }
 
 pub struct LoopbackHost {
@@ -58,13 +59,15 @@ impl LoopbackHost {
     fn check<'a>(
         regions: &'a mut BTreeMap<u32, Region>,
         capability: &Capability,
+        holder: &str,
         rights: Rights,
         offset: u64,
         length: u64,
     ) -> Result<&'a mut [u8], Error> {
         let region = regions.get_mut(&capability.region.0).ok_or(Error::Unknown)?;
-        let grant = region.grants.get(&capability.grant.0).ok_or(Error::Revoked)?;
-        if grant.generation != capability.generation || !grant.secret.matches(&capability.secret) {
+        let (grant, name) = region.grants.get(&capability.grant.0).ok_or(Error::Revoked)?;
+        let known = grant.secret.matches(&capability.secret) && name == holder;
+        if grant.generation != capability.generation || !known {
             return Err(Error::Unknown);
         }
         if !capability.rights.include(rights) {
@@ -91,7 +94,7 @@ impl Side {
             return Completion::ready(Err(Error::Closed));
         }
         let mut regions = lock(&self.host.regions);
-        Completion::ready(LoopbackHost::check(&mut regions, capability, rights, offset, length).map(run))
+        Completion::ready(LoopbackHost::check(&mut regions, capability, &self.name, rights, offset, length).map(run))
     }
 
     fn word(&self, capability: &Capability, offset: u64, change: impl FnOnce(u64) -> u64) -> Completion<u64> {
@@ -229,14 +232,14 @@ impl Host for LoopbackHost {
         Ok(RegionId(region))
     }
 
-    fn grant(&self, region: RegionId, rights: Rights) -> Result<Capability, Error> {
+    fn grant(&self, region: RegionId, rights: Rights, holder: &str) -> Result<Capability, Error> {
         let mut regions = lock(&self.regions);
         let grants = &mut regions.get_mut(&region.0).ok_or(Error::Unknown)?.grants;
         let grant = grants.last_key_value().map_or(0, |(grant, _)| grant + 1);
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
         let (node, secret) = (self.node, Secret::random());
         let capability = Capability { node, region, grant: GrantId(grant), rights, generation, secret };
-        grants.insert(grant, capability);
+        grants.insert(grant, (capability, holder.to_owned()));
         Ok(capability)
     }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::BytesMut;
 use base::rt::sync::Notify;
@@ -17,8 +18,11 @@ use crate::tcp::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
 use crate::tcp::peer::Peer;
 use crate::tcp::pipe::{Pipe, read_to_end_of};
 use crate::tcp::spin::Spin;
-use crate::tcp::{HANDSHAKE_TIME_MAX, TcpOptions, tune};
+use crate::tcp::{TcpOptions, tune};
 use crate::{Credential, Endpoint, Error, NodeId};
+
+/// Each step of connecting takes no longer, or is given up: a host far away, or one that is crowded, may be slow.
+const STEP_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Connects, in a thread that may wait.
 pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> Result<Connected, Error> {
@@ -27,7 +31,7 @@ pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> 
     let mut last = None;
     let mut socket = None;
     for resolved in address.to_socket_addrs().map_err(|error| unreachable(&error))? {
-        match TcpStream::connect_timeout(&resolved, HANDSHAKE_TIME_MAX) {
+        match TcpStream::connect_timeout(&resolved, STEP_TIME_MAX) {
             Ok(connected) => {
                 socket = Some(connected);
                 break;
@@ -46,8 +50,8 @@ pub fn connect(address: &str, credential: &Credential, options: &TcpOptions) -> 
         io::ErrorKind::UnexpectedEof => Error::Refused("the host hung up during the handshake".to_owned()),
         _ => Error::Unreachable { address: address.to_owned(), reason: format!("during the handshake: {error}") },
     };
-    socket.set_read_timeout(Some(HANDSHAKE_TIME_MAX)).map_err(lost)?;
-    socket.set_write_timeout(Some(HANDSHAKE_TIME_MAX)).map_err(lost)?;
+    socket.set_read_timeout(Some(STEP_TIME_MAX)).map_err(lost)?;
+    socket.set_write_timeout(Some(STEP_TIME_MAX)).map_err(lost)?;
     let tls = match &options.tls {
         None => None,
         Some(tls) => {

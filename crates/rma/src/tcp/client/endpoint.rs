@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
+use base::untrusted::Untrusted;
 use base::{Bytes, BytesMut};
 
 use super::{Client, Outcome};
@@ -43,7 +44,7 @@ impl Client {
             return Completion::ready(Err(Error::Misaligned(offset)));
         }
         let (completer, completion) = Completion::driven(self.driver());
-        let verb = Verb { capability: *capability, offset, first, second };
+        let verb = Verb { capability: *capability, offset: Untrusted::new(offset), first, second };
         let header = Header::new(kind, 0, WORD_BYTES as u64);
         match self.post(&verb, header, &[], None, || Outcome::Word { offset, completer }) {
             Ok(()) => completion,
@@ -70,7 +71,7 @@ impl Connection for Handle {
             return Completion::ready(Err(Error::TooLarge(length)));
         }
         let (completer, completion) = Completion::driven(self.0.driver());
-        let verb = Verb { capability: *capability, offset, first: 0, second: 0 };
+        let verb = Verb { capability: *capability, offset: Untrusted::new(offset), first: 0, second: 0 };
         let header = Header::new(Kind::Read, 0, length as u64);
         match self.0.post(&verb, header, &[], None, || Outcome::Read { into, offset, length, completer }) {
             Ok(()) => completion,
@@ -84,7 +85,12 @@ impl Connection for Handle {
             Err(error) => return Completion::ready(Err(error)),
         };
         let (completer, completion) = Completion::driven(self.0.driver());
-        let verb = Verb { capability: *capability, offset, first: immediate.unwrap_or(0).into(), second: 0 };
+        let verb = Verb {
+            capability: *capability,
+            offset: Untrusted::new(offset),
+            first: immediate.unwrap_or(0).into(),
+            second: 0,
+        };
         let kind = if immediate.is_some() { Kind::WriteWithImmediate } else { Kind::Write };
         let outcome = || Outcome::Write { offset, length, completer };
         match self.0.post(&verb, Header::new(kind, 0, length), parts, immediate.map(|_| 0), outcome) {

@@ -1,0 +1,360 @@
+//! The `tcp` provider against whoever means it harm, with sockets of their own: offsets beyond all regions, strangers in
+//! crowds, one tenant that wants every place, and panics that a connection finds.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use base::rt::{self, production};
+use base::{Bytes, BytesMut};
+use rma::tcp::Tcp;
+use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, NodeId, Rights, Token};
+
+/// Generous: nothing is measured, a test that hangs is to fail.
+const PATIENCE: Duration = Duration::from_secs(100);
+const TOKEN: Token = Token::new([7; 32]);
+const REGION_BYTES: u64 = 1 << 20;
+
+const READ: u8 = 1;
+const WRITE: u8 = 2;
+const WRITE_WITH_IMMEDIATE: u8 = 3;
+const COMPARE_SWAP: u8 = 4;
+const CREDIT: u8 = 7;
+
+fn run<F: Future<Output = ()>>(test: F) {
+    production::run(async { rt::timeout(PATIENCE, test).await.expect("nothing hangs") });
+}
+
+fn credential(name: &str) -> Credential {
+    Credential { name: name.to_owned(), token: TOKEN }
+}
+
+/// A host that knows every name but `stranger`, and panics when it is asked for `bomb`.
+async fn host() -> Arc<dyn Host> {
+    let tokens = Arc::new(|name: &str| {
+        assert_ne!(name, "bomb", "a panic that a test has asked for");
+        (name != "stranger").then_some(TOKEN)
+    });
+    Tcp::default().host("127.0.0.1:0", HostOptions { node: NodeId(9), tokens }).await.expect("a port is free")
+}
+
+async fn connect(host: &Arc<dyn Host>, name: &str) -> Endpoint {
+    Tcp::default().connect(&host.address(), &credential(name)).await.expect("the host serves")
+}
+
+/// Accepts whoever comes, for as long as this lives.
+fn accept_all(host: &Arc<dyn Host>) -> rt::AbortOnDrop<()> {
+    let host = Arc::clone(host);
+    let accepting = rt::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok(endpoint) = host.accept().await {
+            kept.push(endpoint);
+        }
+    });
+    accepting.abort_on_drop()
+}
+
+async fn region(host: &Arc<dyn Host>, holder: &str) -> Capability {
+    let region = host.register("test", REGION_BYTES).await.expect("there is memory");
+    host.grant(region, Rights::ALL, holder).expect("the region is there")
+}
+
+fn hello(version: u8, name: &str) -> Vec<u8> {
+    let mut hello = b"HDLRMATC\0\0\0\0\0\0\0\0".to_vec();
+    hello[8] = version;
+    hello[12] = name.len() as u8;
+    hello.extend([1; 32]);
+    hello.extend(name.as_bytes());
+    hello.resize(112, 0);
+    hello
+}
+
+/// A connection that shook hands as the provider would, to send anything over.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn connect(address: &str, name: &str) -> io::Result<Raw> {
+        let mut socket = TcpStream::connect(address)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let hello = hello(1, name);
+        socket.write_all(&hello)?;
+        let mut challenge = [0; 80];
+        socket.read_exact(&mut challenge)?;
+        let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, TOKEN.bytes());
+        let said = [b"heddle rma tcp client\0", &hello[..], &challenge[12..16], &challenge[16..48], &[0; 32]].concat();
+        socket.write_all(aws_lc_rs::hmac::sign(&key, &said).as_ref())?;
+        let mut verdict = [1; 8];
+        socket.read_exact(&mut verdict)?;
+        if verdict == [0; 8] { Ok(Raw(socket)) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).expect("the host reads");
+    }
+
+    /// The status of the next reply; its payload, and credit before it, are passed over.
+    fn status(&mut self) -> u8 {
+        loop {
+            let mut header = [0; 16];
+            self.0.read_exact(&mut header).expect("the host answers");
+            if header[0] == CREDIT {
+                continue;
+            }
+            assert!(header[0] == 0x81 || header[0] == 0x82, "{header:?}");
+            let length = u64::from_le_bytes(header[8..].try_into().expect("eight bytes"));
+            let trailer = if header[0] == 0x82 { 8 } else { 0 };
+            let mut payload = vec![0; length as usize + trailer];
+            self.0.read_exact(&mut payload).expect("the host answers");
+            return header[1];
+        }
+    }
+}
+
+fn verb(kind: u8, length: u64, capability: &[u8; 40], offset: u64) -> Vec<u8> {
+    let mut bytes = vec![kind, 0, 0, 0, 5, 0, 0, 0];
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(capability);
+    bytes.extend(offset.to_le_bytes());
+    bytes.extend([0; 16]);
+    bytes
+}
+
+/// The story: the memory node added the offset of a write that it had refused already to the bytes that had come of it. With an
+/// offset near 2^64 that sum overflowed, and the thread that served everybody died of it; no capability was needed.
+#[test]
+fn offsets_beyond_every_region_are_refused_and_harm_nobody() {
+    run(async {
+        let host = host().await;
+        let good = region(&host, "hostile").await;
+        let another = region(&host, "honest").await;
+        let honest = connect(&host, "honest").await;
+        let address = host.address();
+        let attack = rt::blocking(move || {
+            let mut raw = Raw::connect(&address, "hostile").expect("it listens");
+            let capabilities = [good.encode(), another.encode(), [0; 40]];
+            let offsets = [
+                u64::MAX,
+                u64::MAX - 7,
+                u64::MAX - REGION_BYTES,
+                1 << 63,
+                REGION_BYTES + 1,
+                REGION_BYTES,
+                REGION_BYTES - 1,
+                REGION_BYTES - 7,
+            ];
+            for (number, capability) in capabilities.iter().enumerate() {
+                for offset in offsets {
+                    for length in [8_u64, 9, 4096, 1 << 20] {
+                        let refused = if number == 0 { 4 } else { 2 };
+                        for kind in [WRITE, WRITE_WITH_IMMEDIATE] {
+                            raw.send(&verb(kind, length, capability, offset));
+                            // In two pieces, of which the first is no whole number of words.
+                            let payload = vec![0xee; length as usize];
+                            raw.send(&payload[..length as usize / 2 + 3]);
+                            raw.send(&payload[length as usize / 2 + 3..]);
+                            assert_eq!(raw.status(), refused, "kind {kind}, {length} bytes at {offset}");
+                        }
+                        raw.send(&verb(READ, length, capability, offset));
+                        assert_eq!(raw.status(), refused, "a read of {length} bytes at {offset}");
+                    }
+                    raw.send(&verb(COMPARE_SWAP, 8, capability, offset));
+                    let misaligned = !offset.is_multiple_of(8);
+                    let refused = if misaligned {
+                        5
+                    } else if number == 0 {
+                        4
+                    } else {
+                        2
+                    };
+                    assert_eq!(raw.status(), refused, "a swap at {offset}");
+                }
+            }
+            // The connection is in use all the same.
+            raw.send(&[verb(WRITE, 8, &good.encode(), 64), vec![1; 8]].concat());
+            assert_eq!(raw.status(), 0);
+        });
+        attack.await;
+        assert_eq!(honest.fetch_add(&another, 0, 1).await, Ok(0));
+        let contents = honest.read(&another, 0, REGION_BYTES as usize, BytesMut::new()).await.expect("it is granted");
+        assert!(contents[8..].iter().all(|byte| *byte == 0), "a write that was refused took effect");
+        let owned = host.load(good.region, 0, REGION_BYTES as usize).expect("the region is there");
+        assert_eq!(owned.iter().filter(|byte| **byte != 0).count(), 8);
+    });
+}
+
+/// As above, where the capability goes while the bytes are on their way.
+#[test]
+fn a_write_that_is_revoked_midway_is_thrown_away_from_there_on() {
+    run(async {
+        let host = host().await;
+        let region = host.register("test", REGION_BYTES).await.expect("there is memory");
+        let honest = connect(&host, "honest").await;
+        let watched = host.grant(region, Rights::ALL, "honest").expect("the region is there");
+        let mut raw = {
+            let address = host.address();
+            rt::blocking(move || Raw::connect(&address, "hostile").expect("it listens")).await
+        };
+        for (offset, length) in [(0, 1 << 19), (REGION_BYTES - (1 << 19), 1 << 19), (3, 70_001)] {
+            let stale = host.grant(region, Rights::WRITE, "hostile").expect("there are grants left");
+            let half = length as usize / 2;
+            raw.send(&[verb(WRITE, length, &stale.encode(), offset), vec![0xee; half]].concat());
+            // Until a part has landed.
+            while honest.read(&watched, offset, 64, BytesMut::new()).await.expect("it is granted")[56] != 0xee {
+                rt::yield_now().await;
+            }
+            host.revoke(&stale).await.expect("the grant is there");
+            let after = Bytes::from(vec![0x11; REGION_BYTES as usize]);
+            honest.write(&watched, 0, &[after]).await.expect("it is granted");
+            raw.send(&vec![0xee; length as usize - half]);
+            // Ambiguous: a part of it had taken effect.
+            assert_eq!(raw.status(), 7);
+            let contents = honest.read(&watched, 0, REGION_BYTES as usize, BytesMut::new()).await.expect("granted");
+            assert!(contents.iter().all(|byte| *byte == 0x11), "bytes landed after the revocation");
+            let zeroes = Bytes::from(vec![0; REGION_BYTES as usize]);
+            honest.write(&watched, 0, &[zeroes]).await.expect("it is granted");
+        }
+    });
+}
+
+/// As many descriptors as this process may have.
+fn raise_descriptor_limit() -> usize {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    usize::try_from(most).unwrap_or(1 << 20)
+}
+
+/// The story: 700 sockets that said nothing all but closed a memory node's port, for it stopped to listen; and 4,100 hellos of
+/// another version closed it for ten seconds, for the refused kept their places.
+#[test]
+fn an_owner_connects_at_once_among_thousands_of_strangers() {
+    run(async {
+        let limit = raise_descriptor_limit();
+        // Both ends are this process's, which runs other tests beside this one.
+        let (silent, versions) = if limit >= 16_000 { (1000, 5000) } else { (limit / 16, limit / 4) };
+        let host = host().await;
+        let capability = region(&host, "owner").await;
+        let address = host.address();
+        let crowd = rt::blocking(move || {
+            let mut crowd = Vec::new();
+            for number in 0..silent + versions {
+                let mut socket = TcpStream::connect(&address).expect("the port stays open");
+                if number >= silent {
+                    // It may have been displaced already.
+                    let _ = socket.write_all(&hello(9, "owner"));
+                }
+                crowd.push(socket);
+            }
+            crowd
+        });
+        let crowd = crowd.await;
+        let begin = Instant::now();
+        let owner = connect(&host, "owner").await;
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(1), "an owner waited {took:?}");
+        assert_eq!(owner.fetch_add(&capability, 0, 1).await, Ok(0));
+        // Everybody who was refused or displaced has been let go, and nobody has kept a place.
+        let ended = rt::blocking(move || {
+            let mut last = crowd;
+            for socket in &mut last {
+                socket.set_read_timeout(Some(PATIENCE)).expect("it can be set");
+                let mut waste = Vec::new();
+                // An end or a reset, both will do.
+                let _ = socket.read_to_end(&mut waste);
+                assert!(waste.is_empty() || waste.len() == 80, "{} bytes for a stranger", waste.len());
+            }
+        });
+        ended.await;
+    });
+}
+
+/// The story: a name could have every place of a host.
+#[test]
+fn a_name_that_takes_every_place_displaces_itself_alone() {
+    run(async {
+        if raise_descriptor_limit() < 8_000 {
+            return;
+        }
+        let host = host().await;
+        let capability = region(&host, "honest").await;
+        let honest = connect(&host, "honest").await;
+        let _accepting = accept_all(&host);
+        let address = host.address();
+        let greedy = rt::blocking(move || {
+            let mut kept = Vec::new();
+            while kept.len() < 600 {
+                // Now and then the host has not accepted those before it yet.
+                kept.extend(Raw::connect(&address, "greedy"));
+            }
+            kept
+        });
+        let mut greedy = greedy.await;
+        let other = connect(&host, "another").await;
+        assert_eq!(honest.fetch_add(&capability, 0, 1).await, Ok(0));
+        drop(other);
+        // The newest is served, and the oldest is gone.
+        let (first, last) = (0, greedy.len() - 1);
+        let outcome = rt::blocking(move || {
+            greedy[last].send(&verb(READ, 8, &[0; 40], 0));
+            let served = greedy[last].status();
+            let mut byte = [0];
+            (served, matches!(greedy[first].0.read(&mut byte), Ok(0) | Err(_)))
+        });
+        assert_eq!(outcome.await, (2, true));
+    });
+}
+
+/// The story: a defect that one tenant's bytes could reach ended every tenant's memory.
+#[test]
+fn a_panic_while_one_connection_is_served_ends_that_one_alone() {
+    run(async {
+        let host = host().await;
+        let capability = region(&host, "honest").await;
+        let honest = connect(&host, "honest").await;
+        for _ in 0..3 {
+            let address = host.address();
+            let bomb = rt::blocking(move || Raw::connect(&address, "bomb").map(drop));
+            assert!(bomb.await.is_err(), "it was served");
+        }
+        assert_eq!(honest.fetch_add(&capability, 0, 1).await, Ok(0));
+        let another = connect(&host, "honest").await;
+        assert_eq!(another.fetch_add(&capability, 0, 1).await, Ok(1));
+    });
+}
+
+struct Bomb;
+
+impl Wake for Bomb {
+    fn wake(self: Arc<Self>) {
+        panic!("a panic that a test has asked for");
+    }
+}
+
+/// The story: when the thread that serves a memory node died, the process went on; its health was said to be good, and
+/// nothing restarted it. What wakes a receiver at the end of its connection stands here for a defect of that thread.
+#[test]
+fn a_host_whose_progress_thread_panics_ends_and_says_why() {
+    run(async {
+        let host = host().await;
+        let capability = region(&host, "honest").await;
+        let honest = connect(&host, "honest").await;
+        let accepted = host.accept().await.expect("it was connected to");
+        let doomed = connect(&host, "doomed").await;
+        let receiver = host.accept().await.expect("it was connected to");
+        let waker = Waker::from(Arc::new(Bomb));
+        assert!(receiver.poll_receive(&mut Context::from_waker(&waker)).is_pending());
+        drop(doomed);
+        let reason = host.failed().await;
+        assert!(reason.contains("a panic that a test has asked for"), "{reason}");
+        assert_eq!(host.accept().await.map(drop), Err(Error::Closed));
+        assert_eq!(host.register("test", 4096).await, Err(Error::Closed));
+        assert_eq!(accepted.receive().await, Err(Error::Closed));
+        assert_eq!(honest.receive().await, Err(Error::Closed));
+        assert_eq!(honest.fetch_add(&capability, 0, 1).await, Err(Error::Closed));
+        std::mem::forget(receiver);
+    });
+}
