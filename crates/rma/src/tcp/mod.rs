@@ -28,6 +28,7 @@ mod peer;
 mod pipe;
 mod served;
 mod server;
+mod session;
 mod spin;
 mod tls;
 mod wire;

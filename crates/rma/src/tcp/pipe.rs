@@ -1,6 +1,6 @@
 //! A socket, with TLS or without, that never waits; and the buffer in front of it.
 
-use std::io::{self, IoSlice, Read as _, Write as _};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -9,30 +9,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::handshake::{HELLO_BYTES, PROOF_BYTES};
-
-/// Bytes of plain text that TLS holds before it refuses more.
-const TLS_BUFFER_BYTES: usize = 256 << 10;
+use super::session::Session;
 
 /// A connected socket.
 pub struct Pipe {
     socket: TcpStream,
-    tls: Option<Mutex<rustls::Connection>>,
+    tls: Option<Mutex<Session>>,
 }
 
 impl Pipe {
     pub fn new(socket: TcpStream, tls: Option<rustls::Connection>) -> Pipe {
-        let tls = tls.map(|mut tls| {
-            tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
-            Mutex::new(tls)
-        });
-        Pipe { socket, tls }
+        Pipe { socket, tls: tls.map(|tls| Mutex::new(Session::new(tls))) }
     }
 
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    fn tls(&self) -> Option<MutexGuard<'_, rustls::Connection>> {
+    fn tls(&self) -> Option<MutexGuard<'_, Session>> {
         self.tls.as_ref().map(|tls| tls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -46,12 +40,7 @@ impl Pipe {
     /// # Errors
     /// Before the handshake is complete.
     pub fn binding(&self) -> io::Result<[u8; 32]> {
-        let mut binding = [0; 32];
-        if let Some(tls) = self.tls() {
-            tls.export_keying_material(&mut binding, b"EXPORTER-heddle-rma-tcp", None)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        }
-        Ok(binding)
+        self.tls().map_or(Ok([0; 32]), |tls| tls.binding())
     }
 
     /// Reads what is there. 0 is the end.
@@ -63,26 +52,7 @@ impl Pipe {
             let ((filled, _), _) = rustix::net::recv(&self.socket, into, RecvFlags::empty())?;
             return Ok(filled.len());
         };
-        for byte in &mut *into {
-            byte.write(0);
-        }
-        // SAFETY: every byte was written just now.
-        #[allow(unsafe_code)]
-        let into = unsafe { &mut *(std::ptr::from_mut(into) as *mut [u8]) };
-        loop {
-            match tls.reader().read(into) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // An end without a notice is an end all the same: the protocol above counts its bytes.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
-                read => return read,
-            }
-            if tls.read_tls(&mut &self.socket)? == 0 {
-                return Ok(0);
-            }
-            let processed = tls.process_new_packets();
-            push_out(&mut tls, &self.socket)?;
-            processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        }
+        tls.read(&self.socket, into)
     }
 
     /// Reads what is there to one place and, once that is full, to another. 0 is the end. With TLS the other gets nothing.
@@ -128,13 +98,7 @@ impl Pipe {
                 }
             };
         };
-        push_out(&mut tls, &self.socket)?;
-        if tls.wants_write() || tls.is_handshaking() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let written = tls.writer().write_vectored(slices)?;
-        push_out(&mut tls, &self.socket)?;
-        Ok(written)
+        tls.write(&self.socket, slices)
     }
 
     /// Whether written bytes are still on this side of the socket, after trying.
@@ -143,7 +107,7 @@ impl Pipe {
     /// When the connection is lost.
     pub fn push(&self) -> io::Result<bool> {
         let Some(mut tls) = self.tls() else { return Ok(false) };
-        push_out(&mut tls, &self.socket)?;
+        tls.push(&self.socket)?;
         Ok(tls.wants_write())
     }
 
@@ -155,8 +119,7 @@ impl Pipe {
     /// Says that nothing more will be written.
     pub fn finish(&self) {
         if let Some(mut tls) = self.tls() {
-            tls.send_close_notify();
-            let _ = push_out(&mut tls, &self.socket);
+            tls.finish(&self.socket);
         }
         let _ = self.socket.shutdown(Shutdown::Write);
     }
@@ -171,18 +134,6 @@ impl AsFd for Pipe {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-fn push_out(tls: &mut rustls::Connection, mut socket: &TcpStream) -> io::Result<()> {
-    while tls.wants_write() {
-        match tls.write_tls(&mut socket) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            Err(error) => return Err(error),
-        }
-    }
-    socket.flush()
 }
 
 /// Bytes that a connection reads ahead.
