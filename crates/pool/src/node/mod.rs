@@ -41,8 +41,10 @@ use owner::Owner;
 
 /// Owners that a node remembers; one more is refused unless one can be forgotten that has nothing and has gone.
 pub const OWNERS_MAX: usize = 4096;
-/// Connections at once; one more is closed.
+/// Connections at once that have said hello; one more is refused.
 pub const CONNECTIONS_MAX: usize = 1024;
+/// Connections at once that have not; one more is closed. As many as any host has, which gives each name a share of them.
+const INTRODUCTIONS_MAX: usize = 4096;
 /// How long an owner may be away before others may have its memory.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Connections of one owner at once.
@@ -99,6 +101,7 @@ struct Shared {
     given: Mutex<Given>,
     owners: Mutex<BTreeMap<String, Arc<Owner>>>,
     connections: Semaphore,
+    introductions: Semaphore,
     connections_next: AtomicU64,
 }
 
@@ -138,6 +141,7 @@ impl MemoryNode {
             given: Mutex::new(Given { next: 1, ..Given::default() }),
             owners: Mutex::default(),
             connections: Semaphore::new(CONNECTIONS_MAX),
+            introductions: Semaphore::new(INTRODUCTIONS_MAX),
             connections_next: AtomicU64::new(1),
         });
         BudgetBytes.add(i64::try_from(budget_bytes).unwrap_or(i64::MAX));
@@ -192,7 +196,7 @@ impl Drop for MemoryNode {
 async fn accept(shared: Arc<Shared>, outer: Stop) {
     while let Some(Some(accepted)) = outer.or_stopped(shared.stop.or_stopped(shared.host.accept())).await {
         match accepted {
-            Ok(endpoint) => match shared.connections.try_acquire() {
+            Ok(endpoint) => match shared.introductions.try_acquire() {
                 Some(permit) => {
                     rt::spawn(serve::serve(Arc::clone(&shared), endpoint, permit));
                 }
@@ -211,6 +215,7 @@ async fn accept(shared: Arc<Shared>, outer: Stop) {
     shared.stop.stop();
     shared.host.close().await;
     // Each connection's task ends by itself now.
+    let _all = shared.introductions.acquire_many(INTRODUCTIONS_MAX as u32).await;
     let _all = shared.connections.acquire_many(CONNECTIONS_MAX as u32).await;
     let given = std::mem::take(&mut *lock(&shared.given));
     GrantedBytes.add(-signed(given.bytes));

@@ -11,16 +11,15 @@ use super::{INTRODUCTION_MAX, Shared};
 use crate::events::ConnectionsRefused;
 use crate::message::{PROTOCOL_VERSION, Refusal, Reply, Request};
 
-/// Serves a connection until it ends, or says what it must not.
+/// Serves a connection until it ends, or says what it must not. It has a place among those that have not said hello, and
+/// gives it back for one among those that have.
 pub(super) async fn serve(shared: Arc<Shared>, endpoint: Endpoint, permit: Permit) {
     let stop = shared.stop.clone();
-    let served = stop.or_stopped(converse(&shared, &endpoint)).await;
+    let served = stop.or_stopped(converse(&shared, &endpoint, permit)).await;
     if served == Some(End::Refused) {
         ConnectionsRefused.add(1);
     }
     endpoint.close();
-    drop(shared);
-    drop(permit);
 }
 
 /// How a connection ended.
@@ -30,13 +29,14 @@ enum End {
     Refused,
 }
 
-async fn converse(shared: &Arc<Shared>, endpoint: &Endpoint) -> End {
+async fn converse(shared: &Arc<Shared>, endpoint: &Endpoint, permit: Permit) -> End {
     let introduced = rt::timeout(INTRODUCTION_MAX, introduce(shared, endpoint)).await;
-    let (connection, present) = match introduced {
+    let (connection, present, _place) = match introduced {
         Ok(Ok(introduced)) => introduced,
         Ok(Err(end)) => return end,
         Err(rt::Elapsed) => return End::Refused,
     };
+    drop(permit);
     loop {
         let message = match endpoint.receive().await {
             Ok(Incoming::Message(message)) => message,
@@ -66,8 +66,8 @@ async fn converse(shared: &Arc<Shared>, endpoint: &Endpoint) -> End {
     }
 }
 
-/// Hello: versions and sizes must agree. Gives the connection's number.
-async fn introduce(shared: &Arc<Shared>, endpoint: &Endpoint) -> Result<(u64, Present), End> {
+/// Hello: versions and sizes must agree. Gives the connection's number and place.
+async fn introduce(shared: &Arc<Shared>, endpoint: &Endpoint) -> Result<(u64, Present, Permit), End> {
     let message = loop {
         match endpoint.receive().await {
             Ok(Incoming::Message(message)) => break message,
@@ -90,8 +90,8 @@ async fn introduce(shared: &Arc<Shared>, endpoint: &Endpoint) -> Result<(u64, Pr
             shared.section_bytes,
             format!("sections of this memory node have {} bytes, not {section_bytes}", shared.section_bytes),
         ),
-        Request::Hello { .. } => match shared.admit(endpoint.name()) {
-            Some(present) => {
+        Request::Hello { .. } => match shared.connections.try_acquire().zip(shared.admit(endpoint.name())) {
+            Some((place, present)) => {
                 let welcome = Reply::Welcome {
                     version: PROTOCOL_VERSION,
                     node: shared.host.node().0,
@@ -103,7 +103,7 @@ async fn introduce(shared: &Arc<Shared>, endpoint: &Endpoint) -> Result<(u64, Pr
                 if rt::fault_point("pool.hello.answer_lost") || !answer(endpoint, number, &welcome).await {
                     return Err(End::Lost);
                 }
-                return Ok((shared.next_connection(), present));
+                return Ok((shared.next_connection(), present, place));
             }
             None => (
                 Refusal::TooMany,

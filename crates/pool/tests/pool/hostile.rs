@@ -64,6 +64,33 @@ async fn hear(endpoint: &Endpoint) -> Option<(u8, u32, Vec<u64>)> {
 
 const REFUSED: u8 = 0xFF;
 
+/// The story: a memory node had 1,024 places, and a connection took one before it had said anything.
+#[test]
+fn connections_that_say_nothing_keep_no_owner_out() {
+    run(|fabric| async move {
+        let _node = donor(&fabric).await;
+        let mut silent = Vec::new();
+        for _ in 0..1100 {
+            silent.push(connect(&fabric, "silent").await);
+        }
+        let owner = connect(&fabric, "owner").await;
+        let (kind, ..) = ask(&owner, hello()).await.expect("an answer");
+        assert_eq!(kind, 0x81);
+        // Each goes when its time is over, and an owner has its share of places.
+        for endpoint in &silent {
+            assert_eq!(hear(endpoint).await, None);
+        }
+        let mut served = Vec::new();
+        for _ in 0..16 {
+            served.push(connect(&fabric, "greedy").await);
+            assert_eq!(ask(&served[served.len() - 1], hello()).await.expect("an answer").0, 0x81);
+        }
+        let late = connect(&fabric, "greedy").await;
+        assert_eq!(ask(&late, hello()).await.expect("an answer").0, REFUSED);
+        assert_eq!(ask(&connect(&fabric, "another").await, hello()).await.expect("an answer").0, 0x81);
+    });
+}
+
 #[test]
 fn a_connection_that_does_not_introduce_itself_gets_nothing() {
     run(|fabric| async move {
