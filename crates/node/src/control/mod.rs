@@ -18,7 +18,7 @@ mod tests;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -247,11 +247,7 @@ fn reach(folder: &Path) -> std::io::Result<(File, PathBuf)> {
 pub(crate) fn start(folder: &Path, operated: Arc<dyn Operated>, stop: Stop) -> Result<JoinHandle<()>, NodeError> {
     let socket = folder.join(SOCKET);
     let failed = || NodeError::file("listening at", &socket);
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .map_err(NodeError::file("creating", folder))?;
+    base::durable::create_folder(folder).map_err(NodeError::file("creating", folder))?;
     let (directory, path) = reach(folder).map_err(failed())?;
     // Bound where nobody else can look, and moved once its mode is set. In place of one that an earlier process left, whose
     // end its lock has shown.

@@ -65,7 +65,9 @@ impl Session {
                 if ended {
                     break;
                 }
-                into[done..done + count].write_copy_of_slice(&plain[..count]);
+                for (byte, plain) in into[done..done + count].iter_mut().zip(plain) {
+                    byte.write(*plain);
+                }
                 reader.consume(count);
                 done += count;
             }
