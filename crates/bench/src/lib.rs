@@ -13,6 +13,7 @@ pub mod figure;
 pub mod flexchain;
 pub mod floor;
 pub mod histogram;
+pub mod interval;
 pub mod network;
 pub mod ordering;
 pub mod outcome;

@@ -9,12 +9,15 @@ use serde_json::{Map, Value, json};
 
 use crate::driver::Measurement;
 use crate::error::Error;
-use crate::figure::Bound;
 use crate::floor::{Needs, Prices};
 use crate::histogram::Histogram;
 use crate::outcome::{BY_CONTRACT, STAGES};
 use crate::process;
 use crate::tally::VALID;
+
+mod pairs;
+
+pub use pairs::{Baseline, Pairs};
 
 /// What was measured, and how.
 #[derive(Clone, Debug, Serialize)]
@@ -243,65 +246,6 @@ impl Report {
         );
         table.row("machine", process::machine());
         table.0
-    }
-}
-
-/// Measurements of two forms of a network in turn: the one that was asked for, and the monolithic one.
-pub struct Pairs {
-    /// Of each pair, in the order measured: the servers' processor time for each valid transaction, over the monolithic
-    /// form's.
-    ratios: Vec<f64>,
-    /// The monolithic form, of the pair with the median ratio.
-    baseline: Report,
-    bound: Option<Bound>,
-}
-
-impl Pairs {
-    /// Takes pairs of what was asked for and the monolithic form; gives the former of the pair with the median ratio. Of an
-    /// even number of pairs it is the higher one of the middle.
-    ///
-    /// # Panics
-    /// If there is no pair.
-    pub fn median(pairs: Vec<(Report, Report)>, bound: Option<Bound>) -> (Report, Pairs) {
-        let ratio = |(asked, baseline): &(Report, Report)| asked.server_cpu_us() / baseline.server_cpu_us();
-        let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
-        let mut order: Vec<usize> = (0..pairs.len()).collect();
-        order.sort_by(|one, other| ratios[*one].total_cmp(&ratios[*other]));
-        let middle = order[order.len() / 2];
-        let (asked, baseline) = pairs.into_iter().nth(middle).expect("there is a pair");
-        (asked, Pairs { ratios, baseline, bound })
-    }
-
-    /// The median of the ratios: that of the pair that is shown.
-    pub fn server_cpu_over_monolithic(&self) -> f64 {
-        let mut ratios = self.ratios.clone();
-        ratios.sort_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
-    }
-
-    /// What is said below the table of the pair that is shown.
-    pub fn to_table(&self) -> String {
-        let mut table = Table(String::new());
-        let ratio = self.server_cpu_over_monolithic();
-        let ratios: Vec<String> = self.ratios.iter().map(|ratio| format!("{ratio:.3}")).collect();
-        let bound = self.bound.map_or_else(String::new, |bound| {
-            let kept = if bound.is_kept_by(ratio) { "kept" } else { "not kept" };
-            format!("; bound {}: {kept}", bound.text())
-        });
-        table.row("  monolithic", format!("{:.0} µs a valid transaction", self.baseline.server_cpu_us()));
-        table.row("  over monolithic", format!("{ratio:.3}, the median of {}{bound}", ratios.join(", ")));
-        table.0
-    }
-
-    fn add_to(&self, json: &mut Value) {
-        let mut row = self.baseline.to_json()["rows"][0].take();
-        row["name"] = "monolithic".into();
-        json["rows"].as_array_mut().expect("a report has rows").push(row);
-        json["ratios"]["server_cpu_over_monolithic"] = rounded(self.server_cpu_over_monolithic()).into();
-        json["pairs"] = self.ratios.iter().copied().map(rounded).collect();
-        if let Some(bound) = self.bound {
-            json["bounds"] = json!({ "server_cpu_over_monolithic": bound.text() });
-        }
     }
 }
 

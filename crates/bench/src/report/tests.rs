@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::figure::Bound;
 use crate::outcome::{Committed, Refused, Stage};
 use crate::tally::Tally;
 use crate::workload::Workload as _;
@@ -101,9 +102,8 @@ fn pairs_show_the_one_whose_ratio_is_the_median_and_every_ratio() {
         report
     };
     let pairs = vec![(costing(600), costing(500)), (costing(515), costing(500)), (costing(400), costing(500))];
-    let (asked, pairs) = Pairs::median(pairs, Some(Bound::AtMost(1.05)));
+    let (asked, pairs) = Pairs::new(pairs, Baseline::Monolithic(Some(Bound::AtMost(1.05))));
     assert_eq!(asked.server_cpu_us(), 515.0);
-    assert_eq!(pairs.server_cpu_over_monolithic(), 1.03);
     let mut json = asked.to_json();
     pairs.add_to(&mut json);
     assert_eq!(json["ratios"]["server_cpu_over_monolithic"], 1.03);
@@ -112,4 +112,30 @@ fn pairs_show_the_one_whose_ratio_is_the_median_and_every_ratio() {
     assert_eq!(json["rows"][2]["name"], "monolithic");
     assert_eq!(json["rows"][2]["server_cpu_us_per_valid"], 500.0);
     assert!(pairs.to_table().contains("1.030, the median of 1.200, 1.030, 0.800; bound at most 1.05: kept"));
+}
+
+#[test]
+fn pairs_beside_an_older_build_show_the_mean_ratios_with_their_intervals() {
+    let taking = |seconds: u64, us: u64| {
+        let mut report = report();
+        report.measurement.elapsed = Duration::from_secs(seconds);
+        report.measurement.server_cpu_us = 400 * us;
+        report
+    };
+    let pairs =
+        vec![(taking(10, 550), taking(10, 500)), (taking(8, 500), taking(10, 500)), (taking(10, 500), taking(8, 550))];
+    let (asked, pairs) = Pairs::new(pairs, Baseline::Before(Bound::AtLeast(0.98)));
+    assert_eq!(asked.server_cpu_us(), 550.0, "the pair whose throughput is the median");
+    let mut json = asked.to_json();
+    pairs.add_to(&mut json);
+    assert_eq!(json["ratios"]["tps_over_before"], 1.0);
+    assert_eq!(json["ratios"]["cpu_over_before"], 1.0);
+    assert_eq!(json["pairs"][1], json!({ "tps_over_before": 1.25, "cpu_over_before": 1.0 }));
+    let low = json["intervals"]["tps_over_before"][0].as_f64().expect("a number");
+    assert!((0.5..0.6).contains(&low), "ln 1.25 × 4.303 / √3 below one: {low}");
+    assert_eq!(json["bounds"]["tps_over_before"], "at least 0.98");
+    assert_eq!(json["rows"][2]["name"], "before");
+    let table = pairs.to_table();
+    assert!(table.contains("tps_over_before    1.000, 95 % interval 0.5"), "{table}");
+    assert!(table.contains("of 3 pairs; bound at least 0.98: kept"), "{table}");
 }

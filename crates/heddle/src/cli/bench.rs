@@ -25,6 +25,7 @@ Examples:
   heddle bench smallbank --policy all --seconds 60 --json smallbank.json --plot smallbank.svg
   heddle bench smallbank --zipf 0.9      contention on few accounts
   heddle bench smallbank --pairs 5       what pooled memory and storage cost over the monolithic form
+  heddle bench smallbank --before ./heddle-1.2      what changed since an older build
 
 {AFTER}"))]
     Smallbank(SmallBank),
@@ -561,10 +562,13 @@ pub struct Run {
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
-    /// Measure so many times, each time beside the monolithic form; the median of the ratios counts
+    /// Measure so many pairs: beside the monolithic form, or beside the build of --before [default there: 20]
     #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
           value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: Option<u64>,
+    /// Measure the same network of an older heddle in turn, with our clients
+    #[arg(long, value_name = "PROGRAM", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"])]
+    pub before: Option<PathBuf>,
     /// Run the network without TLS
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub no_tls: bool,

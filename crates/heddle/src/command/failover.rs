@@ -187,7 +187,7 @@ pub async fn run(arguments: &Failover, stop: &Stop) -> Result<(), Failure> {
     progress.tell("starting a network of processes");
     let nodes = arguments.compute_nodes.to_string();
     let up = ["--isolate", "--orgs", "2", "--policy", "any", "--compute-nodes", &nodes];
-    let network = OwnNetwork::launch(up.iter().map(Into::into), false, stop).await?;
+    let network = OwnNetwork::launch(None, up.iter().map(Into::into), false, stop).await?;
     let result = measure(arguments, &network, &progress, stop).await;
     if result.is_err() {
         eprintln!("the network's log ends with:\n{}", network.log());

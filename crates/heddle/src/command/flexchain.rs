@@ -180,6 +180,7 @@ fn run(arguments: &Fig7, monolithic: bool) -> Run {
         isolate: false,
         monolithic,
         pairs: None,
+        before: None,
         no_tls: false,
         connect: None,
         no_load: false,
@@ -191,7 +192,7 @@ fn run(arguments: &Fig7, monolithic: bool) -> Run {
 
 async fn networks(arguments: &Fig7, figure: &mut Figure, stop: &Stop) -> Result<(), Failure> {
     let runs = [run(arguments, false), run(arguments, true)];
-    let pair = [OwnNetwork::start(&runs[0], stop).await?, OwnNetwork::start(&runs[1], stop).await?];
+    let pair = [OwnNetwork::start(&runs[0], None, stop).await?, OwnNetwork::start(&runs[1], None, stop).await?];
     let measured = on_networks(arguments, &runs, &pair, figure, stop).await;
     if measured.is_err() && !stop.is_stopped() {
         eprintln!("the disaggregated network's log ends with:\n{}", pair[0].log());

@@ -7,7 +7,8 @@
 //! 4. Print the table, write JSON and plot.
 //!
 //! With `--pairs`, steps 1 to 3 are done for each pair twice, the second time with the monolithic form, or the first time in
-//! every other pair: what drifts on the machine meanwhile then falls on both.
+//! every other pair: what drifts on the machine meanwhile then falls on both. With `--before` the second one is the same
+//! network by an older build of this program; the clients are ours in both.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -25,7 +26,7 @@ use bench::network::{Gateway, Network, Wait};
 use bench::plot;
 use bench::process::{self, Usage};
 use bench::progress::Terminal;
-use bench::report::{Pairs, Report, Settings};
+use bench::report::{Baseline, Pairs, Report, Settings};
 use bench::sift::costs::Part;
 use bench::workload::Workload;
 use bench::workload::kmeans::KMeans;
@@ -47,6 +48,10 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// What the servers' processor time may be, in one process, over that of the monolithic form.
 const SERVER_CPU_OVER_MONOLITHIC_MAX: f64 = 1.05;
+/// What throughput has to be at least over that of an older build.
+const TPS_OVER_BEFORE_MIN: f64 = 0.98;
+/// Pairs that are measured beside an older build: their interval has to be narrower than what is looked for.
+const PAIRS_BEFORE: u64 = 20;
 
 pub async fn run(bench: &Bench) -> Result<(), Failure> {
     let stop = Stop::new();
@@ -88,12 +93,13 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
 }
 
 async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<(), Failure> {
-    let (report, pairs) = match (&run.connect, run.pairs) {
+    let pairs = run.pairs.or(run.before.is_some().then_some(PAIRS_BEFORE));
+    let (report, pairs) = match (&run.connect, pairs) {
         (Some(dir), _) => {
             let endpoints = instance::expect_running(dir)?;
             (measure(run, workload, dir, &endpoints, stop).await?, None)
         }
-        (None, None) => (measure_own(run, workload, stop).await?, None),
+        (None, None) => (measure_own(run, None, workload, stop).await?, None),
         (None, Some(pairs)) => {
             let (report, pairs) = measure_pairs(run, pairs, workload, stop).await?;
             (report, Some(pairs))
@@ -112,9 +118,14 @@ async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) ->
     Ok(())
 }
 
-/// Measures a network of its own.
-async fn measure_own(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<Report, Failure> {
-    let own = OwnNetwork::start(run, stop).await?;
+/// Measures a network of its own, by this program or another build of it.
+async fn measure_own(
+    run: &Run,
+    program: Option<&Path>,
+    workload: Arc<dyn Workload>,
+    stop: &Stop,
+) -> Result<Report, Failure> {
+    let own = OwnNetwork::start(run, program, stop).await?;
     let result = measure(run, workload, &own.dir(), own.endpoints(), stop).await;
     if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
         eprintln!("the network's log ends with:\n{}", own.log());
@@ -126,31 +137,34 @@ async fn measure_own(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Res
     result
 }
 
-/// Measures as asked and with the monolithic form in turn; gives the pair whose ratio is the median.
+/// Measures as asked and the baseline in turn; gives the pair whose ratio is the median.
 async fn measure_pairs(
     run: &Run,
     count: u64,
     workload: Arc<dyn Workload>,
     stop: &Stop,
 ) -> Result<(Report, Pairs), Failure> {
-    let monolithic = Run { monolithic: true, isolate: false, ..run.clone() };
+    let (baseline, compared) = match &run.before {
+        Some(_) => (Baseline::Before(Bound::AtLeast(TPS_OVER_BEFORE_MIN)), run.clone()),
+        None => {
+            // The one bound that is asked for is that of one process.
+            let bound = (!run.isolate).then_some(Bound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));
+            (Baseline::Monolithic(bound), Run { monolithic: true, isolate: false, ..run.clone() })
+        }
+    };
+    let sides = [(run, None), (&compared, run.before.as_deref())];
     let mut pairs = Vec::new();
-    for number in 0..count {
-        let (first, second) = if number % 2 == 0 { (run, &monolithic) } else { (&monolithic, run) };
-        let first = measure_own(first, workload.clone(), stop).await?;
-        let second = measure_own(second, workload.clone(), stop).await?;
-        let (asked, baseline) = if number % 2 == 0 { (first, second) } else { (second, first) };
-        let (one, other) = (asked.server_cpu_us(), baseline.server_cpu_us());
-        let ratio = one / other;
-        output::print(&format!(
-            "pair {} of {count}: {one:.0} µs a valid transaction, monolithic {other:.0} µs: {ratio:.3}\n",
-            number + 1
-        ))?;
-        pairs.push((asked, baseline));
+    for number in 1..=count {
+        let is_asked_first = number % 2 == 1;
+        let [first, second] = if is_asked_first { sides } else { [sides[1], sides[0]] };
+        let first = measure_own(first.0, first.1, workload.clone(), stop).await?;
+        let second = measure_own(second.0, second.1, workload.clone(), stop).await?;
+        let (asked, compared) = if is_asked_first { (first, second) } else { (second, first) };
+        let line = Pairs::line(&asked, &compared, baseline);
+        output::print(&format!("pair {number} of {count}: {line}\n"))?;
+        pairs.push((asked, compared));
     }
-    // The one bound that is asked for is that of one process.
-    let bound = (!run.isolate).then_some(Bound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));
-    Ok(Pairs::median(pairs, bound))
+    Ok(Pairs::new(pairs, baseline))
 }
 
 /// The workload of a measurement that has one.
@@ -277,7 +291,8 @@ pub(super) struct OwnNetwork {
 }
 
 impl OwnNetwork {
-    pub(super) async fn start(run: &Run, stop: &Stop) -> Result<OwnNetwork, Failure> {
+    /// Starts the network of a run, by this program or another build of it.
+    pub(super) async fn start(run: &Run, program: Option<&Path>, stop: &Stop) -> Result<OwnNetwork, Failure> {
         let orgs = run.orgs.to_string();
         let mut arguments: Vec<OsString> = ["--orgs", &orgs, "--policy", run.policy.name()].map(Into::into).into();
         if let Some(config) = &run.config {
@@ -286,11 +301,12 @@ impl OwnNetwork {
         for (flag, is_set) in [("--isolate", run.isolate), ("--monolithic", run.monolithic), ("--no-tls", run.no_tls)] {
             arguments.extend(is_set.then(|| flag.into()));
         }
-        OwnNetwork::launch(arguments, run.keep, stop).await
+        OwnNetwork::launch(program, arguments, run.keep, stop).await
     }
 
     /// Starts one with these arguments of `heddle up`.
     pub(super) async fn launch(
+        program: Option<&Path>,
         arguments: impl IntoIterator<Item = OsString>,
         keep: bool,
         stop: &Stop,
@@ -304,13 +320,15 @@ impl OwnNetwork {
         #[allow(clippy::disallowed_methods, reason = "the log of a measurement")]
         let log = std::fs::File::create(folder.path().join("heddle.log"));
         let log = log.map_err(|error| failed("the network's log", error))?;
-        let program = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
+        let own = std::env::current_exe().map_err(|error| failed("the program's own path", error))?;
+        let program = program.unwrap_or(&own);
         let mut command = Command::new(program);
         command.args(["up", "--bound", "--any-ports", "--dir"]).arg(folder.path().join("network"));
         command.args(arguments);
         // In a group of its own, so that Ctrl-C reaches the clients alone and they end the network in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().map_err(|error| failed("the network cannot be started", error))?;
+        let child =
+            command.spawn().map_err(|error| failed(&format!("{} cannot be started", program.display()), error))?;
         let mut network = OwnNetwork { child, folder, endpoints: None };
         network.wait_until_ready(stop).await?;
         Ok(network)

@@ -38,6 +38,27 @@ fn a_measurement_reports_valid_transactions_and_its_ratio_to_the_crypto_floor() 
 }
 
 #[test]
+fn a_measurement_beside_an_older_build_has_both_ratios_with_their_intervals() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let json = folder.path().join("r.json").display().to_string();
+    // The same program stands for the older one.
+    let mut line = vec!["bench", "smallbank", "--before", env!("CARGO_BIN_EXE_heddle"), "--pairs", "2", "--orgs", "1"];
+    line.extend(["--seconds", "1", "--warm-up", "0", "--clients", "10", "--accounts", "100", "--json", &json]);
+    let output = run(&line);
+    assert!(output.status.success(), "{}", text(&output));
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).expect("it was written")).expect("JSON");
+    for ratio in ["tps_over_before", "cpu_over_before"] {
+        let value = report["ratios"][ratio].as_f64().expect("a ratio");
+        let ends = report["intervals"][ratio].as_array().expect("an interval");
+        let [low, high] = [&ends[0], &ends[1]].map(|end| end.as_f64().expect("a number"));
+        assert!(0.0 < value && low <= value && value <= high, "{report:#}");
+    }
+    assert_eq!(report["rows"][2]["name"], "before");
+    assert_eq!(report["pairs"].as_array().map(Vec::len), Some(2));
+    assert!(text(&output).contains("tps_over_before"), "{}", text(&output));
+}
+
+#[test]
 fn a_measured_key_value_store_is_reported_like_other_figures() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("kv.json");

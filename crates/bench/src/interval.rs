@@ -1,0 +1,91 @@
+//! The confidence interval of a mean ratio.
+//!
+//! Ratios are averaged by their logarithms, so that a half and a double weigh the same; the interval is Student's, for
+//! few pairs are measured.
+
+use crate::figure::Bound;
+
+/// The mean of ratios, and where the true one lies with 95 % confidence.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Interval {
+    /// The geometric mean.
+    pub mean: f64,
+    /// The interval's lower and upper end; `None` of a single ratio.
+    pub ends: Option<(f64, f64)>,
+}
+
+impl Interval {
+    /// Of ratios that were measured independently.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of_ratios(ratios: &[f64]) -> Interval {
+        assert!(!ratios.is_empty(), "somebody measured at least one ratio");
+        let count = ratios.len() as f64;
+        let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / count;
+        let ends = (ratios.len() > 1).then(|| {
+            let squares: f64 = ratios.iter().map(|ratio| (ratio.ln() - mean).powi(2)).sum();
+            let half = student_95(count - 1.0) * (squares / (count - 1.0) / count).sqrt();
+            ((mean - half).exp(), (mean + half).exp())
+        });
+        Interval { mean: mean.exp(), ends }
+    }
+
+    /// Whether a bound holds as far as the measurement can tell: the interval does not lie wholly beyond it. A single ratio
+    /// has to keep the bound itself.
+    pub fn may_keep(&self, bound: Bound) -> bool {
+        let (low, high) = self.ends.unwrap_or((self.mean, self.mean));
+        bound.is_kept_by(low) || bound.is_kept_by(high)
+    }
+}
+
+/// The 97.5th percentile of Student's distribution with this many degrees of freedom: exact for one and two, else Fisher's
+/// expansion around the normal distribution, which is off by 0.1 % at most.
+fn student_95(freedom: f64) -> f64 {
+    if freedom < 2.0 {
+        return 12.706;
+    }
+    if freedom < 3.0 {
+        return 4.303;
+    }
+    let z: f64 = 1.959_964;
+    let terms = [
+        (z.powi(3) + z) / 4.0,
+        (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
+        (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0,
+        (79.0 * z.powi(9) + 776.0 * z.powi(7) + 1_482.0 * z.powi(5) - 1_920.0 * z.powi(3) - 945.0 * z) / 92_160.0,
+    ];
+    terms.iter().rev().fold(0.0, |sum, term| (sum + term) / freedom) + z
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn student_s_percentiles_are_those_of_the_tables() {
+        for (freedom, percentile) in
+            [(1.0, 12.706), (2.0, 4.303), (3.0, 3.182), (5.0, 2.571), (19.0, 2.093), (98.0, 1.984)]
+        {
+            let found = student_95(freedom);
+            assert!((found / percentile - 1.0).abs() < 1.5e-3, "{freedom}: {found}, not {percentile}");
+        }
+    }
+
+    #[test]
+    fn a_half_and_a_double_are_one_on_average() {
+        let Interval { mean, ends } = Interval::of_ratios(&[0.5, 2.0]);
+        assert!((mean - 1.0).abs() < 1e-12);
+        let (low, high) = ends.expect("two ratios have an interval");
+        assert!((low * high - 1.0).abs() < 1e-9 && low < 0.5, "{low} {high}");
+    }
+
+    #[test]
+    fn a_bound_is_missed_only_when_the_whole_interval_is_beyond_it() {
+        let bound = Bound::AtLeast(0.98);
+        assert!(Interval::of_ratios(&[0.9, 1.0, 0.95, 1.02]).may_keep(bound));
+        assert!(!Interval::of_ratios(&[0.95, 0.951, 0.949, 0.95]).may_keep(bound));
+        assert!(Interval::of_ratios(&[0.99]).may_keep(bound));
+        assert!(!Interval::of_ratios(&[0.97]).may_keep(bound));
+    }
+}

@@ -1,0 +1,160 @@
+//! Measurements of two networks in turn: the one that was asked for, and what it is compared with.
+//!
+//! Beside the monolithic form the median of the ratios counts. Beside an older build, where the difference looked for is
+//! smaller than that between two runs, it is the mean with its interval, and a bound holds unless the whole interval lies
+//! beyond it.
+
+use serde_json::{Map, Value, json};
+
+use super::{Report, Table, rounded};
+use crate::figure::Bound;
+use crate::interval::Interval;
+
+/// What a network is compared with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Baseline {
+    /// The monolithic form; the bound is for processor time of a transaction.
+    Monolithic(Option<Bound>),
+    /// The same network by an older build; the bound is for throughput.
+    Before(Bound),
+}
+
+impl Baseline {
+    /// Its name in tables and rows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Baseline::Monolithic(_) => "monolithic",
+            Baseline::Before(_) => "before",
+        }
+    }
+}
+
+/// Pairs of measurements, reduced to what is reported of them.
+pub struct Pairs {
+    baseline: Baseline,
+    /// What it was compared with, of the pair that is shown.
+    compared: Report,
+    /// Of each pair in the order measured: processor time of a transaction over the baseline's.
+    cpu: Vec<f64>,
+    /// The same of throughput.
+    tps: Vec<f64>,
+}
+
+impl Pairs {
+    /// Takes pairs of what was asked for and the baseline; gives the former of the pair with the median ratio: of processor
+    /// time, or of throughput beside an older build. Of an even number of pairs it is the higher one of the middle.
+    ///
+    /// # Panics
+    /// If there is no pair.
+    pub fn new(pairs: Vec<(Report, Report)>, baseline: Baseline) -> (Report, Pairs) {
+        let (cpu, tps): (Vec<f64>, Vec<f64>) =
+            pairs.iter().map(|(asked, compared)| (cpu_ratio(asked, compared), tps_ratio(asked, compared))).unzip();
+        let decisive = if matches!(baseline, Baseline::Before(_)) { &tps } else { &cpu };
+        let middle = order(decisive)[pairs.len() / 2];
+        let (asked, compared) = pairs.into_iter().nth(middle).expect("there is a pair");
+        (asked, Pairs { baseline, compared, cpu, tps })
+    }
+
+    /// One pair in a line, to be shown as soon as it is measured.
+    pub fn line(asked: &Report, compared: &Report, baseline: Baseline) -> String {
+        let name = baseline.name();
+        let cpu = format!(
+            "{:.0} µs a valid transaction, {name} {:.0} µs: {:.3}",
+            asked.server_cpu_us(),
+            compared.server_cpu_us(),
+            cpu_ratio(asked, compared)
+        );
+        match baseline {
+            Baseline::Monolithic(_) => cpu,
+            Baseline::Before(_) => format!(
+                "{:.0} a second, {name} {:.0}: {:.3}; {cpu}",
+                asked.valid_tps(),
+                compared.valid_tps(),
+                tps_ratio(asked, compared)
+            ),
+        }
+    }
+
+    /// What is said below the table of the pair that is shown.
+    pub fn to_table(&self) -> String {
+        let mut table = Table(String::new());
+        let cost = format!("{:.0} µs a valid transaction", self.compared.server_cpu_us());
+        match self.baseline {
+            Baseline::Monolithic(bound) => {
+                let ratio = median(&self.cpu);
+                let ratios: Vec<String> = self.cpu.iter().map(|ratio| format!("{ratio:.3}")).collect();
+                let bound = bound.map_or_else(String::new, |bound| verdict(bound, bound.is_kept_by(ratio)));
+                table.row("  monolithic", cost);
+                table.row("  over monolithic", format!("{ratio:.3}, the median of {}{bound}", ratios.join(", ")));
+            }
+            Baseline::Before(bound) => {
+                let (tps, cpu) = (Interval::of_ratios(&self.tps), Interval::of_ratios(&self.cpu));
+                table.row("  before", format!("{:.0} a second, {cost}", self.compared.valid_tps()));
+                let verdict = verdict(bound, tps.may_keep(bound));
+                table.row("  tps_over_before", format!("{}{verdict}", interval_text(&tps, self.tps.len())));
+                table.row("  cpu_over_before", interval_text(&cpu, self.cpu.len()));
+            }
+        }
+        table.0
+    }
+
+    pub(super) fn add_to(&self, json: &mut Value) {
+        let mut row = self.compared.to_json()["rows"][0].take();
+        row["name"] = self.baseline.name().into();
+        json["rows"].as_array_mut().expect("a report has rows").push(row);
+        match self.baseline {
+            Baseline::Monolithic(bound) => {
+                json["ratios"]["server_cpu_over_monolithic"] = rounded(median(&self.cpu)).into();
+                json["pairs"] = self.cpu.iter().copied().map(rounded).collect();
+                if let Some(bound) = bound {
+                    json["bounds"] = json!({ "server_cpu_over_monolithic": bound.text() });
+                }
+            }
+            Baseline::Before(bound) => {
+                let mut intervals = Map::new();
+                for (name, values) in [("tps_over_before", &self.tps), ("cpu_over_before", &self.cpu)] {
+                    let interval = Interval::of_ratios(values);
+                    json["ratios"][name] = rounded(interval.mean).into();
+                    let ends = interval.ends.map(|(low, high)| json!([rounded(low), rounded(high)]));
+                    intervals.insert(name.to_owned(), ends.unwrap_or(Value::Null));
+                }
+                json["intervals"] = intervals.into();
+                let pairs = self.tps.iter().zip(&self.cpu);
+                json["pairs"] = pairs
+                    .map(|(tps, cpu)| json!({ "tps_over_before": rounded(*tps), "cpu_over_before": rounded(*cpu) }))
+                    .collect();
+                json["bounds"] = json!({ "tps_over_before": bound.text() });
+            }
+        }
+    }
+}
+
+fn cpu_ratio(asked: &Report, compared: &Report) -> f64 {
+    asked.server_cpu_us() / compared.server_cpu_us()
+}
+
+fn tps_ratio(asked: &Report, compared: &Report) -> f64 {
+    asked.valid_tps() / compared.valid_tps()
+}
+
+fn order(values: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|one, other| values[*one].total_cmp(&values[*other]));
+    order
+}
+
+fn median(values: &[f64]) -> f64 {
+    values[order(values)[values.len() / 2]]
+}
+
+fn verdict(bound: Bound, is_kept: bool) -> String {
+    format!("; bound {}: {}", bound.text(), if is_kept { "kept" } else { "not kept" })
+}
+
+fn interval_text(interval: &Interval, pairs: usize) -> String {
+    let mean = interval.mean;
+    match interval.ends {
+        Some((low, high)) => format!("{mean:.3}, 95 % interval {low:.3} to {high:.3}, of {pairs} pairs"),
+        None => format!("{mean:.3}, of one pair, which has no interval"),
+    }
+}
