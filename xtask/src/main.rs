@@ -1,9 +1,10 @@
-//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches seeds, and
-//! `cargo xtask soak` disturbs a network of real processes.
+//! The project's own commands: `cargo xtask test` runs everything that must pass, `cargo xtask sim` searches seeds,
+//! `cargo xtask soak` disturbs a network of real processes, and `cargo xtask attack` attacks some.
 //!
 //! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure that says how to
 //! get the tool; it is never skipped in silence. `--without STEP` leaves a step out by name and the summary says so.
 
+mod attack;
 mod clients;
 mod deny;
 mod guest;
@@ -11,6 +12,7 @@ mod hosts;
 mod programs;
 mod step;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -78,6 +80,21 @@ enum Task {
         #[arg(long, default_value_t = 100_000)]
         count: u64,
     },
+    /// Attack networks of every form, each attack beside a newcomer that must be served; all attacks must fail.
+    Attack {
+        /// Run only these attacks (repeatable); see `--list`.
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
+        /// List the attacks and stop.
+        #[arg(long)]
+        list: bool,
+        /// Attack this program and not what is built here.
+        #[arg(long, value_name = "PROGRAM")]
+        heddle: Option<PathBuf>,
+        /// Further arguments of `attack campaign`, such as `--form plan`, `--port memory` or `--seconds 3`.
+        #[arg(last = true)]
+        arguments: Vec<OsString>,
+    },
     /// Run the conformance suite of `rma` over real verbs, in a QEMU guest with soft-RoCE.
     ///
     /// Needs Debian packages, which are installed where this runs as root and named where not. No host device is used.
@@ -106,6 +123,14 @@ fn main() -> ExitCode {
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::Calls { count } => clients::calls(count).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok(),
+        Task::Attack { only, list, heddle, arguments } => {
+            let only = only.iter().flat_map(|name| ["--only".into(), name.into()]);
+            let outcome = match list {
+                true => attack::list(),
+                false => attack::campaign(heddle, &only.chain(arguments).collect::<Vec<OsString>>()),
+            };
+            outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
         Task::RdmaGuest { program, arguments } => {
             let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()

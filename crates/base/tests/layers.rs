@@ -31,6 +31,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("heddle", 9),
     ("simulator", 9),
     ("bench", 9),
+    ("attack", 9),
 ];
 
 /// Dependencies that the layers do not allow, each with its reason.

@@ -1,0 +1,287 @@
+//! Memory nodes: strangers at their port, one tenant's frames, another tenant's capabilities.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{Attack, Breach, Scene, attack, hold};
+use crate::target::Kind;
+use crate::wire::rma::{self, Caller, Owner, READ, Section, Verb, WRITE};
+use crate::wire::{dial, random, tls};
+
+const MEMORY: &[Kind] = &[Kind::Memory];
+const ACCESS: &[Kind] = &[Kind::Compute, Kind::Among, Kind::Memory, Kind::Storage];
+
+pub fn attacks() -> Vec<Attack> {
+    vec![
+        attack!("other-version", "a hello of version 9", ACCESS, 1500.0 "connections", other_version),
+        attack!("half-hello", "half a hello, then nothing", ACCESS, 300.0 "connections", half_hello),
+        attack!("connections-of-a-tenant", "a tenant takes every place", MEMORY, 300.0 "connections", many),
+        attack!("overflow", "a write whose end overflows", MEMORY, 20.0 "writes", overflow),
+        attack!("forged-frames", "verbs, messages and credits that cannot be", MEMORY, 200.0 "frames", forged),
+        attack!("pipelined-reads", "always has reads outstanding", MEMORY, 4000.0 "reads of 64 KiB", reads),
+        attack!("deaf-reader", "asks for 1 GiB and reads nothing", MEMORY, 2000.0 "reads of 64 KiB", deaf),
+        attack!("unread-messages", "64 MiB of a message of 128, again and again", MEMORY, 100.0 "MiB", unread),
+        attack!("anothers-capability", "a capability on another tenant's connection", MEMORY, 20.0 "reads", anothers),
+        attack!("revoked-capability", "a capability after its memory was given back", MEMORY, 20.0 "reads", revoked),
+    ]
+}
+
+/// Bytes of a section that an attack takes.
+const SECTION_BYTES: u64 = 16 << 20;
+const PIECE: u64 = 64 << 10;
+
+/// A connection of an organisation that has memory here.
+async fn tenant(scene: &Scene, organization: usize) -> io::Result<Caller> {
+    let credential = scene.target.credential(Kind::Memory, organization)?;
+    let caller = scene.target.caller(&scene.port, &credential).await?;
+    scene.pace.connected();
+    Ok(caller)
+}
+
+async fn hello_bytes(scene: &Scene, bytes: &[u8]) -> io::Result<Box<dyn rma::Wire>> {
+    let socket = dial(&scene.port.address).await?;
+    scene.pace.connected();
+    let organization = if scene.port.kind == Kind::Memory { scene.insider() } else { 1 };
+    let credential = scene.target.credential(scene.port.kind, organization)?;
+    let mut stream: Box<dyn rma::Wire> = match scene.target.memory_tls(&credential)? {
+        Some(config) => Box::new(tls::connect(&config, socket).await?),
+        None => Box::new(socket),
+    };
+    stream.write_all(bytes).await?;
+    scene.pace.sent(bytes.len());
+    Ok(stream)
+}
+
+async fn other_version(scene: Arc<Scene>) -> io::Result<Breach> {
+    scene
+        .each(6_000, |scene, _| async move {
+            let stream = hello_bytes(&scene, &rma::hello(9, "org1", &random())).await?;
+            hold(stream).await
+        })
+        .await
+}
+
+async fn half_hello(scene: Arc<Scene>) -> io::Result<Breach> {
+    scene
+        .each(2_000, |scene, _| async move {
+            let stream = hello_bytes(&scene, &rma::hello(rma::VERSION, "org1", &random())[..50]).await?;
+            hold(stream).await
+        })
+        .await
+}
+
+async fn many(scene: Arc<Scene>) -> io::Result<Breach> {
+    scene
+        .each(5_000, |scene, _| async move {
+            let caller = tenant(&scene, scene.insider()).await?;
+            hold(caller).await
+        })
+        .await
+}
+
+async fn overflow(scene: Arc<Scene>) -> io::Result<Breach> {
+    let offsets = [u64::MAX - 7, u64::MAX, 1 << 63, u64::MAX - (1 << 20) + 1];
+    scene
+        .each(50, move |scene, number| async move {
+            let mut caller = tenant(&scene, scene.insider()).await?;
+            let offset = offsets[number as usize % offsets.len()];
+            let verb = Verb::range(&[0; 40], offset, 1 << 20);
+            // In two pieces, so that the second lands behind the first.
+            caller.post(WRITE, &verb, &vec![7; 512 << 10]).await?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            caller.write(&vec![7; 512 << 10]).await?;
+            scene.pace.sent(1 << 20);
+            caller.reply().await.map(|_| ())
+        })
+        .await
+}
+
+async fn forged(scene: Arc<Scene>) -> io::Result<Breach> {
+    scene
+        .each(100, |scene, number| async move {
+            let mut caller = tenant(&scene, scene.insider()).await?;
+            let lengths = [0, 1, 7, 8, 9, 1 << 20, 64 << 20, (64 << 20) + 1, 1 << 40, u64::MAX];
+            let kinds = [0, READ, WRITE, 3, rma::COMPARE_SWAP, rma::FETCH_ADD, rma::MESSAGE, 7, 8, 0x81, 0x82, 0xff];
+            let length = lengths[number as usize % lengths.len()];
+            let kind = kinds[number as usize / lengths.len() % kinds.len()];
+            let capability: [u8; 40] = random();
+            let offset = [0, u64::MAX, 1 << 63, 3][number as usize % 4];
+            let frame = Verb::range(&capability, offset, length).frame(kind, number as u32);
+            caller.write(&frame).await?;
+            caller.write(&[0x5a; 4096]).await?;
+            scene.pace.sent(frame.len() + 4096);
+            let answer = tokio::time::timeout(Duration::from_secs(1), caller.receive()).await?;
+            answer.map(|_| ())
+        })
+        .await
+}
+
+/// A section of memory of the attackers' organisation. Where its memory is left to it, one that there is not: the verbs are
+/// refused, and cost what they cost.
+async fn section(scene: &Scene, owner: &mut Owner) -> io::Result<Section> {
+    if scene.takes_memory { owner.grant(SECTION_BYTES).await } else { Ok(Section { number: 0, capability: [0; 40] }) }
+}
+
+/// Newer than any epoch of the organisation's own compute nodes, from which this takes their memory: of the attackers'
+/// organisation nothing is expected afterwards.
+const EPOCH: u64 = 1 << 20;
+
+async fn owner(scene: &Scene, organization: usize) -> io::Result<Owner> {
+    let caller = tenant(scene, organization).await?;
+    let mut owner = Owner::hello(caller, scene.target.section_bytes()).await?;
+    if scene.takes_memory {
+        owner.fence(EPOCH).await?;
+    }
+    Ok(owner)
+}
+
+/// Half of the reads ahead are outstanding at any time, so that the replies' queue never runs empty.
+async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
+    let capability = readable(&scene).await?;
+    let caller = tenant(&scene, scene.insider()).await?;
+    let (mut reader, mut writer) = tokio::io::split(caller.into_stream());
+    let outstanding = Arc::new(tokio::sync::Semaphore::new(READS_AHEAD));
+    let (taken, counted) = (Arc::clone(&outstanding), Arc::clone(&scene));
+    let reading = tokio::spawn(async move {
+        let mut head = [0; 16];
+        let mut bytes = vec![0; PIECE as usize + 8];
+        while reader.read_exact(&mut head).await.is_ok() {
+            let length = u64::from_le_bytes(head[8..].try_into().expect("eight bytes")) as usize;
+            if length > PIECE as usize || reader.read_exact(&mut bytes[..length]).await.is_err() {
+                return;
+            }
+            counted.pace.sent(length + 16);
+            taken.add_permits(1);
+        }
+    });
+    let mut sequence = 0;
+    while scene.pace.take(1.0).await {
+        let Ok(Ok(permit)) = tokio::time::timeout(Duration::from_secs(1), outstanding.acquire()).await else { break };
+        permit.forget();
+        sequence += 1;
+        let frame = Verb::range(&capability, 0, PIECE).frame(READ, sequence);
+        if writer.write_all(&frame).await.is_err() {
+            break;
+        }
+    }
+    scene.pace.over().await;
+    reading.abort();
+    Ok(None)
+}
+
+const READS_AHEAD: usize = 64;
+
+/// A capability that may be read.
+async fn readable(scene: &Scene) -> io::Result<[u8; 40]> {
+    let mut owner = owner(scene, scene.insider()).await?;
+    let section = section(scene, &mut owner).await?;
+    // The connection stays, for its end may give the memory back.
+    tokio::spawn(hold(owner));
+    Ok(section.capability)
+}
+
+async fn deaf(scene: Arc<Scene>) -> io::Result<Breach> {
+    let capability = readable(&scene).await?;
+    scene
+        .each(64, move |scene, number| async move {
+            let mut caller = tenant(&scene, scene.insider()).await?;
+            for sequence in 0..256 {
+                if number > 0 && !scene.pace.take(1.0).await {
+                    break;
+                }
+                caller.write(&Verb::range(&capability, 0, PIECE).frame(READ, sequence)).await?;
+            }
+            hold(caller).await
+        })
+        .await
+}
+
+async fn unread(scene: Arc<Scene>) -> io::Result<Breach> {
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let scene = Arc::clone(&scene);
+        tasks.spawn(async move {
+            while scene.pace.take(1.0).await {
+                let sent = async {
+                    let mut caller = tenant(&scene, scene.insider()).await?;
+                    caller.write(&message_head(128 << 20)).await?;
+                    let piece = vec![0x5a; 1 << 20];
+                    for _ in 0..64 {
+                        if !scene.pace.take(1.0).await {
+                            break;
+                        }
+                        caller.write(&piece).await?;
+                        scene.pace.sent(piece.len());
+                    }
+                    scene.pace.over().await;
+                    io::Result::Ok(())
+                };
+                // An owner's control messages are short; the node hangs up on longer ones.
+                drop(sent.await);
+            }
+        });
+    }
+    scene.pace.over().await;
+    Ok(None)
+}
+
+fn message_head(length: u64) -> Vec<u8> {
+    let mut bytes = vec![rma::MESSAGE, 0, 0, 0, 1, 0, 0, 0];
+    bytes.extend(length.to_le_bytes());
+    bytes
+}
+
+const SECRET: &[u8] = b"anothers secret!";
+
+/// An organisation has memory and writes into it; the first organisation shows that one's capability.
+async fn anothers(scene: Arc<Scene>) -> io::Result<Breach> {
+    let mut owner = owner(&scene, scene.insider()).await?;
+    let given = section(&scene, &mut owner).await?;
+    let range = Verb::range(&given.capability, 0, SECRET.len() as u64);
+    owner.caller.post(WRITE, &range, SECRET).await?;
+    owner.caller.reply().await?;
+    let mut thief = tenant(&scene, 1).await?;
+    let mut breach = None;
+    while scene.pace.take(1.0).await {
+        thief.post(READ, &range, &[]).await?;
+        let reply = thief.reply().await?;
+        scene.pace.sent(reply.bytes.len());
+        if reply.status == 0 && reply.bytes == SECRET {
+            breach = Some("org1 read the memory of another organisation".to_owned());
+        }
+        thief.post(WRITE, &range, b"overwritten !!!!").await?;
+        if thief.reply().await?.status == 0 {
+            breach = Some("org1 overwrote the memory of another organisation".to_owned());
+        }
+        owner.caller.post(WRITE, &range, SECRET).await?;
+        owner.caller.reply().await?;
+    }
+    if scene.takes_memory {
+        owner.release(given.number).await?;
+    }
+    Ok(breach)
+}
+
+/// Memory is given back; its capability is shown on the same connection, and on a new one of the same name.
+async fn revoked(scene: Arc<Scene>) -> io::Result<Breach> {
+    let mut owner = owner(&scene, scene.insider()).await?;
+    let given = section(&scene, &mut owner).await?;
+    if scene.takes_memory {
+        owner.release(given.number).await?;
+    }
+    let range = Verb::range(&given.capability, 0, SECRET.len() as u64);
+    let mut again = tenant(&scene, scene.insider()).await?;
+    let mut breach = None;
+    while scene.pace.take(1.0).await {
+        for caller in [&mut owner.caller, &mut again] {
+            caller.post(READ, &range, &[]).await?;
+            if caller.reply().await?.status == 0 {
+                breach = Some("a revoked capability was good".to_owned());
+            }
+        }
+    }
+    Ok(breach)
+}

@@ -1,0 +1,130 @@
+//! Streams: stuck ones, receivers that take nothing, and one member who takes every place.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Attack, Breach, Scene, attack, hold};
+use crate::target::Kind;
+use crate::wire::fabric::Seek;
+use crate::wire::grpc::{Windows, framed, head};
+use crate::wire::protobuf::Message;
+
+const GRPC: &[Kind] = &[Kind::Gateway, Kind::Orderer];
+
+pub fn attacks() -> Vec<Attack> {
+    vec![
+        attack!("stuck-streams", "takes no answers, sends on", GRPC, 20.0 "connections of 8 streams", stuck),
+        attack!("window-zero", "garbage requests, takes no refusal", GRPC, 20.0 "connections of 100 streams", window_zero),
+        attack!("members-streams", "a member takes all streams", GRPC, 10.0 "connections of 100 streams", members),
+        attack!("members-deaf", "a member follows blocks, takes none", GRPC, 10.0 "connections of 100 streams", deaf),
+        attack!("events", "garbage event streams", &[Kind::Gateway], 20.0 "connections of 100 streams", events),
+        attack!("watches", "watches keys, takes nothing", &[Kind::Kv], 30.0 "connections of 100 streams", watches),
+    ]
+}
+
+const ZERO: Windows = Windows { stream: Some(0) };
+
+fn deliver(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Orderer => "/orderer.AtomicBroadcast/Deliver",
+        _ => "/protos.Deliver/Deliver",
+    }
+}
+
+/// A call with a refused message, behind which more comes that nobody reads.
+async fn stuck(scene: Arc<Scene>) -> io::Result<Breach> {
+    scene
+        .each(200, |scene, _| async move {
+            let channel = scene.target.grpc(&scene.port, ZERO).await?;
+            scene.pace.connected();
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..8 {
+                let mut stream = channel.open(deliver(scene.port.kind), &[]).await?;
+                let scene = Arc::clone(&scene);
+                tasks.spawn(async move {
+                    stream.send(framed(b"garbage")).await?;
+                    stream.send(Bytes::copy_from_slice(&head(1 << 20))).await?;
+                    for _ in 0..64 {
+                        stream.send(Bytes::from_static(&[0x55; 16 << 10])).await?;
+                        scene.pace.sent(16 << 10);
+                    }
+                    hold(stream).await
+                });
+            }
+            hold((channel, tasks)).await
+        })
+        .await
+}
+
+async fn window_zero(scene: Arc<Scene>) -> io::Result<Breach> {
+    garbage_streams(scene, deliver).await
+}
+
+async fn events(scene: Arc<Scene>) -> io::Result<Breach> {
+    garbage_streams(scene, |_| "/gateway.Gateway/ChaincodeEvents").await
+}
+
+async fn garbage_streams(scene: Arc<Scene>, path: fn(Kind) -> &'static str) -> io::Result<Breach> {
+    scene
+        .each(200, move |scene, _| async move {
+            let channel = scene.target.grpc(&scene.port, ZERO).await?;
+            scene.pace.connected();
+            let mut streams = Vec::new();
+            for _ in 0..100 {
+                let mut stream = channel.open(path(scene.port.kind), &[]).await?;
+                stream.send(framed(b"garbage")).await?;
+                streams.push(stream);
+            }
+            hold((channel, streams)).await
+        })
+        .await
+}
+
+/// A user of another organisation waits for blocks that do not come.
+async fn members(scene: Arc<Scene>) -> io::Result<Breach> {
+    // A start beyond the last block would be refused where the newest is known; the newest is not.
+    follow(scene, Seek::Newest, Windows::default()).await
+}
+
+/// The same user asks for all blocks and takes none.
+async fn deaf(scene: Arc<Scene>) -> io::Result<Breach> {
+    follow(scene, Seek::Block(0), ZERO).await
+}
+
+async fn follow(scene: Arc<Scene>, start: Seek, windows: Windows) -> io::Result<Breach> {
+    let user = scene.target.user(scene.insider())?;
+    scene
+        .each(60, move |scene, _| {
+            let user = user.clone();
+            async move {
+                let channel = scene.target.grpc(&scene.port, windows).await?;
+                scene.pace.connected();
+                let mut streams = Vec::new();
+                for _ in 0..100 {
+                    let mut stream = channel.open(deliver(scene.port.kind), &[]).await?;
+                    stream.send(framed(&user.seek(scene.target.channel(), start))).await?;
+                    streams.push(stream);
+                }
+                hold((channel, streams)).await
+            }
+        })
+        .await
+}
+
+async fn watches(scene: Arc<Scene>) -> io::Result<Breach> {
+    scene
+        .each(60, |scene, _| async move {
+            let channel = scene.target.grpc(&scene.port, ZERO).await?;
+            scene.pace.connected();
+            let mut streams = Vec::new();
+            for _ in 0..100 {
+                let mut stream = channel.open("/heddle.kv.KeyValues/Watch", &[]).await?;
+                stream.send(framed(&Message::new().bytes(1, "").done())).await?;
+                streams.push(stream);
+            }
+            hold((channel, streams)).await
+        })
+        .await
+}

@@ -1,0 +1,65 @@
+//! All attacks at once, each a process of its own: a child of this one, within whatever limit this one has.
+
+use std::io::{self, BufRead as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use clap::Args;
+
+use crate::attacks;
+use crate::pace::Done;
+use crate::target::Target;
+
+/// `attack all`.
+#[derive(Args)]
+pub struct Swarm {
+    /// The network's directory
+    #[arg(long)]
+    dir: PathBuf,
+    /// How long each of them goes on
+    #[arg(long)]
+    seconds: f64,
+    /// A factor on the pace of each
+    #[arg(long, default_value_t = 1.0)]
+    factor: f64,
+    /// Only these attacks
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+impl Swarm {
+    /// Waits for a line, runs them, and prints what each did as a line of JSON.
+    ///
+    /// # Errors
+    /// One could not be run.
+    pub fn run(&self) -> io::Result<bool> {
+        let target = Target::read(&self.dir)?;
+        let mut go = String::new();
+        io::stdin().lock().read_line(&mut go)?;
+        let mut children: Vec<(String, Child)> = Vec::new();
+        for attack in attacks::all().iter().filter(|attack| !attack.is_alone) {
+            if !self.only.is_empty() && !self.only.iter().any(|name| name == attack.name) {
+                continue;
+            }
+            // Each once, at the first of its ports that the network has; ports take turns from attack to attack.
+            let kinds: Vec<_> = attack.kinds.iter().filter(|kind| target.port(**kind).is_ok()).collect();
+            let Some(kind) = kinds.get(children.len() % kinds.len().max(1)) else { continue };
+            let child = Command::new(std::env::current_exe()?)
+                .args(["run", attack.name, "--port", kind.name(), "--dir"])
+                .arg(&self.dir)
+                .args(["--seconds", &self.seconds.to_string(), "--factor", &self.factor.to_string(), "--keep-memory"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()?;
+            children.push((attack.name.to_owned(), child));
+        }
+        for (name, child) in children {
+            let output = child.wait_with_output()?;
+            match serde_json::from_slice::<Done>(&output.stdout) {
+                Ok(done) => println!("{}", serde_json::to_string(&done)?),
+                Err(error) => return Err(io::Error::other(format!("{name}: {}, {error}", output.status))),
+            }
+        }
+        Ok(true)
+    }
+}

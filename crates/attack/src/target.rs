@@ -1,0 +1,340 @@
+//! What is attacked: a network, as its directory describes it.
+//!
+//! Attackers and newcomers read the same files: `endpoints.json`, each process's `node.toml`, and keys. What an attacker may
+//! use of them is each attack's matter; a stranger's uses none.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use serde_json::Value;
+
+use crate::wire::fabric::User;
+use crate::wire::grpc::{Channel, Windows};
+use crate::wire::rma::{Caller, Credential};
+use crate::wire::tls::{self, Identity};
+
+/// What listens at a port.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// gRPC of an organisation's gateway.
+    Gateway,
+    /// gRPC of an orderer.
+    Orderer,
+    /// Links over TLS: an orderer's blocks.
+    Blocks,
+    /// Links over TLS: an orderer's intake.
+    Intake,
+    /// Links over TLS: a peer, for other organisations.
+    Others,
+    /// Remote memory: a compute node, for its gateway.
+    Compute,
+    /// Remote memory: a primary, for its peer's other compute nodes.
+    Among,
+    /// Remote memory: a memory node.
+    Memory,
+    /// Remote memory: a storage node.
+    Storage,
+    /// HTTP: metrics and health.
+    Metrics,
+    /// gRPC of the key-value store.
+    Kv,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 11] = [
+        Kind::Gateway,
+        Kind::Orderer,
+        Kind::Blocks,
+        Kind::Intake,
+        Kind::Others,
+        Kind::Compute,
+        Kind::Among,
+        Kind::Memory,
+        Kind::Storage,
+        Kind::Metrics,
+        Kind::Kv,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Gateway => "gateway",
+            Kind::Orderer => "orderer",
+            Kind::Blocks => "blocks",
+            Kind::Intake => "intake",
+            Kind::Others => "others",
+            Kind::Compute => "compute",
+            Kind::Among => "among",
+            Kind::Memory => "memory",
+            Kind::Storage => "storage",
+            Kind::Metrics => "metrics",
+            Kind::Kv => "kv",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Kind, String> {
+        let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+        found.ok_or_else(|| format!("no kind of port: {text}"))
+    }
+}
+
+/// A port.
+#[derive(Clone, Debug)]
+pub struct Port {
+    pub kind: Kind,
+    /// `host:port`.
+    pub address: String,
+}
+
+/// A network.
+pub struct Target {
+    dir: PathBuf,
+    endpoints: Value,
+    /// The configurations of processes, by name.
+    nodes: Vec<(String, toml::Table)>,
+}
+
+impl Target {
+    /// Reads a network's directory, or a key-value store's.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn read(dir: &Path) -> io::Result<Target> {
+        let endpoints = std::fs::read(dir.join("endpoints.json")).or_else(|_| std::fs::read(dir.join("kv.json")))?;
+        let endpoints = serde_json::from_slice(&endpoints)?;
+        let mut nodes = Vec::new();
+        for entry in std::fs::read_dir(dir.join("nodes")).into_iter().flatten().flatten() {
+            let Ok(text) = std::fs::read_to_string(entry.path().join("node.toml")) else { continue };
+            let table = text.parse().map_err(io::Error::other)?;
+            nodes.push((entry.file_name().to_string_lossy().into_owned(), table));
+        }
+        nodes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(Target { dir: dir.to_path_buf(), endpoints, nodes })
+    }
+
+    /// The channel's name.
+    pub fn channel(&self) -> &str {
+        self.endpoints["channel"].as_str().unwrap_or_default()
+    }
+
+    /// Whether gRPC ports speak TLS.
+    pub fn has_tls(&self) -> bool {
+        // A key-value store's description says nothing of TLS, which it always has.
+        self.endpoints["tls"].as_bool().unwrap_or(true)
+    }
+
+    /// Whether its processes are on hosts of their own.
+    pub fn is_planned(&self) -> bool {
+        self.endpoints["isPlanned"].as_bool().unwrap_or(false)
+    }
+
+    /// Organisations that have a gateway.
+    pub fn organizations(&self) -> usize {
+        self.endpoints["gateways"].as_array().map_or(0, Vec::len)
+    }
+
+    /// Names and numbers of the processes that say so: of one network on this machine.
+    pub fn processes(&self) -> Vec<(String, u32)> {
+        let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+        let roles = self.endpoints["processes"].as_array().into_iter().flatten();
+        let roles = roles.filter_map(|role| Some((role["name"].as_str()?.to_owned(), number(&role["process"])?)));
+        let own = number(&self.endpoints["process"]).filter(|_| !self.is_planned());
+        roles.chain(own.map(|process| ("heddle".to_owned(), process))).collect()
+    }
+
+    /// Where health is told: of each process that says so.
+    pub fn health(&self) -> Vec<String> {
+        let roles = self.endpoints["processes"].as_array().into_iter().flatten();
+        let mut found: Vec<String> = roles.filter_map(|role| role["metrics"].as_str()).map(str::to_owned).collect();
+        if self.is_planned() {
+            found.extend(self.nodes.iter().filter_map(|(_, node)| node["metrics"].as_str()).map(str::to_owned));
+        } else {
+            found.extend(self.endpoints["metrics"].as_str().map(str::to_owned));
+        }
+        found
+    }
+
+    /// The ports of a kind, the first organisation's first.
+    pub fn ports(&self, kind: Kind) -> Vec<Port> {
+        let texts: Vec<String> = match kind {
+            Kind::Gateway => {
+                let gateways = self.endpoints["gateways"].as_array().into_iter().flatten();
+                gateways.filter_map(|gateway| gateway["address"].as_str()).map(str::to_owned).collect()
+            }
+            Kind::Orderer => self.endpoints["orderer"].as_str().map(str::to_owned).into_iter().collect(),
+            Kind::Metrics => self.health(),
+            Kind::Kv => self.endpoints["address"].as_str().map(str::to_owned).into_iter().collect(),
+            Kind::Blocks => self.settings(&["orderer", "blocks_address"]),
+            Kind::Intake => self.settings(&["orderer", "intake_address"]),
+            Kind::Others => self.settings(&["compute", "others_address"]),
+            Kind::Compute => self.settings(&["compute", "address"]),
+            Kind::Among => self.settings(&["compute", "among", "address"]),
+            Kind::Memory => self.settings(&["memory", "address"]),
+            Kind::Storage => self.settings(&["storage", "address"]),
+        };
+        let address = |text: &String| {
+            let address = text.strip_prefix("tcp:").or_else(|| text.strip_prefix("tls:")).unwrap_or(text);
+            address.parse::<std::net::SocketAddr>().is_ok().then(|| address.to_owned())
+        };
+        texts.iter().filter_map(address).map(|address| Port { kind, address }).collect()
+    }
+
+    /// The first port of a kind.
+    ///
+    /// # Errors
+    /// The network has none.
+    pub fn port(&self, kind: Kind) -> io::Result<Port> {
+        let none = || io::Error::new(io::ErrorKind::NotFound, format!("the network has no port of the kind {kind}"));
+        self.ports(kind).into_iter().next().ok_or_else(none)
+    }
+
+    /// The users of an organisation, numbered from 1, that sign.
+    ///
+    /// # Errors
+    /// Its key is not there.
+    pub fn user(&self, organization: usize) -> io::Result<User> {
+        let gateway = &self.endpoints["gateways"][organization - 1];
+        let text = |name: &str| gateway[name].as_str().unwrap_or_default();
+        User::read(text("mspId"), &self.dir.join(text("user")))
+    }
+
+    /// The TLS certificate of an organisation's user: a client's, which is no node's.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn user_tls(&self, organization: usize) -> io::Result<Identity> {
+        let gateway = &self.endpoints["gateways"][organization - 1];
+        let msp = self.dir.join(gateway["user"].as_str().unwrap_or_default());
+        Identity::read(&msp.with_file_name("tls"), "client")
+    }
+
+    /// The TLS certificate of a process.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn node_tls(&self, node: &str) -> io::Result<Identity> {
+        Identity::read(&self.dir.join("nodes").join(node).join("tls"), "server")
+    }
+
+    /// The authority that issues an organisation's TLS certificates, with its key.
+    ///
+    /// # Errors
+    /// They are not there.
+    pub fn tls_authority(&self, organization: usize) -> io::Result<Identity> {
+        let gateway = &self.endpoints["gateways"][organization - 1];
+        let user = self.dir.join(gateway["user"].as_str().unwrap_or_default());
+        let folder = user.ancestors().nth(3).ok_or(io::ErrorKind::NotFound)?.join("tlsca");
+        let (mut certificate, mut key) = (None, None);
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            let is_key = path.file_name().is_some_and(|name| name == "priv_sk");
+            *(if is_key { &mut key } else { &mut certificate }) = Some(std::fs::read(path)?);
+        }
+        let missing = io::ErrorKind::NotFound;
+        Ok(Identity { certificate_pem: certificate.ok_or(missing)?, key_pem: key.ok_or(missing)? })
+    }
+
+    /// A connection to a gRPC port.
+    ///
+    /// # Errors
+    /// The port does not answer.
+    pub async fn grpc(&self, port: &Port, windows: Windows) -> io::Result<Channel> {
+        let config = self.grpc_tls(None)?;
+        Channel::connect(&port.address, config.as_ref(), windows).await
+    }
+
+    /// TLS for gRPC ports; `None` where they speak in the clear.
+    ///
+    /// # Errors
+    /// The certificate is of no use.
+    pub fn grpc_tls(&self, identity: Option<&Identity>) -> io::Result<Option<Arc<ClientConfig>>> {
+        self.has_tls().then(|| tls::config(identity, &["h2"])).transpose()
+    }
+
+    /// A connection to a port of remote memory with the credential of a process that may.
+    ///
+    /// # Errors
+    /// The port refuses.
+    pub async fn caller(&self, port: &Port, credential: &Credential) -> io::Result<Caller> {
+        let tls = self.memory_tls(credential)?;
+        Caller::connect(&port.address, tls.as_ref(), credential).await
+    }
+
+    /// TLS for ports of remote memory with the certificate of the process that the name belongs to; `None` where memory
+    /// nodes have no certificate, and the ports speak in the clear.
+    ///
+    /// # Errors
+    /// The certificate is of no use.
+    pub fn memory_tls(&self, credential: &Credential) -> io::Result<Option<Arc<ClientConfig>>> {
+        if !self.dir.join("nodes/memory-1/tls").exists() {
+            return Ok(None);
+        }
+        // An owner is an organisation; its compute node connects.
+        let name = &credential.name;
+        let node = if name.starts_with("org") { format!("compute-{name}") } else { name.clone() };
+        tls::config(Some(&self.node_tls(&node)?), &[]).map(Some)
+    }
+
+    /// A name that may connect to a port of remote memory, and its token. Among compute nodes it is the second one's.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn credential(&self, kind: Kind, organization: usize) -> io::Result<Credential> {
+        let (node, path, name) = match kind {
+            Kind::Memory => ("memory-1".to_owned(), vec!["memory", "owners"], format!("org{organization}")),
+            Kind::Compute => {
+                let node = format!("compute-org{organization}");
+                (node, vec!["compute", "gateways"], format!("gateway-org{organization}"))
+            }
+            Kind::Among => {
+                let node = format!("compute-org{organization}");
+                (node, vec!["compute", "among", "nodes"], format!("compute-org{organization}-2"))
+            }
+            _ => {
+                let node = format!("storage-org{organization}");
+                (node, vec!["storage", "clients"], format!("compute-org{organization}"))
+            }
+        };
+        let missing = || io::Error::new(io::ErrorKind::NotFound, format!("{node} knows no {name}"));
+        let (_, table) = self.nodes.iter().find(|(other, _)| *other == node).ok_or_else(missing)?;
+        let mut value = table.get(path[0]);
+        for key in path[1..].iter().chain([&name.as_str()]) {
+            value = value.and_then(|value| value.get(key));
+        }
+        let token = value.and_then(toml::Value::as_str).ok_or_else(missing)?;
+        Ok(Credential { name, token: hex::decode(token).map_err(io::Error::other)? })
+    }
+
+    /// Bytes of a section of memory.
+    pub fn section_bytes(&self) -> u64 {
+        let memory = self.nodes.iter().find_map(|(_, node)| node.get("memory"));
+        let bytes = memory.and_then(|memory| memory.get("section_bytes")).and_then(toml::Value::as_integer);
+        bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(16 << 20)
+    }
+
+    fn settings(&self, path: &[&str]) -> Vec<String> {
+        let found = self.nodes.iter().filter_map(|(_, node)| {
+            let mut value = node.get(path[0])?;
+            for key in &path[1..] {
+                value = value.get(key)?;
+            }
+            value.as_str().map(str::to_owned)
+        });
+        found.collect()
+    }
+}

@@ -1,0 +1,37 @@
+//! The bytes of every protocol that Heddle speaks, written by hand.
+
+pub mod fabric;
+pub mod grpc;
+pub mod http2;
+pub mod link;
+pub mod protobuf;
+pub mod rma;
+pub mod tls;
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+
+/// How long a connection may take to be made.
+const DIAL_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// A TCP connection to `host:port`.
+///
+/// # Errors
+/// It is refused, or not made in time.
+pub async fn dial(address: &str) -> io::Result<TcpStream> {
+    let socket = tokio::time::timeout(DIAL_TIME_MAX, TcpStream::connect(address)).await??;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}
+
+/// Bytes from the operating system's generator.
+///
+/// # Panics
+/// If the system has none.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    aws_lc_rs::rand::fill(&mut bytes).expect("the system has random bytes");
+    bytes
+}
