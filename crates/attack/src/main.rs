@@ -133,7 +133,7 @@ async fn run(
     let missing = || io::Error::new(io::ErrorKind::NotFound, format!("no attack {name}; `attack list` names them"));
     let attack = attacks.iter().find(|attack| attack.name == name).ok_or_else(missing)?;
     let target = Target::read(dir)?;
-    let port = target.port(kind)?;
+    let port = target.listening(kind).await?;
     let done = attacks::run(attack, Scene { target, port, pace: pace(attack), takes_memory }).await?;
     println!("{}", serde_json::to_string(&done)?);
     Ok(true)

@@ -114,12 +114,11 @@ async fn hello(target: &Target, port: &Port, organization: usize) -> io::Result<
     if answer.first() == Some(&2) { Ok(()) } else { Err(io::Error::other("no reply to a hello")) }
 }
 
-/// Only the primary listens; whichever that is has to serve.
+/// Whichever node is the primary has to serve.
 async fn among(target: &Target) -> io::Result<()> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    let credential = target.credential(Kind::Among, 1)?;
-    for port in target.ports(Kind::Among).iter().take(2) {
-        match target.caller(port, &credential).await {
+    for (port, credential) in target.among() {
+        match target.caller(&port, &credential).await {
             Ok(_) => return Ok(()),
             Err(error) => last = error,
         }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use rustls::ClientConfig;
 use serde_json::Value;
 
+use crate::wire::dial;
 use crate::wire::fabric::User;
 use crate::wire::grpc::{Channel, Windows};
 use crate::wire::rma::{Caller, Credential};
@@ -203,6 +204,21 @@ impl Target {
         self.ports(kind).into_iter().next().ok_or_else(none)
     }
 
+    /// The port of a kind that is attacked: the first, or where compute nodes meet the one at which a primary listens.
+    ///
+    /// # Errors
+    /// The network has none.
+    pub async fn listening(&self, kind: Kind) -> io::Result<Port> {
+        if kind == Kind::Among {
+            for (port, _) in self.among() {
+                if dial(&port.address).await.is_ok() {
+                    return Ok(port);
+                }
+            }
+        }
+        self.port(kind)
+    }
+
     /// The users of an organisation, numbered from 1, that sign.
     ///
     /// # Errors
@@ -275,13 +291,14 @@ impl Target {
         Caller::connect(&port.address, tls.as_ref(), credential).await
     }
 
-    /// TLS for ports of remote memory with the certificate of the process that the name belongs to; `None` where memory
-    /// nodes have no certificate, and the ports speak in the clear.
+    /// TLS for ports of remote memory with the certificate of the process that the name belongs to; `None` where they speak in
+    /// the clear.
     ///
     /// # Errors
     /// The certificate is of no use.
     pub fn memory_tls(&self, credential: &Credential) -> io::Result<Option<Arc<ClientConfig>>> {
-        if !self.dir.join("nodes/memory-1/tls").exists() {
+        let says_so = |node: &toml::Table| node.get("tcp_tls").and_then(toml::Value::as_bool).unwrap_or(false);
+        if !self.nodes.iter().any(|(_, node)| says_so(node)) {
             return Ok(None);
         }
         // An owner is an organisation; its compute node connects.
@@ -290,7 +307,7 @@ impl Target {
         tls::config(Some(&self.node_tls(&node)?), &[]).map(Some)
     }
 
-    /// A name that may connect to a port of remote memory, and its token. Among compute nodes it is the second one's.
+    /// A name that may connect to a port of remote memory, and its token.
     ///
     /// # Errors
     /// There is none.
@@ -318,6 +335,20 @@ impl Target {
         }
         let token = value.and_then(toml::Value::as_str).ok_or_else(missing)?;
         Ok(Credential { name, token: hex::decode(token).map_err(io::Error::other)? })
+    }
+
+    /// Where compute nodes of the first organisation's peer meet, each with the name and token of another one of them. Only
+    /// the primary listens.
+    pub fn among(&self) -> Vec<(Port, Credential)> {
+        let own = |name: &str| name == "compute-org1" || name.starts_with("compute-org1-");
+        let meeting = self.nodes.iter().filter(|(name, _)| own(name)).filter_map(|(_, node)| {
+            let among = node.get("compute")?.get("among")?;
+            let address = among.get("address")?.as_str()?.strip_prefix("tcp:")?.to_owned();
+            let (name, token) = among.get("nodes")?.as_table()?.iter().next()?;
+            let token = hex::decode(token.as_str()?).ok()?;
+            Some((Port { kind: Kind::Among, address }, Credential { name: name.clone(), token }))
+        });
+        meeting.collect()
     }
 
     /// Bytes of a section of memory.

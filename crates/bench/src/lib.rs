@@ -26,6 +26,7 @@ pub mod rma;
 pub mod sift;
 pub mod state;
 pub mod tally;
+pub mod under_attack;
 pub mod workload;
 pub mod zipf;
 

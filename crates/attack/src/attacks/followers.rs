@@ -38,7 +38,7 @@ async fn owner(scene: Arc<Scene>) -> io::Result<Breach> {
 async fn join_as(scene: Arc<Scene>, credential: Credential, who: &str) -> io::Result<Breach> {
     let mut breach = None;
     while scene.pace.take(1.0).await {
-        for port in first_organization(&scene) {
+        for (port, _) in scene.target.among() {
             let joined = tokio::time::timeout(GREETING_TIME_MAX, join(&scene, &port, &credential)).await;
             if joined.is_ok_and(|joined| joined.is_ok()) {
                 breach = Some(format!("{who} was let in among the compute nodes and told of every write"));
@@ -46,10 +46,6 @@ async fn join_as(scene: Arc<Scene>, credential: Credential, who: &str) -> io::Re
         }
     }
     Ok(breach)
-}
-
-fn first_organization(scene: &Scene) -> Vec<Port> {
-    scene.target.ports(Kind::Among).into_iter().take(2).collect()
 }
 
 /// Connects, waits for the epoch, says join and waits for the welcome.
@@ -72,11 +68,10 @@ const WORK: u8 = 0x85;
 /// What the primary wants verified begins with the rules, the block and the place of the first transaction.
 const PIECE_HEAD: usize = 44;
 
-/// The second compute node, which is an insider, says of all that it is lent that its creators have not signed. Meanwhile an
+/// A compute node, which is an insider, says of all that it is lent that its creators have not signed. Meanwhile an
 /// honest client's transactions are committed, or are not.
 async fn liar(scene: Arc<Scene>) -> io::Result<Breach> {
-    let credential = scene.target.credential(Kind::Among, 1)?;
-    let lying = tokio::spawn(lie(Arc::clone(&scene), credential));
+    let lying = tokio::spawn(lie(Arc::clone(&scene)));
     let (user, port) = (scene.target.user(1)?, scene.target.port(Kind::Gateway)?);
     let gateway = scene.target.grpc(&port, Windows::default()).await?;
     let (mut invalid, mut number) = (0, 0);
@@ -94,9 +89,9 @@ async fn liar(scene: Arc<Scene>) -> io::Result<Breach> {
 
 const BAD_CREATOR_SIGNATURE: u64 = 4;
 
-async fn lie(scene: Arc<Scene>, credential: Credential) {
+async fn lie(scene: Arc<Scene>) {
     loop {
-        for port in first_organization(&scene) {
+        for (port, credential) in scene.target.among() {
             if let Ok(Ok(caller)) = tokio::time::timeout(GREETING_TIME_MAX, join(&scene, &port, &credential)).await {
                 drop(answer_falsely(&scene, caller).await);
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Semaphore;
 
 use super::{Attack, Breach, Scene, attack, hold};
 use crate::target::Kind;
@@ -18,7 +19,7 @@ pub fn attacks() -> Vec<Attack> {
     vec![
         attack!("other-version", "a hello of version 9", ACCESS, 1500.0 "connections", other_version),
         attack!("half-hello", "half a hello, then nothing", ACCESS, 300.0 "connections", half_hello),
-        attack!("connections-of-a-tenant", "a tenant takes every place", MEMORY, 300.0 "connections", many),
+        attack!("connections-of-a-tenant", "a tenant takes every place", MEMORY, 900.0 "connections", many),
         attack!("overflow", "a write whose end overflows", MEMORY, 20.0 "writes", overflow),
         attack!("forged-frames", "verbs, messages and credits that cannot be", MEMORY, 200.0 "frames", forged),
         attack!("pipelined-reads", "always has reads outstanding", MEMORY, 4000.0 "reads of 64 KiB", reads),
@@ -138,33 +139,39 @@ async fn owner(scene: &Scene, organization: usize) -> io::Result<Owner> {
     Ok(owner)
 }
 
-/// Half of the reads ahead are outstanding at any time, so that the replies' queue never runs empty.
+/// Takes replies only while there are enough reads behind them, so that the node's queue of replies never runs empty.
 async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
     let capability = readable(&scene).await?;
     let caller = tenant(&scene, scene.insider()).await?;
     let (mut reader, mut writer) = tokio::io::split(caller.into_stream());
-    let outstanding = Arc::new(tokio::sync::Semaphore::new(READS_AHEAD));
-    let (taken, counted) = (Arc::clone(&outstanding), Arc::clone(&scene));
+    let surplus = Arc::new(Semaphore::new(0));
+    let (posted, counted) = (Arc::clone(&surplus), Arc::clone(&scene));
     let reading = tokio::spawn(async move {
         let mut head = [0; 16];
-        let mut bytes = vec![0; PIECE as usize + 8];
-        while reader.read_exact(&mut head).await.is_ok() {
+        let mut bytes = vec![0; PIECE as usize];
+        while let Ok(permit) = posted.acquire().await {
+            permit.forget();
+            if reader.read_exact(&mut head).await.is_err() {
+                return;
+            }
             let length = u64::from_le_bytes(head[8..].try_into().expect("eight bytes")) as usize;
             if length > PIECE as usize || reader.read_exact(&mut bytes[..length]).await.is_err() {
                 return;
             }
             counted.pace.sent(length + 16);
-            taken.add_permits(1);
         }
     });
     let mut sequence = 0;
     while scene.pace.take(1.0).await {
-        let Ok(Ok(permit)) = tokio::time::timeout(Duration::from_secs(1), outstanding.acquire()).await else { break };
-        permit.forget();
         sequence += 1;
         let frame = Verb::range(&capability, 0, PIECE).frame(READ, sequence);
-        if writer.write_all(&frame).await.is_err() {
+        // A node that takes no more verbs for now has stopped this; its replies are taken meanwhile.
+        let posted = tokio::time::timeout(Duration::from_millis(200), writer.write_all(&frame)).await;
+        if !matches!(posted, Ok(Ok(()))) {
             break;
+        }
+        if sequence > READS_AHEAD {
+            surplus.add_permits(1);
         }
     }
     scene.pace.over().await;
@@ -172,7 +179,7 @@ async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
     Ok(None)
 }
 
-const READS_AHEAD: usize = 64;
+const READS_AHEAD: u32 = 256;
 
 /// A capability that may be read.
 async fn readable(scene: &Scene) -> io::Result<[u8; 40]> {

@@ -313,6 +313,24 @@ transaction was committed that a client of that organisation began after the kil
 end of the process is noticed, and the wait for the leases that it held. docs/formats/bench.md explains the
 JSON.")]
     Failover(Failover),
+    /// Under attack: what a legitimate organisation keeps of its throughput while all attacks run at once
+    #[command(
+        name = "under-attack",
+        after_help = "\
+Examples:
+  heddle bench under-attack
+  heddle bench under-attack --quick
+  heddle bench under-attack --pairs 9 --json attacked.json      the plot is attacked.svg
+
+A network of three organisations, a process for each role, is started in a temporary directory. SmallBank is
+measured calm and attacked in turns, by clients of the first two organisations; the attackers are strangers,
+and members of the third. Each attack is a process of its own, of the program `attack`, which shares no code
+with this one; all of them together have a quarter of a processor, by a cgroup. Each goes at its own pace
+times --factor, so that all fit. A run in which one falls below half of that does not count: it says so and
+the exit code is 1. memory_over_budget_mib is what the largest process has beyond its settings and 64 MiB.
+docs/formats/bench.md explains the JSON."
+    )]
+    UnderAttack(UnderAttack),
     /// A memory node for flexchain-fig8b, which starts this program again
     #[command(name = "memory-process", hide = true)]
     MemoryProcess(MemoryProcess),
@@ -338,6 +356,28 @@ pub struct Failover {
     pub seed: u64,
     #[command(flatten)]
     pub output: FigureOutput,
+}
+
+/// Windows with attacks and without.
+#[derive(Args, Debug, Clone)]
+pub struct UnderAttack {
+    /// Calm and attacked windows, in turns; medians count
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: u64,
+    /// How long each window takes, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
+    pub clients: u64,
+    /// The pace of each attack over that which would break a network without defences
+    #[arg(long, value_name = "FACTOR", default_value_t = 0.05, value_parser = seconds)]
+    pub factor: f64,
+    /// The program of attacks [default: `attack` beside this program]
+    #[arg(long, value_name = "PROGRAM")]
+    pub attacks: Option<PathBuf>,
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Verbs of remote memory.

@@ -88,6 +88,7 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,
         Bench::FlexchainFig8b(arguments) => super::flexchain::fig8b(arguments, &stop).await,
         Bench::Failover(arguments) => super::failover::run(arguments, &stop).await,
+        Bench::UnderAttack(arguments) => super::under_attack::run(arguments, &stop).await,
         Bench::MemoryProcess(arguments) => super::flexchain::memory_process(arguments).await,
     }
 }

@@ -19,6 +19,7 @@ pub mod process;
 pub mod show;
 mod sift;
 pub mod status;
+pub mod under_attack;
 pub mod up;
 pub mod verify;
 

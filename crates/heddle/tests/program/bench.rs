@@ -59,6 +59,20 @@ fn a_measurement_beside_an_older_build_has_both_ratios_with_their_intervals() {
 }
 
 #[test]
+fn attacks_run_beside_a_load_and_say_what_they_did() {
+    crate::attack::program();
+    let (figure, plot) =
+        quick("under-attack", &["tps_over_calm", "p99_over_calm", "memory_over_budget_mib"], &["--clients", "10"]);
+    assert!(plot.contains("<svg"));
+    let rows = figure["rows"].as_array().expect("rows");
+    let attacks: Vec<_> = rows.iter().filter(|row| row["attack"].is_string()).collect();
+    assert!(attacks.len() > 30, "{figure:#}");
+    let began = attacks.iter().filter(|row| row["reached_per_second"].as_f64().is_some_and(|pace| pace > 0.0));
+    assert!(began.count() > attacks.len() / 2, "{figure:#}");
+    assert_eq!(rows.iter().filter(|row| row["window"].is_string()).count(), 2);
+}
+
+#[test]
 fn a_measured_key_value_store_is_reported_like_other_figures() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let json = folder.path().join("kv.json");

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
+mod attack;
 mod bench;
 mod disk;
 mod hosts;
