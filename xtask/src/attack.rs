@@ -4,18 +4,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::programs::PROFILE;
+use crate::programs::program;
 use crate::step::run;
 
-/// Builds Heddle and the attacks, and runs the campaign with these arguments; `heddle` is attacked instead of what is built
-/// here.
+/// Runs the campaign with these arguments, against `heddle` instead of what is built here.
 ///
 /// # Errors
-/// They do not build, or an attack succeeds.
+/// Heddle or the attacks do not build, or an attack succeeds.
 pub fn campaign(heddle: Option<PathBuf>, arguments: &[OsString]) -> Result<(), String> {
-    let attack = program()?;
-    let heddle = heddle.unwrap_or_else(|| attack.with_file_name("heddle"));
-    run(Command::new(&attack).args(["campaign", "--heddle"]).arg(heddle).args(arguments))
+    let heddle = match heddle {
+        Some(heddle) => heddle,
+        None => program("heddle", "program")?.get_program().into(),
+    };
+    run(attack()?.args(["campaign", "--heddle"]).arg(heddle).args(arguments))
 }
 
 /// Names the attacks.
@@ -23,13 +24,9 @@ pub fn campaign(heddle: Option<PathBuf>, arguments: &[OsString]) -> Result<(), S
 /// # Errors
 /// They do not build.
 pub fn list() -> Result<(), String> {
-    run(Command::new(program()?).arg("list"))
+    run(attack()?.arg("list"))
 }
 
-/// The attacks' program; Heddle's lies beside it.
-fn program() -> Result<PathBuf, String> {
-    // All of the workspace, so that what all share has the features that it has in tests.
-    run(Command::new("cargo").args(["build", "--profile", PROFILE, "--workspace", "--bins", "--quiet"]))?;
-    let own = std::env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
-    Ok(own.with_file_name("attack"))
+fn attack() -> Result<Command, String> {
+    program("attack", "attacks")
 }

@@ -57,6 +57,9 @@ enum Task {
         /// Leave the attackers' own organisation its memory: its compute nodes end where it is taken
         #[arg(long)]
         keep_memory: bool,
+        /// Say `ready`, and begin once a line comes from the standard input
+        #[arg(long)]
+        gate: bool,
     },
     /// Visit a port as one who may, again and again until the standard input ends
     Newcomer {
@@ -82,6 +85,9 @@ enum Task {
     Campaign(campaign::Campaign),
 }
 
+/// What an attack says that waits to begin.
+const READY: &str = "ready";
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let passed = match Arguments::parse().command {
@@ -89,7 +95,11 @@ async fn main() -> ExitCode {
             list();
             Ok(true)
         }
-        Task::Run { name, dir, port, seconds, factor, keep_memory } => {
+        Task::Run { name, dir, port, seconds, factor, keep_memory, gate } => {
+            if gate {
+                println!("{READY}");
+                let _ = io::stdin().read_line(&mut String::new());
+            }
             let time = Duration::from_secs_f64(seconds);
             run(&name, &dir, port, |attack| Pace::new(attack.pace * factor, time), !keep_memory).await
         }

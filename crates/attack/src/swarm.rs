@@ -1,6 +1,6 @@
 //! All attacks at once, each a process of its own: a child of this one, within whatever limit this one has.
 
-use std::io::{self, BufRead as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -28,7 +28,7 @@ pub struct Swarm {
 }
 
 impl Swarm {
-    /// Waits for a line, runs them, and prints what each did as a line of JSON.
+    /// Waits for a line, starts them, says `begun` when all of them run, and prints what each did as a line of JSON.
     ///
     /// # Errors
     /// One could not be run.
@@ -47,17 +47,37 @@ impl Swarm {
             let child = Command::new(std::env::current_exe()?)
                 .args(["run", attack.name, "--port", kind.name(), "--dir"])
                 .arg(&self.dir)
-                .args(["--seconds", &self.seconds.to_string(), "--factor", &self.factor.to_string(), "--keep-memory"])
-                .stdin(Stdio::null())
+                .args([
+                    "--seconds",
+                    &self.seconds.to_string(),
+                    "--factor",
+                    &self.factor.to_string(),
+                    "--keep-memory",
+                    "--gate",
+                ])
+                .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;
             children.push((attack.name.to_owned(), child));
         }
-        for (name, child) in children {
-            let output = child.wait_with_output()?;
-            match serde_json::from_slice::<Done>(&output.stdout) {
+        // To start so many programs costs more than they do later; they begin together, once all of them run.
+        let mut waiting = Vec::new();
+        for (name, mut child) in children {
+            let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
+            output.read_line(&mut String::new())?;
+            waiting.push((name, child, output));
+        }
+        for (_, child, _) in &mut waiting {
+            child.stdin.take().expect("it is piped").write_all(b"go\n")?;
+        }
+        println!("begun");
+        for (name, mut child, mut output) in waiting {
+            let mut said = String::new();
+            output.read_to_string(&mut said)?;
+            let status = child.wait()?;
+            match serde_json::from_str::<Done>(&said) {
                 Ok(done) => println!("{}", serde_json::to_string(&done)?),
-                Err(error) => return Err(io::Error::other(format!("{name}: {}, {error}", output.status))),
+                Err(error) => return Err(io::Error::other(format!("{name}: {status}, {error}"))),
             }
         }
         Ok(true)

@@ -9,9 +9,9 @@
 //! Invariant: a run in which an attack fell below half of its pace shows nothing, and says so ([`Run::too_slow`]).
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde::Deserialize;
 
@@ -52,18 +52,19 @@ pub struct Attack {
 /// All attacks at once.
 pub struct Attackers {
     child: Child,
+    output: BufReader<ChildStdout>,
     limiter: Option<Limiter>,
 }
 
 impl Attackers {
-    /// Starts them against the network in a directory, for so many seconds, each at its pace times `factor`. Without a quota
-    /// they may use all of the machine.
+    /// Starts them against the network in a directory, for so many seconds, each at its pace times `factor`, and waits until
+    /// they begin. Without a quota they may use all of the machine.
     ///
     /// # Errors
     /// The program is not there, or no cgroup can be made for the quota.
     pub fn start(program: &Path, dir: &Path, seconds: f64, factor: f64, has_quota: bool) -> Result<Attackers, Error> {
         let failed = |error: std::io::Error| Error::Part { what: "the attacks", reason: error.to_string() };
-        let child = Command::new(program)
+        let mut child = Command::new(program)
             .args(["all", "--seconds", &seconds.to_string(), "--factor", &factor.to_string(), "--dir"])
             .arg(dir)
             .stdin(Stdio::piped())
@@ -71,7 +72,8 @@ impl Attackers {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
-        let mut attackers = Attackers { child, limiter: None };
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut attackers = Attackers { child, output, limiter: None };
         if has_quota {
             let limiter = Limiter::new(Kind::Cgroup, attackers.child.id())?;
             limiter.set(Some(QUOTA_PERCENT))?;
@@ -80,6 +82,7 @@ impl Attackers {
         // Its attacks are its children, and so within its group; it begins once it is told to.
         let mut input = attackers.child.stdin.take().expect("it is piped");
         input.write_all(b"go\n").map_err(failed)?;
+        attackers.output.read_line(&mut String::new()).map_err(failed)?;
         Ok(attackers)
     }
 
@@ -95,8 +98,7 @@ impl Attackers {
     pub fn wait(mut self) -> Result<Vec<Attack>, Error> {
         let failed = |reason: String| Error::Part { what: "the attacks", reason };
         let (mut said, mut complained) = (String::new(), String::new());
-        let mut output = self.child.stdout.take().expect("it is piped");
-        output.read_to_string(&mut said).map_err(|error| failed(error.to_string()))?;
+        self.output.read_to_string(&mut said).map_err(|error| failed(error.to_string()))?;
         let mut errors = self.child.stderr.take().expect("it is piped");
         errors.read_to_string(&mut complained).map_err(|error| failed(error.to_string()))?;
         let status = self.child.wait().map_err(|error| failed(error.to_string()))?;

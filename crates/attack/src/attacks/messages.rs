@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{Attack, Breach, Scene, attack, hold};
+use super::{Attack, Breach, Scene, attack, hold, unless_stalled};
 use crate::target::Kind;
 use crate::wire::grpc::{Windows, head};
 use crate::wire::link::{self, Link};
@@ -66,7 +66,7 @@ async fn send_unfinished(scene: &Scene, mib: u64) -> io::Result<()> {
         if !scene.pace.take(1.0).await {
             break;
         }
-        stream.send(Bytes::from_static(&ONE_MIB)).await?;
+        unless_stalled(stream.send(Bytes::from_static(&ONE_MIB))).await?;
         scene.pace.sent(MIB);
     }
     scene.pace.over().await;
@@ -154,7 +154,7 @@ async fn identities(scene: Arc<Scene>) -> io::Result<Breach> {
 async fn unfinished_frames(scene: Arc<Scene>) -> io::Result<Breach> {
     let config = tls::config(Some(&scene.target.node_tls(&format!("gateway-org{}", scene.insider()))?), &[])?;
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..6 {
+    for _ in 0..8 {
         let (scene, config) = (Arc::clone(&scene), Arc::clone(&config));
         tasks.spawn(async move {
             loop {
@@ -166,7 +166,7 @@ async fn unfinished_frames(scene: Arc<Scene>) -> io::Result<Breach> {
                         if !scene.pace.take(1.0).await {
                             break;
                         }
-                        link.stream.write_all(&ONE_MIB).await?;
+                        unless_stalled(link.stream.write_all(&ONE_MIB)).await?;
                         scene.pace.sent(MIB);
                     }
                     scene.pace.over().await;

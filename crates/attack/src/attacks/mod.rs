@@ -21,6 +21,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
@@ -78,11 +79,35 @@ pub fn all() -> Vec<Attack> {
 /// The attack cannot be made at all, for lack of a key or a port.
 pub async fn run(attack: &Attack, scene: Scene) -> io::Result<Done> {
     let scene = Arc::new(scene);
-    let breach = (attack.run)(Arc::clone(&scene)).await?;
+    // Whoever still waits for an answer when the time is over has waited long enough.
+    let over = async {
+        scene.pace.over().await;
+        tokio::time::sleep(AFTER_TIME_MAX).await;
+    };
+    let attempts = async {
+        loop {
+            match (attack.run)(Arc::clone(&scene)).await {
+                // Beside other attacks the network may refuse for a while; another attempt follows at the pace.
+                Err(_) if !scene.takes_memory => {
+                    if !scene.pace.take(1.0).await {
+                        return Ok(None);
+                    }
+                }
+                done => return done,
+            }
+        }
+    };
+    let breach = tokio::select! {
+        breach = attempts => breach?,
+        () = over => None,
+    };
     let mut done = scene.pace.done(attack.name, attack.unit);
     done.breach = breach;
     Ok(done)
 }
+
+/// How long an attack may go on after its time, to see what its last unit does.
+const AFTER_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Tasks that an attack has at once; the oldest makes room for one more.
 const TASKS_MAX: usize = 6_000;
@@ -131,6 +156,15 @@ macro_rules! attack {
     };
 }
 use attack;
+
+/// A write that the server does not take in this time is given up, so that a server that makes an attacker wait does not make
+/// it slower than it is meant to be.
+const STALL_MAX: Duration = Duration::from_millis(250);
+
+/// Work that may stall.
+async fn unless_stalled<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(STALL_MAX, work).await?
+}
 
 /// For ever, until the task is aborted.
 async fn hold<T>(held: T) -> io::Result<()> {

@@ -38,7 +38,13 @@ pub async fn check(target: &Target) -> io::Result<bool> {
         match page {
             Ok(Ok(page)) if page.starts_with("HTTP/1.1 200") => {}
             Ok(Ok(page)) => {
-                failures.push(format!("{address} is not healthy: {}", page.lines().last().unwrap_or_default()))
+                // What became of the attackers' own processes is their matter.
+                let attackers = format!("org{}", target.organizations());
+                let body = page.split_once("\r\n\r\n").map_or(page.as_str(), |(_, body)| body);
+                let mut lines = body.lines().map(str::trim).filter(|line| !line.is_empty());
+                if let Some(line) = lines.find(|line| !line.contains(&attackers)) {
+                    failures.push(format!("{address} is not healthy: {line}"));
+                }
             }
             Ok(Err(error)) => failures.push(format!("{address} says nothing of its health: {error}")),
             Err(_) => failures.push(format!("{address} says nothing of its health")),

@@ -11,7 +11,7 @@ pub mod tls;
 use std::io;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// How long a connection may take to be made.
 const DIAL_TIME_MAX: Duration = Duration::from_secs(10);
@@ -25,6 +25,20 @@ pub async fn dial(address: &str) -> io::Result<TcpStream> {
     socket.set_nodelay(true)?;
     Ok(socket)
 }
+
+/// A connection that takes few bytes at a time, whatever the other side would like to send.
+///
+/// # Errors
+/// As [`dial`].
+pub async fn dial_narrow(address: &str) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(NARROW_BYTES)?;
+    let address = address.parse().map_err(io::Error::other)?;
+    Ok(tokio::time::timeout(DIAL_TIME_MAX, socket.connect(address)).await??)
+}
+
+/// Bytes that the kernel takes for a narrow connection.
+const NARROW_BYTES: u32 = 128 << 10;
 
 /// Bytes from the operating system's generator.
 ///

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use aws_lc_rs::hmac;
 use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::{dial, random, tls};
 
@@ -80,7 +81,18 @@ impl Caller {
         tls: Option<&Arc<ClientConfig>>,
         credential: &Credential,
     ) -> io::Result<Caller> {
-        let socket = dial(address).await?;
+        Caller::over(dial(address).await?, tls, credential).await
+    }
+
+    /// As [`Caller::connect`], over a connection that is there.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub async fn over(
+        socket: TcpStream,
+        tls: Option<&Arc<ClientConfig>>,
+        credential: &Credential,
+    ) -> io::Result<Caller> {
         let (mut stream, binding): (Box<dyn Wire>, [u8; 32]) = match tls {
             None => (Box::new(socket), [0; 32]),
             Some(config) => {

@@ -371,7 +371,7 @@ pub struct UnderAttack {
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=CLIENTS_MAX as u64))]
     pub clients: u64,
     /// The pace of each attack over that which would break a network without defences
-    #[arg(long, value_name = "FACTOR", default_value_t = 0.05, value_parser = seconds)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 0.02, value_parser = seconds)]
     pub factor: f64,
     /// The program of attacks [default: `attack` beside this program]
     #[arg(long, value_name = "PROGRAM")]

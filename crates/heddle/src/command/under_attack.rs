@@ -123,10 +123,13 @@ impl Measured<'_> {
         let seconds = HEAD_START.as_secs_f64() + self.warm_up + self.seconds + AROUND_SECONDS;
         let (dir, factor) = (self.network.dir(), self.arguments.factor);
         // A quick look has to work where no cgroup can be made, too.
-        let attackers = match Attackers::start(self.program, &dir, seconds, factor, true) {
-            Err(_) if self.arguments.common.quick => Attackers::start(self.program, &dir, seconds, factor, false)?,
-            started => started?,
+        let (program, may_exceed) = (self.program.to_path_buf(), self.arguments.common.quick);
+        let start = move || match Attackers::start(&program, &dir, seconds, factor, true) {
+            Err(_) if may_exceed => Attackers::start(&program, &dir, seconds, factor, false),
+            started => started,
         };
+        let attackers = tokio::task::spawn_blocking(start).await;
+        let attackers = attackers.map_err(|error| Failure::new(format!("the attacks: {error}")))??;
         let limit = attackers.limit();
         let is_over = Arc::new(AtomicBool::new(false));
         let sampling = self.sample(Arc::clone(&is_over));
