@@ -5,13 +5,12 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use base::rt;
-use protobuf::Message as _;
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry};
 
 use super::snapshots::address_of;
 use super::{Answer, Asker, Engine};
 use crate::Error;
-use crate::raft::codec::MEMBERS_MAX;
+use crate::raft::codec::{self, MEMBERS_MAX};
 use crate::raft::fault::{Mutant, mutant};
 use crate::raft::{Change, Machine, Member, Report, Standing, links};
 
@@ -95,8 +94,7 @@ impl<M: Machine> Engine<M> {
     }
 
     pub(super) fn apply_change(&mut self, entry: &Entry) -> Result<(), Error> {
-        let change = ConfChange::parse_from_bytes(&entry.data)
-            .map_err(|_| Error::Corrupt("a change of members of a Raft group cannot be read"))?;
+        let change = codec::change(&entry.data)?;
         let state = self
             .node
             .apply_conf_change(&change)
