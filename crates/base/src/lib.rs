@@ -18,6 +18,8 @@ pub mod collections;
 pub mod durable;
 pub mod error;
 pub mod event;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod id;
 pub mod rt;
 pub mod untrusted;

@@ -452,6 +452,9 @@ fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u6
     Ok((holder, sequence))
 }
 
+#[doc(hidden)]
+pub mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -40,6 +40,8 @@ pub mod entry;
 mod error;
 pub mod fault;
 mod format;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod group;
 mod guard;
 pub mod kv;

@@ -3,6 +3,8 @@
 
 pub mod client;
 pub mod events;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod rpc;
 pub mod server;
 pub mod service;

@@ -20,6 +20,8 @@ mod der;
 pub mod digest;
 pub mod error;
 pub mod event;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod identity;
 pub mod issue;
 pub mod key;

@@ -25,6 +25,8 @@
 
 mod error;
 pub mod events;
+#[doc(hidden)]
+pub mod fuzz;
 mod message;
 pub mod node;
 pub mod space;

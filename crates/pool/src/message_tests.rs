@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::fuzz::messages as decode_anything;
 
 fn capability() -> Capability {
     let mut bytes = [7; CAPABILITY_BYTES];
@@ -69,18 +70,6 @@ fn bytes_of(hex: &str) -> Vec<u8> {
     let digits: Vec<u8> = hex.bytes().filter(|byte| *byte != b' ').collect();
     let digit = |byte: u8| (byte as char).to_digit(16).expect("golden bytes are hexadecimal") as u8;
     digits.chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
-}
-
-/// Both decoders, on whatever bytes; what decodes has only that one encoding.
-fn decode_anything(bytes: &[u8]) {
-    if let Ok((number, request)) = Request::decode(bytes) {
-        let whole = !matches!(request, Request::Hello { version, .. } if version != PROTOCOL_VERSION);
-        assert!(!whole || request.encode(number)[..] == *bytes, "{request:?}");
-        assert!(number != NOTICE);
-    }
-    if let Ok((number, reply)) = Reply::decode(bytes) {
-        assert_eq!(reply.encode(number)[..], *bytes, "{reply:?}");
-    }
 }
 
 #[test]

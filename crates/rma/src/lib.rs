@@ -32,6 +32,8 @@ pub mod conformance;
 mod endpoint;
 mod error;
 mod failure;
+#[doc(hidden)]
+pub mod fuzz;
 mod host;
 pub mod links;
 mod profile;

@@ -18,6 +18,8 @@ mod digest;
 pub mod disaggregated;
 mod error;
 pub mod events;
+#[doc(hidden)]
+pub mod fuzz;
 mod monolithic;
 mod update;
 

@@ -22,6 +22,8 @@ pub mod blocks;
 pub mod directory;
 mod error;
 pub mod events;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod history;
 pub mod node;
 pub mod state_store;

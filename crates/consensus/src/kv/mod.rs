@@ -54,6 +54,8 @@
 mod apply;
 mod cache;
 pub mod fault;
+#[doc(hidden)]
+pub mod fuzz;
 mod layout;
 mod log;
 mod persist;

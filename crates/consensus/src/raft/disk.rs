@@ -484,6 +484,9 @@ impl DiskLog {
     }
 }
 
+#[doc(hidden)]
+pub mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use base::rt::simulation::{Sim, Simulation};

@@ -154,7 +154,7 @@ pub(super) fn decode(frame: Bytes) -> Result<Vec<Message>, Error> {
     messages(frame)
 }
 
-fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
+pub(super) fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
     let mut reader = Reader(frame);
     let count = reader.count(FRAME_MESSAGES_MAX)?;
     let messages = (0..count).map(|_| codec::message(&mut reader)).collect::<Result<_, _>>()?;

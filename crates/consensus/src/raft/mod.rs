@@ -59,6 +59,8 @@ mod disk;
 mod engine;
 mod entries;
 pub mod fault;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod kv;
 mod links;
 mod ordered;

@@ -13,6 +13,8 @@ pub mod call;
 pub mod caller;
 pub mod client;
 pub mod connection;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod message;
 pub mod places;
 pub mod status;

@@ -18,6 +18,8 @@ mod endorse;
 mod endorser;
 mod evaluate;
 mod events;
+#[doc(hidden)]
+pub mod fuzz;
 mod health;
 mod intake;
 mod layout;

@@ -25,6 +25,8 @@
 mod area;
 mod connection;
 mod copy;
+#[doc(hidden)]
+pub mod fuzz;
 mod host;
 mod local;
 mod marks;

@@ -20,6 +20,8 @@
 //! The format is in `docs/formats/rma.md`. This module has its own thread, sockets and clock, as a production provider may.
 
 mod client;
+#[doc(hidden)]
+pub mod fuzz;
 mod handshake;
 mod host;
 mod landing;

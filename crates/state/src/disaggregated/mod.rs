@@ -50,6 +50,8 @@ mod drain;
 mod evict;
 pub mod fault;
 mod fill;
+#[doc(hidden)]
+pub mod fuzz;
 mod grow;
 mod heat;
 mod index;

@@ -27,6 +27,8 @@ mod cut;
 mod files;
 mod fingerprints;
 mod format;
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod interface;
 mod recovery;

@@ -39,6 +39,8 @@ mod absence;
 mod channel;
 mod client;
 pub mod epoch;
+#[doc(hidden)]
+pub mod fuzz;
 mod message;
 mod remote_blocks;
 mod remote_reads;

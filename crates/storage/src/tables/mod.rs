@@ -22,6 +22,8 @@
 
 mod batch;
 mod fjall;
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 mod model;
 mod prune;

@@ -62,6 +62,8 @@
 //! * Bounded: entries on their way ([`UNSAFE_MAX`]), messages to a keeper ([`APPENDS_MAX`]) and the bytes that it holds of them,
 //!   connections.
 
+#[doc(hidden)]
+pub mod fuzz;
 mod keeper;
 mod lead;
 mod message;

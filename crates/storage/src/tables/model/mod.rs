@@ -9,6 +9,8 @@
 //!
 //! Everything is in memory, so it is meant for small states.
 
+#[doc(hidden)]
+pub mod fuzz;
 mod log;
 
 use std::collections::BTreeMap;

@@ -29,6 +29,8 @@
 
 mod caller;
 mod frame;
+#[doc(hidden)]
+pub mod fuzz;
 mod outbox;
 mod server;
 

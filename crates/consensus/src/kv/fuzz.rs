@@ -1,0 +1,86 @@
+//! Harnesses of what a key-value store finds in its group's memory; see [`base::fuzz`].
+
+use base::fuzz::{Shape, Target, authenticated};
+use base::{Bytes, BytesMut};
+
+use super::layout::{
+    PART_BYTES, Seal, decode_beginning, decode_cursor, decode_record, encode_cursor, pointed, record_writes,
+};
+use super::{Sizes, log};
+use crate::Term;
+use crate::fuzz::sealed;
+use crate::layout::{Cursor, word};
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "consensus-kv-entries", shape: Shape::Bytes, run: entries, seeds: entry_seeds },
+    Target { name: "consensus-kv-records", shape: Shape::Bytes, run: records, seeds: record_seeds },
+    Target { name: "consensus-kv-parts", shape: Shape::Bytes, run: parts, seeds: part_seeds },
+];
+
+const SIZES: Sizes = Sizes { log_bytes: 8192, buckets: 8, blocks: 512, block_bytes: 128 };
+
+fn entry_seeds() -> Vec<Vec<u8>> {
+    let value = Bytes::from_static(b"value");
+    let put = log::encode(7, Term(3), 0x11, b"key", Some(&value), &mut BytesMut::new()).0;
+    let delete = log::encode(8, Term(3), 0x12, b"key", None, &mut BytesMut::new()).0;
+    vec![put.to_vec(), delete.to_vec()]
+}
+
+fn entries(input: &[u8]) {
+    for bytes in [input.to_vec(), sealed(input, input.len(), 0)] {
+        let bytes = Bytes::from(bytes);
+        let Some(entry) = authenticated(input, || log::decode(&bytes)) else { continue };
+        let (again, checksum) = log::encode(
+            entry.index,
+            entry.term,
+            entry.previous,
+            &entry.key,
+            entry.value.as_ref(),
+            &mut BytesMut::new(),
+        );
+        assert_eq!(
+            (&again[..entry.raw.len()], checksum),
+            (&entry.raw[..], entry.checksum),
+            "an entry has one encoding"
+        );
+    }
+}
+
+fn record_seeds() -> Vec<Vec<u8>> {
+    let of = |value: &[u8], blocks: &[u32]| record_writes(3, 9, b"key", value, blocks, &SIZES)[0].bytes.to_vec();
+    let mut seeds = vec![of(&[7; 100], &[5, 9]), of(&[7; 20], &[5])];
+    seeds.iter_mut().for_each(|seed| seed.resize(SIZES.block_bytes as usize, 0));
+    seeds
+}
+
+fn records(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(record) = authenticated(input, || decode_record(3, &bytes, &SIZES)) {
+        let blocks = SIZES.record_blocks(record.key.len(), record.value_bytes);
+        assert_eq!((record.blocks.len(), record.blocks[0]), (blocks, 3));
+        assert!(record.blocks.iter().all(|block| u64::from(*block) < SIZES.blocks));
+        assert!(record.value.len() <= record.value_bytes && SIZES.check_key(&record.key).is_ok());
+    }
+    let _ = authenticated(input, || decode_beginning(3, &bytes, &SIZES));
+}
+
+fn part_seeds() -> Vec<Vec<u8>> {
+    let cursor = encode_cursor(Cursor { index: 3, position: 128, chain: 5 });
+    let seal = Seal { term: Term(4), index: 9, chain: 7 }.encode();
+    vec![SIZES.encode(5).to_vec(), cursor.to_vec(), seal.to_vec()]
+}
+
+/// The fixed parts of a store: superblock, cursor, seal, pointers.
+fn parts(input: &[u8]) {
+    let _ = SIZES.made_with(input);
+    let Some(part) = input.first_chunk::<PART_BYTES>() else { return };
+    if let Ok(cursor) = decode_cursor(part, &SIZES) {
+        assert_eq!(decode_cursor(&encode_cursor(cursor), &SIZES), Ok(cursor));
+    }
+    let seal = Seal::decode(part);
+    assert_eq!(Seal::decode(&seal.encode()), seal);
+    if let Ok(Some(block)) = pointed(word(part, 0), &SIZES) {
+        assert!(u64::from(block) < SIZES.blocks);
+    }
+}

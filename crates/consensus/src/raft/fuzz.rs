@@ -1,0 +1,79 @@
+//! Harnesses of Raft's messages and log; see [`base::fuzz`].
+
+use base::fuzz::{Shape, Target, within};
+use base::{Bytes, BytesMut};
+use raft::eraftpb::{ConfChange, ConfChangeType, Entry, Message, MessageType, Snapshot};
+
+use super::codec::{self, Reader};
+use super::links;
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "consensus-raft-messages", shape: Shape::Bytes, run: messages, seeds: message_seeds },
+    Target { name: "consensus-raft-snapshots", shape: Shape::Bytes, run: snapshots, seeds: snapshot_seeds },
+    Target { name: "consensus-raft-changes", shape: Shape::Protobuf, run: changes, seeds: change_seeds },
+    super::disk::fuzz::TARGET,
+];
+
+/// In memory, an entry takes so many times what it takes in a message: the crate's own type has 120 bytes beside its data.
+const TIMES: usize = 16;
+
+fn snapshot() -> Snapshot {
+    let mut snapshot = Snapshot { data: Bytes::from_static(b"state"), ..Snapshot::default() };
+    let metadata = snapshot.mut_metadata();
+    (metadata.index, metadata.term) = (9, 3);
+    metadata.mut_conf_state().voters = vec![1, 2, 3];
+    snapshot
+}
+
+fn message_seeds() -> Vec<Vec<u8>> {
+    let entry = |index| Entry { index, term: 4, data: Bytes::from_static(b"entry"), ..Entry::default() };
+    let base = Message { to: 1, from: 2, term: 4, index: 9, log_term: 3, commit: 8, ..Message::default() };
+    let append =
+        Message { msg_type: MessageType::MsgAppend, entries: vec![entry(10), entry(11)].into(), ..base.clone() };
+    let answer = Message { msg_type: MessageType::MsgAppendResponse, reject: true, reject_hint: 5, ..base.clone() };
+    let vote = Message { msg_type: MessageType::MsgRequestVote, ..base.clone() };
+    let mut whole = Message { msg_type: MessageType::MsgSnapshot, ..base };
+    whole.set_snapshot(snapshot());
+    vec![links::frame(&[append, answer]).to_vec(), links::frame(&[vote]).to_vec(), links::frame(&[whole]).to_vec()]
+}
+
+/// What decodes, encodes to what decodes to the same.
+fn messages(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(found) = within(TIMES, input.len(), || links::messages(bytes)) {
+        assert!(found.iter().all(codec::travels));
+        assert_eq!(links::messages(links::frame(&found)), Ok(found));
+    }
+}
+
+fn snapshot_seeds() -> Vec<Vec<u8>> {
+    let mut bytes = BytesMut::new();
+    codec::put_snapshot(&mut bytes, &snapshot());
+    vec![bytes.to_vec()]
+}
+
+fn snapshots(input: &[u8]) {
+    let mut reader = Reader(Bytes::copy_from_slice(input));
+    if let Ok(found) = within(4, input.len(), || codec::snapshot(&mut reader)) {
+        let mut again = BytesMut::new();
+        codec::put_snapshot(&mut again, &found);
+        assert_eq!(again[..], input[..input.len() - reader.0.len()]);
+    }
+}
+
+fn change_seeds() -> Vec<Vec<u8>> {
+    let mut change = ConfChange { id: 7, node_id: 3, ..ConfChange::default() };
+    change.context = Bytes::from_static(b"orderer2:7050");
+    change.set_change_type(ConfChangeType::AddLearnerNode);
+    vec![protobuf::Message::write_to_bytes(&change).expect("it is small")]
+}
+
+/// What is read, the crate's library reads with the same content.
+fn changes(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(change) = within(4, input.len(), || codec::change(&bytes)) {
+        let theirs = <ConfChange as protobuf::Message>::parse_from_bytes(input);
+        assert_eq!(theirs.expect("accepted by us"), change);
+    }
+}

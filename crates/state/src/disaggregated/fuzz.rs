@@ -1,0 +1,142 @@
+//! Harnesses of records, index buckets and the messages between primary and readers; see [`base::fuzz`].
+
+use std::sync::Arc;
+
+use base::fuzz::{Shape, Target, authenticated, within};
+use base::{Bytes, BytesMut, Version};
+
+use super::index::{GROUP_BYTES, Group, KeyHash, PROBE_BYTES, Probe, Subtable};
+use super::pointer::{Incarnation, Pointer};
+use super::readers::message::{Change, Changes, ToPrimary, ToReader, VERSION};
+use super::record::{self, Content, Name, Record, Word};
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "state-records", shape: Shape::Bytes, run: records, seeds: record_seeds },
+    Target { name: "state-index", shape: Shape::Bytes, run: index, seeds: index_seeds },
+    Target { name: "state-reader-messages", shape: Shape::Bytes, run: messages, seeds: message_seeds },
+    Target { name: "state-reader-changes", shape: Shape::Bytes, run: changes, seeds: change_seeds },
+];
+
+const NAME: Name<'static> = Name { namespace: "cc", key: "key" };
+
+fn record_seeds() -> Vec<Vec<u8>> {
+    let of = |value: Option<&[u8]>| {
+        let content = Content { name: NAME, version: Version::new(3, 4), value, prev: Pointer::NULL };
+        let bytes = record::encode(&content, Incarnation::new(5));
+        let pointer = Pointer::new(64, bytes.len(), Incarnation::new(5));
+        [&pointer.bits().to_le_bytes()[..], &bytes].concat()
+    };
+    vec![of(Some(b"value")), of(None), of(Some(&[7; 200]))]
+}
+
+/// Eight bytes of pointer, then what it means.
+fn records(input: &[u8]) {
+    let Some((pointer, bytes)) = input.split_first_chunk::<8>() else { return };
+    let pointer = Pointer::from_bits(u64::from_le_bytes(*pointer));
+    let _ = record::is_given_up(bytes, pointer);
+    let Some(head) = record::head(bytes, pointer) else { return };
+    assert!(head.namespace.len() + head.key.len() <= bytes.len() && head.bytes <= record::RECORD_BYTES_MAX);
+    if let Ok(found) = authenticated(input, || Record::read(BytesMut::from(bytes), pointer)) {
+        assert_eq!((found.len(), found.version), (head.bytes, head.version));
+        let deleted = found.is_deletion();
+        assert_eq!(found.into_value().is_none(), deleted);
+    }
+    assert_eq!(Word::from_bits(head.word.bits()), Some(head.word));
+}
+
+fn subtable() -> Subtable {
+    Subtable { address: 4096, depth: 3, suffix: 5, incarnation: Incarnation::new(2) }
+}
+
+fn index_seeds() -> Vec<Vec<u8>> {
+    let mut empty = subtable().empty().to_vec();
+    let slot = KeyHash::new(NAME, 0).slot(Pointer::new(64, 100, Incarnation::new(5)));
+    empty[8..16].copy_from_slice(&slot.to_le_bytes());
+    vec![empty[..GROUP_BYTES].to_vec(), empty[..PROBE_BYTES].to_vec()]
+}
+
+fn index(input: &[u8]) {
+    let Some(header) = input.first_chunk::<8>().map(|header| u64::from_le_bytes(*header)) else { return };
+    let _ = Subtable::suffix_of(header);
+    let Some(found) = Subtable::of_header(4096, header) else { return };
+    assert_eq!(found.header(), header);
+    if let Some(probe) = input.get(..PROBE_BYTES).and_then(|bytes| Probe::new(bytes, &found)) {
+        assert!(probe.candidates(KeyHash::new(NAME, 0)).all(|pointer| !pointer.is_null()));
+    }
+    if let Some(bytes) = input.get(..GROUP_BYTES)
+        && let Some(group) = Group::new(bytes, &found)
+    {
+        let mut again = BytesMut::new();
+        group.encode(&mut again);
+        assert_eq!(again[..], *bytes);
+    }
+}
+
+fn message_seeds() -> Vec<Vec<u8>> {
+    let name = || (Arc::from("cc"), Arc::from("key"));
+    let (namespace, key) = name();
+    let to_primary = [
+        ToPrimary::Join { version: VERSION },
+        ToPrimary::Ack { sequence: 1, asked: 2, floor: 3, load: 4 },
+        ToPrimary::InUse { number: 5, in_use: vec![true, false] },
+        ToPrimary::Fill { namespace, key },
+        ToPrimary::Persist { height: 6 },
+        ToPrimary::Done { number: 7, height: 8, answer: Bytes::from_static(b"answer") },
+    ];
+    let changes = Bytes::from(change_seeds().remove(0));
+    let to_reader = [
+        ToReader::Welcome { version: VERSION, seed: 1, base: 2, settled: 3, forgotten: 4, budget_bytes: 5 },
+        ToReader::Part { changes: changes.clone() },
+        ToReader::Update { sequence: 1, granted: 2, oldest: 3, notes_uses: true, changes },
+        ToReader::Ask { number: 1, candidates: Vec::new() },
+        ToReader::Work { number: 1, height: 2, piece: Bytes::from_static(b"piece") },
+    ];
+    let to_primary = to_primary.iter().map(|message| message.encode().to_vec());
+    to_primary.chain(to_reader.iter().map(|message| message.encode().to_vec())).collect()
+}
+
+fn messages(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(message) = authenticated(input, || ToPrimary::decode(bytes.clone())) {
+        assert_eq!(message.encode(), bytes);
+    }
+    if let Ok(message) = authenticated(input, || ToReader::decode(bytes.clone())) {
+        // Of another version nothing but the version is kept.
+        let ours = !matches!(message, ToReader::Welcome { version, .. } if version != VERSION);
+        assert!(!ours || message.encode().len() == bytes.len(), "{message:?}");
+    }
+}
+
+fn change_seeds() -> Vec<Vec<u8>> {
+    let mut bytes = BytesMut::new();
+    let pointer = Pointer::new(64, 100, Incarnation::new(5));
+    let mut changes = Changes(&mut bytes);
+    changes.subtable(&subtable());
+    changes.gone(4096);
+    changes.detached(NAME, pointer);
+    changes.evicted(NAME, pointer);
+    changes.forgotten(7);
+    changes.settled(8);
+    let whole = bytes.to_vec();
+    let mut block = BytesMut::new();
+    Changes(&mut block).block(9, std::iter::empty());
+    // One write: names, version, deleted.
+    let mut written = block.to_vec();
+    let count = written.len() - 4;
+    written[count..].copy_from_slice(&1_u32.to_le_bytes());
+    written.extend(b"\x02\0cc\x03\0key\x09\0\0\0\0\0\0\0\x01\0\0\0\0");
+    vec![whole, block.to_vec(), written]
+}
+
+/// In memory, a write takes 72 bytes and two names of 16 beside their texts; in a message 17.
+fn changes(input: &[u8]) {
+    let mut rest = Bytes::copy_from_slice(input);
+    loop {
+        let before = rest.len();
+        match within(14, input.len(), || Change::next(&mut rest)) {
+            Ok(Some(_)) => assert!(rest.len() < before, "each change takes bytes"),
+            Ok(None) | Err(_) => break,
+        }
+    }
+}

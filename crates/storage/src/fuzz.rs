@@ -1,0 +1,34 @@
+//! Harnesses of what disks and other processes hold; see [`base::fuzz`].
+
+use base::Epoch;
+use base::fuzz::{Shape, Target, authenticated};
+
+use crate::node::epoch;
+
+/// The targets of this crate.
+pub fn targets() -> Vec<Target> {
+    [TARGETS, crate::blocks::fuzz::TARGETS, crate::node::fuzz::TARGETS, crate::tables::fuzz::TARGETS].concat()
+}
+
+const TARGETS: &[Target] = &[Target { name: "storage-epoch", shape: Shape::Bytes, run: epochs, seeds }];
+
+/// The bytes as they are, and with the checksum put right that their last eight are.
+pub(crate) fn with_sealed(input: &[u8]) -> Vec<Vec<u8>> {
+    let mut sealed = input.to_vec();
+    if sealed.len() >= 8 {
+        crate::blocks::seal(&mut sealed);
+    }
+    vec![input.to_vec(), sealed]
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    vec![epoch::encode(Epoch(3)).to_vec()]
+}
+
+fn epochs(input: &[u8]) {
+    for bytes in with_sealed(input) {
+        if let Ok(found) = authenticated(input, || epoch::decode(&bytes)) {
+            assert_eq!(epoch::decode(&epoch::encode(found)), Ok(found));
+        }
+    }
+}

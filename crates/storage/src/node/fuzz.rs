@@ -1,0 +1,144 @@
+//! Harnesses of the messages between storage nodes and their clients; see [`base::fuzz`].
+
+use base::fuzz::{Shape, Target, within};
+use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
+
+use super::Role;
+use super::message::{self, Append, Hello, Notice, Opened, Request, answer};
+use crate::blocks::{StoredBlock, Tip, TransactionPlace};
+use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "storage-requests", shape: Shape::Bytes, run: requests, seeds: request_seeds },
+    Target { name: "storage-answers", shape: Shape::Bytes, run: answers, seeds: answer_seeds },
+    Target { name: "storage-hellos", shape: Shape::Bytes, run: hellos, seeds: hello_seeds },
+];
+
+/// In memory, a key takes 56 bytes and a row 64 beside their own bytes; in a message 6 and 1. Lists are bounded by
+/// [`crate::state_store::KEYS_MAX`] and [`message::IDS_MAX`], and only proven processes of the own organisation get here.
+const TIMES: usize = 140;
+
+fn request_seeds() -> Vec<Vec<u8>> {
+    let keys = || vec![("cc".to_owned(), Bytes::from_static(b"key")), (String::new(), Bytes::new())];
+    let (namespace, through) = ("cc".to_owned(), BlockNumber(9));
+    let all = [
+        Request::Append(Append {
+            number: BlockNumber(1),
+            epoch: Epoch(2),
+            header_hash: [3; 32],
+            previous_hash: [4; 32],
+            transactions: vec![(TxId::from("ab"), 0)],
+            payload: Bytes::from_static(b"payload").into(),
+        }),
+        Request::Close,
+        Request::Page { from: through, limit: 5 },
+        Request::NumberByHash([7; 32]),
+        Request::FindTransactions(vec![TxId::from("ab"), TxId::from("")]),
+        Request::Tags(3),
+        Request::Rows { through, keys: keys() },
+        Request::Versions { through, keys: keys() },
+        Request::Range {
+            through,
+            limit: 3,
+            namespace: namespace.clone(),
+            start: Bytes::new(),
+            end: Bytes::from_static(b"z"),
+        },
+        Request::Materialize { epoch: Epoch(1), height: 4 },
+        Request::Begin("ch".to_owned()),
+        Request::BeginAfter { newest: Epoch(1), channel: "ch".to_owned() },
+        Request::History { below: through, limit: 2, namespace, key: Bytes::from_static(b"key") },
+    ];
+    all.iter().map(|request| request.encode().concat().to_vec()).collect()
+}
+
+/// What decodes has that one encoding.
+fn requests(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(request) = within(TIMES, input.len(), || Request::decode(bytes.clone())) {
+        assert_eq!(request.encode().concat(), bytes, "{request:?}");
+    }
+}
+
+fn answer_seeds() -> Vec<Vec<u8>> {
+    let version = Version::new(3, 4);
+    let row = |value: Option<&'static [u8]>| Some(Row { version, value: value.map(Bytes::from_static) });
+    let block = StoredBlock {
+        number: BlockNumber(1),
+        header_hash: [3; 32],
+        previous_hash: [4; 32],
+        epoch: Epoch(2),
+        payload: Bytes::from_static(b"payload"),
+        transactions: vec![(TxId::from("ab"), 0)],
+    };
+    let place = TransactionPlace { block: BlockNumber(1), index: TxIndex(2), code: 0 };
+    let entry = RangeEntry { key: Bytes::from_static(b"k"), value: Bytes::from_static(b"v"), version };
+    [
+        answer::number(7),
+        answer::numbers(&[BlockNumber(1), BlockNumber(2)]),
+        answer::maybe_block(Some(Bytes::from_static(b"block"))),
+        answer::blocks(&[block]),
+        answer::maybe_transactions(Some(vec![(TxId::from("ab"), 0)])),
+        answer::places(&[None, Some(place)]),
+        answer::tags(&[1, 2]),
+        answer::rows(&[None, row(None), row(Some(b"value"))]),
+        answer::versions(&[None, Some((version, true))]),
+        answer::page(&RangePage { entries: vec![entry], next: Some(Bytes::from_static(b"next")) }),
+        answer::names(&["one".to_owned(), "two".to_owned()]),
+        answer::savepoint(&Savepoint::default()),
+    ]
+    .map(|parts| parts.concat().to_vec())
+    .into_iter()
+    .flat_map(|bytes| (0..ANSWERS).map(move |kind| [&[kind], &bytes[..]].concat()))
+    .collect()
+}
+
+const ANSWERS: u8 = 12;
+
+/// The first byte says which answer is expected.
+fn answers(input: &[u8]) {
+    let Some((kind, input)) = input.split_first() else { return };
+    let bytes = Bytes::copy_from_slice(input);
+    let (given, whole) = (bytes.clone(), bytes.clone());
+    let again = within(TIMES, input.len(), move || match kind % ANSWERS {
+        0 => answer::read_maybe_number(given).map(answer::maybe_number),
+        1 => answer::read_numbers(given, 1000).map(|numbers| answer::numbers(&numbers)),
+        2 => answer::read_maybe_block(given).map(answer::maybe_block),
+        3 => answer::read_blocks(given).map(|blocks| answer::blocks(&blocks)),
+        4 => answer::read_maybe_transactions(given).map(answer::maybe_transactions),
+        5 => answer::read_places(given, 2).map(|places| answer::places(&places)),
+        6 => answer::read_tags(&given).map(|tags| answer::tags(&tags.collect::<Vec<_>>())),
+        7 => answer::read_rows(given, 1000).map(|rows| answer::rows(&rows)),
+        8 => answer::read_versions(given, 2).map(|versions| answer::versions(&versions)),
+        9 => answer::read_page(given).map(|page| answer::page(&page)),
+        10 => answer::read_names(given).map(|names| answer::names(&names)),
+        _ => answer::read_savepoint(given).map(|savepoint| answer::savepoint(&savepoint)),
+    });
+    if let Ok(again) = again {
+        assert_eq!(again.concat(), whole, "an answer has one encoding");
+    }
+}
+
+fn hello_seeds() -> Vec<Vec<u8>> {
+    let token = Bytes::from_static(b"token");
+    let hello =
+        Hello { version: message::VERSION, role: Role::Appender, epoch: Epoch(3), token, channel: "ch".to_owned() };
+    let tip = Tip { height: 3, header_hash: [4; 32], epoch: Epoch(1) };
+    let opened = Opened { tip, durable: 3, savepoint: Savepoint::default() };
+    let notices = [Notice::Durable(3), Notice::Savepoint(Savepoint::default())].map(|notice| notice.encode().to_vec());
+    [hello.encode().to_vec(), opened.encode().to_vec()].into_iter().chain(notices).collect()
+}
+
+fn hellos(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok((_, Some(hello))) = within(4, input.len(), || Hello::decode(bytes.clone())) {
+        assert_eq!(hello.encode(), bytes);
+    }
+    if let Ok(opened) = within(4, input.len(), || Opened::decode(bytes.clone())) {
+        assert_eq!(opened.encode(), bytes);
+    }
+    if let Ok(notice) = within(4, input.len(), || Notice::decode(bytes.clone())) {
+        assert_eq!(notice.encode(), bytes);
+    }
+}

@@ -1,0 +1,53 @@
+//! Harnesses of row keys, savepoints and the model engine's log; see [`base::fuzz`].
+
+use base::Version;
+use base::fuzz::{Shape, Target, authenticated, within};
+
+use super::Savepoint;
+use super::key::{self, RowKey, decode_prefix};
+use super::model::fuzz::{encode_log, replayed};
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "storage-row-keys", shape: Shape::Bytes, run: row_keys, seeds: row_key_seeds },
+    Target { name: "storage-savepoints", shape: Shape::Bytes, run: savepoints, seeds: savepoint_seeds },
+    Target { name: "storage-model-log", shape: Shape::Bytes, run: model_log, seeds: model_log_seeds },
+];
+
+fn row_key(namespace: &str, name: &[u8]) -> Vec<u8> {
+    let mut bytes = key::prefix(namespace, name);
+    key::push_suffix(&mut bytes, Version::new(3, 4), true);
+    bytes
+}
+
+fn row_key_seeds() -> Vec<Vec<u8>> {
+    vec![row_key("cc", b"key"), row_key("", b"\0\x01\0")]
+}
+
+fn row_keys(input: &[u8]) {
+    let Some(row) = RowKey::split(input) else { return };
+    let Some((namespace, name)) = authenticated(input, || decode_prefix(row.prefix)) else { return };
+    let mut again = key::prefix(&namespace, &name);
+    key::push_suffix(&mut again, row.version, row.live);
+    assert_eq!(again, input, "a row key has one encoding");
+}
+
+fn savepoint_seeds() -> Vec<Vec<u8>> {
+    vec![Savepoint { height: 3, ..Savepoint::default() }.encode().to_vec()]
+}
+
+fn savepoints(input: &[u8]) {
+    if let Some((_, Some(savepoint))) = Savepoint::decode(input) {
+        assert_eq!(savepoint.encode()[..], *input);
+    }
+}
+
+fn model_log_seeds() -> Vec<Vec<u8>> {
+    vec![encode_log(&row_key("cc", b"key"), b"value")]
+}
+
+/// In memory a row takes a node of a tree, of 64 bytes and more.
+fn model_log(input: &[u8]) {
+    let end = within(40, input.len(), || replayed(input));
+    assert!(end <= input.len());
+}

@@ -1,0 +1,56 @@
+//! All fuzz targets in one program, over libFuzzer; `cargo xtask fuzz` builds and runs it.
+//!
+//! The environment says which: `HEDDLE_FUZZ_TARGET` is a target's name, and `HEDDLE_FUZZ_SEEDS` a folder into which its
+//! seeds are written before libFuzzer reads its folders. With `HEDDLE_FUZZ_TARGET=list` the names are printed. All arguments
+//! are libFuzzer's.
+#![no_main]
+#![allow(unsafe_code)] // What libFuzzer calls has fixed names.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use base::fuzz::{Shape, Target};
+use heddle_fuzz::allocator::Counting;
+use heddle_fuzz::mutate::{Random, restructured};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+static TARGET: LazyLock<Target> = LazyLock::new(|| {
+    let name = std::env::var("HEDDLE_FUZZ_TARGET").unwrap_or_default();
+    if name == "list" {
+        heddle_fuzz::targets().iter().for_each(|target| println!("{}", target.name));
+        std::process::exit(0);
+    }
+    heddle_fuzz::targets().into_iter().find(|target| target.name == name).unwrap_or_else(|| {
+        eprintln!("there is no fuzz target `{name}`; HEDDLE_FUZZ_TARGET=list prints them");
+        std::process::exit(2);
+    })
+});
+
+fuzz_target!(
+    init: {
+        if let Some(folder) = std::env::var_os("HEDDLE_FUZZ_SEEDS") {
+            for (number, seed) in (TARGET.seeds)().into_iter().enumerate() {
+                let path = Path::new(&folder).join(format!("seed-{number:03}"));
+                std::fs::write(path, seed).expect("the folder for seeds can be written to");
+            }
+        }
+        // Lazily made tables are made here, or the first input would pay for them.
+        (TARGET.seeds)().iter().for_each(|seed| (TARGET.run)(seed));
+    },
+    |data: &[u8]| (TARGET.run)(data)
+);
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let mut random = Random::new(u64::from(seed));
+    let structured = TARGET.shape != Shape::Bytes && random.below(2) == 0;
+    match structured.then(|| restructured(TARGET.shape, &data[..size], max_size, &mut random)).flatten() {
+        Some(bytes) => {
+            data[..bytes.len()].copy_from_slice(&bytes);
+            bytes.len()
+        }
+        None => fuzzer_mutate(data, size, max_size),
+    }
+});

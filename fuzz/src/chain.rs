@@ -1,0 +1,198 @@
+//! Decoders of `chain`: proposals, read-write sets, blocks and questions over links, borrowed work.
+
+use base::Bytes;
+use base::fuzz::{Shape, Target, authenticated, untrusted, within};
+use chain::endorse::proposal::Proposal;
+use chain::order::protocol;
+use chain::remote::messages::{
+    Answer, Ask, BlockAnswer, BlockAt, Committed, Envelope, Failure, Hello, Notice, Place, Request, StatusAnswer,
+    StatusOf, Welcome,
+};
+use chain::rwset::{ReadWriteSet, visit_writes};
+use chain::validate::borrow::{Chunk, Words};
+use chain::validate::examine::Word;
+use ledger::transaction::Transaction;
+use ledger::wire::Span;
+use prost::Message;
+use proto::protos;
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "chain-proposal", shape: Shape::Protobuf, run: proposal, seeds: proposals },
+    Target { name: "chain-rwset", shape: Shape::Protobuf, run: rwset, seeds: rwsets },
+    Target { name: "chain-order-links", shape: Shape::Bytes, run: order_links, seeds: order_link_seeds },
+    Target { name: "chain-peer-links", shape: Shape::Protobuf, run: peer_links, seeds: peer_link_seeds },
+    Target { name: "chain-borrowed-work", shape: Shape::Bytes, run: borrowed, seeds: borrowed_seeds },
+];
+
+/// Signed proposals of the transactions in Fabric's blocks: their signatures are those of the transactions, which no parser
+/// minds.
+pub(crate) fn proposals() -> Vec<Vec<u8>> {
+    let of = |envelope: Vec<u8>| {
+        let transaction = Transaction::decode(&envelope.into()).ok()?;
+        let action = transaction.action().ok()?;
+        let header = transaction.header();
+        let header = proto::common::Header {
+            channel_header: Bytes::copy_from_slice(header.channel_header()),
+            signature_header: Bytes::copy_from_slice(header.signature_header()),
+        };
+        let proposal = protos::Proposal {
+            header: header.encode_to_vec().into(),
+            payload: action.proposal_payload(),
+            extension: Bytes::new(),
+        };
+        let signature = Bytes::copy_from_slice(transaction.signature());
+        Some(protos::SignedProposal { proposal_bytes: proposal.encode_to_vec().into(), signature }.encode_to_vec())
+    };
+    crate::ledger::envelopes().into_iter().filter_map(of).collect()
+}
+
+/// What an endorser reads in a proposal, a protobuf library reads too.
+fn proposal(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    let Ok(parsed) = untrusted(input, || Proposal::parse(&bytes)) else { return };
+    let signed = protos::SignedProposal::decode(bytes).expect("accepted by us");
+    assert_eq!((&parsed.bytes, &parsed.signature), (&signed.proposal_bytes, &signed.signature));
+    let proposal = protos::Proposal::decode(signed.proposal_bytes).expect("accepted by us");
+    let payload = protos::ChaincodeProposalPayload::decode(proposal.payload).expect("accepted by us");
+    assert_eq!(*parsed.transient, payload.transient_map);
+    let spec = protos::ChaincodeInvocationSpec::decode(payload.input).expect("accepted by us");
+    let input = spec.chaincode_spec.and_then(|spec| spec.input).expect("accepted by us");
+    assert_eq!(parsed.args, input.args);
+    let _ = (parsed.check_form(), parsed.timestamp());
+}
+
+fn rwsets() -> Vec<Vec<u8>> {
+    let of = |envelope: Vec<u8>| {
+        let transaction = Transaction::decode(&envelope.into()).ok()?;
+        let outcome = transaction.action().ok()?.outcome(transaction.header()).ok()?;
+        Some(outcome.results().to_vec())
+    };
+    crate::ledger::envelopes().into_iter().filter_map(of).collect()
+}
+
+/// In memory a read takes 32 bytes and a range 80; in a message 2.
+const RWSET_TIMES: usize = 64;
+
+/// What is read in place, a protobuf library reads with the same content; and the short way to the writes sees the same.
+fn rwset(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    let Ok(set) = within(RWSET_TIMES, input.len(), || ReadWriteSet::decode(bytes.clone())) else { return };
+    let _ = set.has_sound_keys();
+    let mut visited = Vec::new();
+    let visit = |namespace: &str, key: &str, value: Option<Span>| {
+        visited.push((namespace.to_owned(), key.to_owned(), value.map(|span| span.of(&bytes).to_vec())));
+    };
+    let span = Span::whole(&bytes).expect("inputs are short");
+    visit_writes(&bytes, span, visit).expect("a decoded set is walked");
+    let mut written = Vec::new();
+    for namespace in &set.namespaces {
+        for write in &namespace.writes {
+            let value = set.write_value(write).map(|value| value.to_vec());
+            written.push((set.name(namespace).to_owned(), set.write_key(write).to_owned(), value));
+        }
+    }
+    assert_eq!(visited, written);
+    let message = proto::rwset::TxReadWriteSet::decode(bytes).expect("accepted by us");
+    assert_eq!(message.ns_rwset.len(), set.namespaces.len());
+    for (theirs, ours) in message.ns_rwset.iter().zip(&set.namespaces) {
+        assert_eq!(theirs.namespace, set.name(ours));
+        let inner = proto::kvrwset::KvrwSet::decode(theirs.rwset.clone()).expect("accepted by us");
+        assert_eq!(inner.reads.len(), ours.reads.len());
+        assert!(inner.reads.iter().zip(&ours.reads).all(|(theirs, ours)| theirs.key == set.read_key(ours)));
+        assert_eq!(inner.range_queries_info.len(), ours.ranges.len());
+        let keys = inner.writes.iter().zip(&ours.writes);
+        assert!(keys.clone().all(|(theirs, ours)| theirs.key == set.write_key(ours)));
+        assert_eq!(inner.writes.len(), ours.writes.len());
+    }
+}
+
+fn order_link_seeds() -> Vec<Vec<u8>> {
+    let request = protocol::Request { channel: "mychannel".to_owned(), from: 7 }.encode();
+    let replies = [
+        protocol::Reply::Alive,
+        protocol::Reply::Refusal("no".to_owned()),
+        protocol::Reply::Block(Bytes::from_static(&[10, 0])),
+    ];
+    [request].into_iter().chain(replies.map(protocol::Reply::encode)).map(|bytes| bytes.to_vec()).collect()
+}
+
+fn order_links(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(request) = authenticated(input, || protocol::Request::decode(&bytes)) {
+        assert_eq!(request.encode(), bytes);
+    }
+    if let Ok(reply) = authenticated(input, || protocol::Reply::decode(bytes)) {
+        assert_eq!(protocol::Reply::decode(reply.clone().encode()), Ok(reply));
+    }
+}
+
+fn peer_link_seeds() -> Vec<Vec<u8>> {
+    let at = || BlockAt { channel: "ch".to_owned(), number: 7 };
+    let proposal = Bytes::from(proposals().swap_remove(0));
+    let asks = [
+        Ask::Hello(Hello { version: 1 }),
+        Ask::Process(proposal.clone()),
+        Ask::Block(at()),
+        Ask::Status(StatusOf { channel: "ch".to_owned(), tx_id: "ab".to_owned() }),
+        Ask::Follow(at()),
+        Ask::Broadcast(Envelope { channel: "ch".to_owned(), envelope: Bytes::from_static(b"envelope") }),
+    ];
+    let failure = Failure { error: 5, texts: vec!["a".to_owned(), "b".to_owned()], number: 3 };
+    let notice = Notice {
+        channel: "ch".to_owned(),
+        number: 7,
+        transactions: vec![Committed { tx_id: "ab".to_owned(), code: 11 }],
+        failure: None,
+    };
+    let others = [
+        Welcome { version: 1, channels: vec![at()] }.encode_to_vec(),
+        Answer { result: Bytes::from_static(b"result"), failure: Some(failure) }.encode_to_vec(),
+        BlockAnswer { block: Some(Bytes::from_static(b"block")) }.encode_to_vec(),
+        StatusAnswer { status: Some(Place { code: 1, block: 2 }) }.encode_to_vec(),
+        notice.encode_to_vec(),
+    ];
+    asks.into_iter().map(|ask| Request { ask: Some(ask) }.encode_to_vec()).chain(others).collect()
+}
+
+/// In memory a transaction of a notice takes 32 bytes and a channel 32; in a message 2.
+const PEER_LINK_TIMES: usize = 40;
+
+fn peer_links(input: &[u8]) {
+    fn again<M: Message + Default + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<M> {
+        let bytes = Bytes::copy_from_slice(input);
+        let message = within(PEER_LINK_TIMES, input.len(), || M::decode(bytes)).ok()?;
+        assert_eq!(M::decode(&message.encode_to_vec()[..]).as_ref(), Ok(&message));
+        Some(message)
+    }
+    again::<Request>(input);
+    again::<Welcome>(input);
+    again::<BlockAnswer>(input);
+    again::<StatusAnswer>(input);
+    again::<Notice>(input);
+    if let Some(failure) = again::<Answer>(input).and_then(|answer| answer.failure) {
+        let _ = failure.clone().into_broadcast().to_string();
+        let error = failure.into_endorse();
+        let come_back = Failure::of_endorse(&error).into_endorse();
+        assert_eq!((come_back.kind(), come_back.to_string()), (error.kind(), error.to_string()));
+    }
+}
+
+fn borrowed_seeds() -> Vec<Vec<u8>> {
+    let envelopes = ["one", "", "three"].map(|text| Bytes::from_static(text.as_bytes())).to_vec();
+    let chunk = Chunk { rules: [7; 32], block: 5, first: 16, envelopes };
+    let words =
+        Words { rules: [7; 32], block: 5, first: 16, words: vec![Word::Sound, Word::Unsigned, Word::Unendorsed] };
+    vec![chunk.encode().to_vec(), words.encode().to_vec()]
+}
+
+/// In memory an envelope takes 32 bytes beside its own; in a message 4.
+fn borrowed(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    if let Ok(chunk) = within(24, input.len(), || Chunk::decode(bytes.clone())) {
+        assert_eq!(chunk.encode(), bytes);
+    }
+    if let Ok(words) = authenticated(input, || Words::decode(bytes.clone())) {
+        assert_eq!(words.encode(), bytes);
+    }
+}

@@ -1,0 +1,143 @@
+//! Decoders of `ledger`: envelopes, transactions, blocks, channel configurations.
+
+use std::sync::LazyLock;
+
+use base::fuzz::{Shape, Target, untrusted};
+use base::{BlockNumber, Bytes};
+use ledger::block::{Block, Metadata};
+use ledger::config::ChannelConfig;
+use ledger::transaction::{Transaction, is_exact, results_of_valid};
+use ledger::wire::{Fields, Span, Value};
+use prost::Message;
+use proto::common;
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "ledger-wire", shape: Shape::Protobuf, run: wire, seeds: envelopes },
+    Target { name: "ledger-transaction", shape: Shape::Protobuf, run: transaction, seeds: envelopes },
+    Target { name: "ledger-block", shape: Shape::Protobuf, run: block, seeds: blocks },
+    Target { name: "ledger-config", shape: Shape::Protobuf, run: config, seeds: configs },
+    Target { name: "ledger-duration", shape: Shape::Bytes, run: duration, seeds: durations },
+];
+
+/// Blocks that Fabric wrote: two configurations of one organisation and more, a deployment, transactions.
+const FABRIC: [&[u8]; 4] = [
+    include_bytes!("../../crates/proto/tests/golden/b0.block"),
+    include_bytes!("../../crates/proto/tests/golden/b1.block"),
+    include_bytes!("../../crates/proto/tests/golden/b8.block"),
+    include_bytes!("../../crates/ledger/tests/golden/raft-v3.block"),
+];
+
+pub(crate) fn fabric_blocks() -> &'static [Block] {
+    static BLOCKS: LazyLock<Vec<Block>> = LazyLock::new(|| {
+        FABRIC.iter().map(|bytes| Block::parse(&Bytes::from_static(bytes)).expect("Fabric wrote it")).collect()
+    });
+    &BLOCKS
+}
+
+fn blocks() -> Vec<Vec<u8>> {
+    let small = Block::build(BlockNumber(3), Some([7; 32]), &[Bytes::from_static(b"\x0a\x01a\x12\x01b"), Bytes::new()]);
+    let mut metadata = Metadata::default();
+    metadata.set_filter(Bytes::from_static(&[0, 11]));
+    metadata.set_commit_hash(&[9; 32]);
+    let small = small.with_metadata(metadata);
+    FABRIC[1..3].iter().map(|bytes| bytes.to_vec()).chain([small.to_bytes().to_vec()]).collect()
+}
+
+pub(crate) fn envelopes() -> Vec<Vec<u8>> {
+    fabric_blocks()[1..3].iter().flat_map(Block::envelopes).map(|envelope| envelope.to_vec()).collect()
+}
+
+fn configs() -> Vec<Vec<u8>> {
+    [0, 3].map(|block: usize| fabric_blocks()[block].envelope(0).to_vec()).to_vec()
+}
+
+/// Every field that is walked lies within its message, and a nested walk stays within its field.
+fn wire(input: &[u8]) {
+    fn walk(source: &[u8], span: Span, depth: u32) {
+        let mut fields = Fields::new(source, span);
+        while let Ok(Some(field)) = fields.next() {
+            if let Value::Bytes(inner) = field.value {
+                assert!(inner.start() >= span.start() && inner.of(source).len() <= span.of(source).len());
+                let _ = inner.text(source);
+                if depth > 0 {
+                    walk(source, inner, depth - 1);
+                }
+            }
+        }
+    }
+    if let Ok(span) = Span::whole(input) {
+        untrusted(input, || walk(input, span, 6));
+    }
+}
+
+/// What we read in place, a protobuf library reads with the same content.
+fn transaction(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    let _ = untrusted(input, || results_of_valid(&bytes));
+    let exact = is_exact(&bytes);
+    let Ok(transaction) = untrusted(input, || Transaction::parse(&bytes)) else { return };
+    let envelope = common::Envelope::decode(bytes.clone()).expect("accepted by us");
+    assert_eq!(transaction.payload(), &envelope.payload[..]);
+    assert_eq!(transaction.signature(), &envelope.signature[..]);
+    if exact {
+        assert_eq!(envelope.encode_to_vec(), input, "an exact envelope has one encoding");
+    }
+    let payload = common::Payload::decode(envelope.payload).expect("accepted by us");
+    let header = payload.header.expect("accepted by us");
+    assert_eq!(transaction.header().channel_header(), &header.channel_header[..]);
+    let channel = common::ChannelHeader::decode(header.channel_header).expect("accepted by us");
+    assert_eq!(transaction.header().channel(), channel.channel_id);
+    assert_eq!(transaction.header().tx_id(), channel.tx_id);
+    assert_eq!(transaction.header().kind(), channel.r#type);
+    assert_eq!(transaction.header().epoch(), channel.epoch);
+    let signer = common::SignatureHeader::decode(header.signature_header).expect("accepted by us");
+    assert_eq!(transaction.header().creator_slice(), &signer.creator[..]);
+    assert_eq!(transaction.header().nonce(), &signer.nonce[..]);
+    assert_eq!(transaction.data(), payload.data);
+    let _ = transaction.header().check_tx_id();
+    let _ = transaction.check_type();
+    let Ok(action) = untrusted(input, || transaction.action()) else { return };
+    for index in 0..action.endorsements().len() {
+        let parts = action.signed_parts(index).concat();
+        assert_eq!(action.signed_message(index)[..], parts[..]);
+    }
+    if let Ok(outcome) = untrusted(input, || action.outcome(transaction.header())) {
+        let _ = (outcome.check(transaction.header()), outcome.event(), outcome.encoded_event());
+        let way = results_of_valid(&bytes).expect("a whole transaction").map(|span| span.of(&bytes).to_vec());
+        assert_eq!(way.as_deref(), Some(&outcome.results()[..]), "the short way leads to the same place");
+    }
+}
+
+fn block(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    let Ok(block) = untrusted(input, || Block::parse(&bytes)) else { return };
+    let message = common::Block::decode(bytes).expect("accepted by us");
+    let header = message.header.expect("accepted by us");
+    assert_eq!((block.number().get(), &block.header().data_hash[..]), (header.number, &header.data_hash[..]));
+    assert_eq!(block.envelopes().collect::<Vec<_>>(), message.data.expect("accepted by us").data);
+    let again = Block::parse(&block.to_bytes()).expect("what was parsed is parsed again");
+    assert_eq!((again.hash(), again.metadata()), (block.hash(), block.metadata()));
+    assert_eq!(Block::parse_pieces(&block.parts()).map(|pieces| pieces.hash()), Ok(block.hash()));
+    let _ = (block.check_data_hash(), block.check_filter(), block.check_follows(1, None));
+    let _ = untrusted(input, || (block.orderer_metadata(), block.metadata().commit_hash()));
+}
+
+fn config(input: &[u8]) {
+    let Ok(config) = ChannelConfig::from_envelope(&Bytes::copy_from_slice(input)) else { return };
+    for (_, policy) in config.policies().iter() {
+        let _ = policy.evaluate_identities(&[]);
+    }
+    let _ = (config.acl("event/Block"), config.endorsement_policy().layouts());
+}
+
+fn durations() -> Vec<Vec<u8>> {
+    ["2s", "1h15m30.918273645s", "500ms", "1.5h"].map(|text| text.as_bytes().to_vec()).to_vec()
+}
+
+fn duration(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let Some(duration) = ledger::config::parse_duration(text) else { return };
+    let printed = ledger::config::format_duration(duration);
+    assert_eq!(ledger::config::parse_duration(&printed), Some(duration), "{printed}");
+}

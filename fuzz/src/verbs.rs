@@ -1,0 +1,49 @@
+//! Decoders of the provider over RDMA adapters.
+
+use base::fuzz::{Shape, Target, untrusted};
+use rma::verbs::wire::{FRAME_BYTES, Frame, HEADER_BYTES, Header, PairAddress, RemoteRegion, VERSION};
+use rma::{GrantId, NodeId, RegionId, Rights};
+
+/// The targets of this module.
+pub const TARGETS: &[Target] = &[
+    Target { name: "rma-verbs-frames", shape: Shape::Bytes, run: verbs_frame, seeds: verbs_frames },
+    Target { name: "rma-verbs-headers", shape: Shape::Bytes, run: verbs_header, seeds: verbs_headers },
+];
+
+fn verbs_frames() -> Vec<Vec<u8>> {
+    let pair =
+        PairAddress { number: 0x11, first_packet: 0x0022_3344, gid: [0xa7; 16], lid: 0x5566, mtu: 3, reads_max: 16 };
+    let remote = RemoteRegion { key: 9, rights: Rights::ALL, address: 0x7f00_0000_1000, bytes: 4096 };
+    let frames = [
+        Frame::Hello { version: VERSION, name: "peer0".to_owned(), nonce: [1; 32] },
+        Frame::Challenge { nonce: [2; 32] },
+        Frame::Join { pair, proof: [3; 32] },
+        Frame::Welcome { node: NodeId(4), pair, proof: [5; 32] },
+        Frame::Opened { request: 8, remote },
+        Frame::Revoke { request: 10, region: RegionId(11), grant: GrantId(12), generation: 13 },
+        Frame::Drained { request: 14 },
+    ];
+    frames.iter().map(|frame| frame.encode().to_vec()).collect()
+}
+
+fn verbs_frame(input: &[u8]) {
+    let mut bytes = [0; FRAME_BYTES];
+    let length = input.len().min(FRAME_BYTES);
+    bytes[..length].copy_from_slice(&input[..length]);
+    if let Ok(frame) = untrusted(input, || Frame::decode(&bytes)) {
+        assert_eq!(frame.encode(), bytes);
+    }
+}
+
+fn verbs_headers() -> Vec<Vec<u8>> {
+    let immediate = Header::Immediate { immediate: 1, region: RegionId(2), offset: 3, length: 4 };
+    [Header::Piece { last: true }, Header::Piece { last: false }, immediate]
+        .map(|header| header.encode().to_vec())
+        .to_vec()
+}
+
+fn verbs_header(input: &[u8]) {
+    if let Ok((header, rest)) = untrusted(input, || Header::decode(input)) {
+        assert_eq!((&header.encode()[..], rest), input.split_at(HEADER_BYTES));
+    }
+}
