@@ -1,16 +1,19 @@
-//! The dependency audit: licences, banned and duplicate crates, and sources, as `deny.toml` says.
+//! The dependency audit: known vulnerabilities against a snapshot of their facts ([`crate::advisories`]), then licences, banned
+//! and duplicate crates, and sources, as `deny.toml` says.
 //!
-//! The advisory database is not part of it: fetching it needs a host outside the package registries.
+//! cargo-deny's own check of advisories is no part of it: it fetches a database from outside the package registries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::step::{first_line, run};
+use crate::advisories;
+use crate::step::run;
 
 const VERSION: &str = "0.19.0";
 
 pub fn check() -> Result<(), String> {
-    let program = installed().or_else(install).ok_or(
+    advisories::check()?;
+    let program = tool("cargo-deny", VERSION).ok_or(
         "cargo-deny could not be installed; see the messages above, or leave this step out with `--without deny`",
     )?;
     // On a fresh machine nothing but xtask's own dependencies is there yet.
@@ -18,14 +21,16 @@ pub fn check() -> Result<(), String> {
     run(Command::new(program).args(["--offline", "check", "bans", "licenses", "sources"]))
 }
 
-/// The pinned version only, so that every machine gives the same verdict.
-fn installed() -> Option<PathBuf> {
-    let version = first_line(&local().to_string_lossy(), &["--version"])?;
-    version.ends_with(VERSION).then(local)
+/// A program of the registry at a pinned version, so that every machine gives the same verdict; installed where it is not.
+pub fn tool(name: &str, version: &str) -> Option<PathBuf> {
+    installed(name, version).or_else(|| install(name, version))
 }
 
-fn local() -> PathBuf {
-    tools().join("bin/cargo-deny")
+fn installed(name: &str, version: &str) -> Option<PathBuf> {
+    // Cargo's list of what it has installed there.
+    let list = std::fs::read_to_string(tools().join(".crates.toml")).ok()?;
+    let program = tools().join("bin").join(name);
+    (list.contains(&format!("\"{name} {version} (")) && program.is_file()).then_some(program)
 }
 
 /// The user's cache, so that it is built once for all clones.
@@ -36,12 +41,12 @@ fn tools() -> PathBuf {
 }
 
 /// Built without optimisation, which halves the wait for a program that runs for two seconds.
-fn install() -> Option<PathBuf> {
+fn install(name: &str, version: &str) -> Option<PathBuf> {
     let tools = tools();
-    println!("installing cargo-deny {VERSION} into {}; this takes a few minutes, once", tools.display());
-    let version = format!("cargo-deny@{VERSION}");
+    println!("installing {name} {version} into {}; this takes a few minutes, once", tools.display());
+    let wanted = format!("{name}@{version}");
     let mut command = Command::new("cargo");
-    command.args(["install", "--debug", "--quiet", "--locked", &version, "--root"]).arg(tools);
+    command.args(["install", "--debug", "--quiet", "--locked", &wanted, "--root"]).arg(tools);
     run(command.env("CARGO_PROFILE_DEV_DEBUG", "0")).ok()?;
-    installed()
+    installed(name, version)
 }

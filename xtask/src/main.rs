@@ -5,11 +5,14 @@
 //! get the tool; it is never skipped in silence. `--without STEP` leaves a step out by name and the summary says so.
 
 mod attack;
+mod advisories;
 mod clients;
 mod deny;
+mod fuzz;
 mod guest;
 mod hosts;
 mod programs;
+mod sbom;
 mod step;
 
 use std::ffi::OsString;
@@ -106,6 +109,37 @@ enum Task {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Search for inputs that a decoder does not withstand: coverage-guided, every decoder of bytes from outside.
+    ///
+    /// Needs a C++ compiler. What covers something new is kept in `fuzz/corpus`, which every test run replays.
+    Fuzz {
+        /// How long each target is searched.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// Only these targets (repeatable).
+        #[arg(long, value_name = "NAME")]
+        target: Vec<String>,
+        /// How many targets at a time.
+        #[arg(long, default_value_t = 1)]
+        jobs: usize,
+        /// Run this one input and stop.
+        #[arg(long, value_name = "PATH", requires = "target")]
+        replay: Option<PathBuf>,
+    },
+    /// Check dependencies for known vulnerabilities, offline, against the snapshot of the RustSec database's facts.
+    Advisories {
+        /// First make the snapshot anew, from a checkout of the database in this folder.
+        #[arg(long, value_name = "FOLDER")]
+        refresh: Option<PathBuf>,
+    },
+    /// Write the bill of materials of the release, in CycloneDX.
+    Sbom {
+        /// Where to; by default to standard output.
+        #[arg(long, value_name = "PATH")]
+        output: Option<PathBuf>,
+    },
+    /// Build the release with the list of its packages inside, for `cargo audit`, and its bill of materials beside it.
+    Release,
 }
 
 fn main() -> ExitCode {
@@ -135,6 +169,19 @@ fn main() -> ExitCode {
             let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
+        Task::Fuzz { seconds, target, jobs, replay } => {
+            let options = fuzz::Options { seconds, targets: target, jobs, replay };
+            fuzz::search(&options).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
+        Task::Advisories { refresh } => {
+            let refreshed = refresh.map_or(Ok(()), |folder| advisories::refresh(&folder));
+            let outcome = refreshed.and_then(|()| advisories::show());
+            outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
+        Task::Sbom { output } => {
+            sbom::print(output.as_deref()).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
+        }
+        Task::Release => sbom::release().inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok(),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
