@@ -93,6 +93,10 @@ fn rwset(input: &[u8]) {
         }
     }
     assert_eq!(visited, written);
+    // Such a set is refused later for what it asks, whatever is in it.
+    if set.namespaces.iter().any(chain::rwset::Namespace::needs_more_than_keys) {
+        return;
+    }
     let message = proto::rwset::TxReadWriteSet::decode(bytes).expect("accepted by us");
     assert_eq!(message.ns_rwset.len(), set.namespaces.len());
     for (theirs, ours) in message.ns_rwset.iter().zip(&set.namespaces) {
@@ -123,7 +127,9 @@ fn order_links(input: &[u8]) {
         assert_eq!(request.encode(), bytes);
     }
     if let Ok(reply) = authenticated(input, || protocol::Reply::decode(bytes)) {
-        assert_eq!(protocol::Reply::decode(reply.clone().encode()), Ok(reply));
+        // A refusal is for people: what is no text in it is shown as such, and may be cut again.
+        let shown = matches!(reply, protocol::Reply::Refusal(_));
+        assert!(shown || protocol::Reply::decode(reply.clone().encode()) == Ok(reply));
     }
 }
 

@@ -75,7 +75,8 @@ fn serialized(input: &[u8]) {
         LazyLock::new(|| MspManager::new([Arc::new(organization().membership().expect("a founded organisation"))]));
     let bytes = Bytes::copy_from_slice(input);
     // Its chain of three certificates is parsed too, which is more than the identity's own bytes.
-    if let Ok(identity) = within(4, input.len(), || MEMBERS.identify(&bytes)) {
+    let members = &*MEMBERS;
+    if let Ok(identity) = within(4, input.len(), || members.identify(&bytes)) {
         assert_eq!(identity.serialized()[..], *input);
         assert_eq!(identity.msp_id().as_str(), "Org1MSP");
         let decoded = SerializedIdentity::decode(input).expect("it was accepted");
@@ -170,5 +171,6 @@ fn signatures() -> Vec<Vec<u8>> {
 fn signature(input: &[u8]) {
     static KEY: LazyLock<Certificate> =
         LazyLock::new(|| Certificate::from_pem(&pem_of(client().serialized())).expect("an issued certificate is read"));
-    let _ = untrusted(input, || KEY.key().verify(&[b"message"], input));
+    let key = KEY.key();
+    let _ = untrusted(input, || key.verify(&[b"message"], input));
 }

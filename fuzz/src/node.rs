@@ -30,7 +30,7 @@ fn link_frames(input: &[u8]) {
         loop {
             match frames::decode(&mut buffer) {
                 Ok(Decoded::Incomplete(room)) => {
-                    assert!(room <= given.max(64 << 10), "{room} bytes of room after {given}");
+                    assert!(room <= given.max(1 << 20), "{room} bytes of room after {given}");
                     if given == input.len() {
                         return (found, true);
                     }

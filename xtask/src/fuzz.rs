@@ -162,7 +162,11 @@ fn follow(command: &mut Command, target: &str) -> Result<Outcome, String> {
             println!("{target}: {line}");
         }
     }
-    child.wait().map_err(failed)?;
+    let status = child.wait().map_err(failed)?;
+    if !status.success() && outcome.crash.is_none() {
+        // Before any search there are the seeds, which libFuzzer does not write again.
+        outcome.crash = Some(Path::new(FOLDER).join("seeds").join(target).join("seed-000"));
+    }
     outcome.seconds_since_new = newest.elapsed().as_secs();
     println!("{target}: {} inputs, {} edges", outcome.inputs, outcome.edges);
     Ok(outcome)
