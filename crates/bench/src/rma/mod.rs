@@ -35,6 +35,9 @@ const LATENCY_BYTES_MAX: usize = 10 << 10;
 /// Bandwidth ratios are those of reads and writes of so many bytes.
 const BANDWIDTH_BYTES: usize = 1 << 20;
 
+/// What TLS costs is that of verbs of so many bytes.
+const TLS_BYTES: usize = 64 << 10;
+
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -75,6 +78,9 @@ struct Ratios {
     shm_cold_over_floor_ns: Option<f64>,
     tcp_over_echo: Option<f64>,
     bandwidth_over_floor: Option<f64>,
+    /// Medians over the floor's of reads and writes of [`TLS_BYTES`], without TLS and with it, in the order of measuring.
+    plain_64k: Vec<f64>,
+    tls_64k: Vec<f64>,
 }
 
 impl Ratios {
@@ -82,6 +88,13 @@ impl Ratios {
     fn count(&mut self, provider: Provider, case: &Case, measured: &Measured) {
         let [median, floor] = [Side::Verb, Side::Floor].map(|side| measured.quantile_ns(side, 0.5));
         let most = |before: Option<f64>, value: f64| Some(before.map_or(value, |before| before.max(value)));
+        if case.bytes == TLS_BYTES {
+            match provider {
+                Provider::Tcp => self.plain_64k.push(median / floor),
+                Provider::TcpTls => self.tls_64k.push(median / floor),
+                Provider::Shm => {}
+            }
+        }
         if case.bytes <= LATENCY_BYTES_MAX {
             match (provider, case.pattern) {
                 (Provider::Shm, Pattern::Warm) => {
@@ -91,6 +104,7 @@ impl Ratios {
                     self.shm_cold_over_floor_ns = most(self.shm_cold_over_floor_ns, median - floor);
                 }
                 (Provider::Tcp, _) => self.tcp_over_echo = most(self.tcp_over_echo, median / floor),
+                (Provider::TcpTls, _) => {}
             }
         }
         let is_warm = case.pattern == Pattern::Warm;
@@ -102,7 +116,11 @@ impl Ratios {
 }
 
 fn cases(provider: Provider) -> Vec<Case> {
-    let mut cases = Vec::new();
+    let tls = [Verb::Read, Verb::Write].map(|verb| Case { verb, bytes: TLS_BYTES, pattern: Pattern::Warm });
+    let mut cases = if provider == Provider::Shm { Vec::new() } else { tls.to_vec() };
+    if provider == Provider::TcpTls {
+        return cases;
+    }
     for verb in Verb::ALL {
         for bytes in if verb.is_atomic() { &SIZES[..1] } else { &SIZES[..] } {
             cases.push(Case { verb, bytes: *bytes, pattern: Pattern::Warm });
@@ -132,10 +150,14 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     figure.setting("data_bytes", options.data_bytes);
     figure.setting("seed", options.seed);
     let mut ratios = Ratios::default();
-    let providers = [(Provider::Shm, options.shm), (Provider::Tcp, options.tcp)];
+    let providers = [(Provider::Shm, options.shm), (Provider::Tcp, options.tcp), (Provider::TcpTls, options.tcp)];
     let shapes = || std::iter::once(None).chain(options.shapes.iter().copied().map(Some));
     for latency in shapes() {
         for provider in providers.iter().filter(|(_, wanted)| *wanted).map(|(provider, _)| *provider) {
+            // A shaped network hides what TLS costs.
+            if provider == Provider::TcpTls && latency.is_some() {
+                continue;
+            }
             let name = provider.name(latency);
             tell(&format!("{name}: setting up"));
             let mut target = Target::start(provider, latency, options.data_bytes).await?;
@@ -170,6 +192,10 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
     }
     if let Some(ratio) = ratios.bandwidth_over_floor {
         figure.ratio("bandwidth_over_floor_min", ratio, Some(Bound::AtLeast(0.8)));
+    }
+    let tls_over_plain = ratios.tls_64k.iter().zip(&ratios.plain_64k).map(|(tls, plain)| tls / plain);
+    if let Some(ratio) = tls_over_plain.reduce(f64::max) {
+        figure.ratio("tls_over_plain_64k", ratio, Some(Bound::AtMost(1.8)));
     }
     figure.note("One task calls; percentiles are those of verbs one after the other, rates those of many in flight.");
     figure.note("The caller of tcp and of its floor has one processor, whoever answers another.");

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::Bytes;
+use identity::issue::{Organization, Terms};
+use identity::{KeyKind, Role};
 use rma::shaped::{Shape, Shaped};
 use rma::shm::Shm;
-use rma::tcp::{Tcp, TcpOptions};
+use rma::tcp::{Tcp, TcpOptions, TcpTls};
 use rma::{Capability, Credential, Endpoint, Fabric, Host, HostOptions, NodeId, Rights, Token};
 
 use super::copy::Memory;
@@ -40,6 +42,8 @@ pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
 pub enum Provider {
     Shm,
     Tcp,
+    /// With mutual TLS.
+    TcpTls,
 }
 
 impl Provider {
@@ -48,6 +52,7 @@ impl Provider {
         let name = match self {
             Provider::Shm => "shm",
             Provider::Tcp => "tcp",
+            Provider::TcpTls => "tcp+tls",
         };
         match latency {
             None => name.to_owned(),
@@ -55,15 +60,16 @@ impl Provider {
         }
     }
 
-    fn fabric(self, latency: Option<Duration>) -> Arc<dyn Fabric> {
+    fn fabric(self, latency: Option<Duration>) -> Result<Arc<dyn Fabric>, Error> {
         let bare: Arc<dyn Fabric> = match self {
             Provider::Shm => Arc::new(Shm::default()),
             Provider::Tcp => Arc::new(Tcp::default()),
+            Provider::TcpTls => Arc::new(Tcp::new(TcpOptions { tls: Some(tls()?), ..TcpOptions::default() })),
         };
-        match latency {
+        Ok(match latency {
             None => bare,
             Some(latency) => Arc::new(Shaped::new(bare, Shape { latency, bytes_per_second: SHAPED_BYTES_PER_SECOND })),
-        }
+        })
     }
 
     /// Where a host of it listens: any port, or a name of its own.
@@ -72,9 +78,20 @@ impl Provider {
             Provider::Shm => {
                 format!("local:bench-rma-{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed))
             }
-            Provider::Tcp => "127.0.0.1:0".to_owned(),
+            Provider::Tcp | Provider::TcpTls => "127.0.0.1:0".to_owned(),
         }
     }
+}
+
+/// Certificates for both ends.
+fn tls() -> Result<TcpTls, Error> {
+    let issued = |error: identity::Error| failed("issuing certificates", error);
+    let organization = Organization::found("BenchMSP", "bench.heddle", &Terms::starting_now(KeyKind::P256));
+    let organization = organization.map_err(issued)?;
+    let own = organization.issue_tls(Role::Peer, "bench", &["127.0.0.1"]).map_err(issued)?;
+    let roots = organization.tls_authority().certificate_pem();
+    let tls = TcpTls::new(&own.certificate_pem, &own.key_pem, roots);
+    tls.map_err(|error| failed("certificates of a host and a connection to it", error))
 }
 
 /// A connection to a host with a region.
@@ -103,12 +120,12 @@ impl Target {
         let failed = |error: rma::Error| failed("a host and a connection to it", error);
         let region_bytes = match provider {
             Provider::Shm => data_bytes.max(WARM_BYTES),
-            Provider::Tcp => WARM_BYTES,
+            Provider::Tcp | Provider::TcpTls => WARM_BYTES,
         };
         let token = Token::random();
         let expected = token.clone();
         let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(expected.clone())) };
-        let fabric = provider.fabric(latency);
+        let fabric = provider.fabric(latency)?;
         let host = fabric.host(&provider.address(), options).await.map_err(failed)?;
         let region = host.register("bench", region_bytes).await.map_err(failed)?;
         let capability = host.grant(region, Rights::ALL, "bench").map_err(failed)?;
@@ -130,7 +147,7 @@ impl Target {
     pub fn rounds_each(&self) -> usize {
         match self.link.provider {
             Provider::Shm => usize::MAX,
-            Provider::Tcp => TCP_ROUNDS_EACH,
+            Provider::Tcp | Provider::TcpTls => TCP_ROUNDS_EACH,
         }
     }
 

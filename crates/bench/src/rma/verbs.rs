@@ -174,7 +174,7 @@ impl<'a> Caller<'a> {
                 let sent = endpoint.send(&self.payload);
                 let message = message(accepted.receive().await?, self.bytes)?;
                 sent.await?;
-                if self.link.provider == Provider::Tcp {
+                if self.link.provider != Provider::Shm {
                     let sent = accepted.send(&[message]);
                     drop(self::message(endpoint.receive().await?, self.bytes)?);
                     sent.await?;
@@ -250,7 +250,7 @@ impl<'a> Caller<'a> {
                 let mut answered = Vec::with_capacity(batch);
                 for _ in 0..batch {
                     let message = message(accepted.receive().await?, self.bytes)?;
-                    if self.link.provider == Provider::Tcp {
+                    if self.link.provider != Provider::Shm {
                         answered.push(accepted.send(&[message]));
                     }
                 }
