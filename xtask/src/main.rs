@@ -4,8 +4,8 @@
 //! A step either passes, fails, or cannot run because a tool is missing. A missing tool is a failure that says how to
 //! get the tool; it is never skipped in silence. `--without STEP` leaves a step out by name and the summary says so.
 
-mod attack;
 mod advisories;
+mod attack;
 mod clients;
 mod deny;
 mod fuzz;

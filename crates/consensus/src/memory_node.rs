@@ -189,6 +189,11 @@ impl MemoryNode {
         self.shared.failure.get().cloned().unwrap_or(Error::Closed)
     }
 
+    /// Stopped when nobody is served any more: it was stopped or dropped, or its host has ended by itself.
+    pub fn ended(&self) -> &Stop {
+        &self.shared.stop
+    }
+
     /// Ends it and its host: connections are lost, memory is gone. On return none of its tasks runs. Dropping the
     /// future leaves the node ending.
     pub async fn stop(&self) {

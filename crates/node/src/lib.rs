@@ -33,6 +33,7 @@ pub mod process;
 mod profile;
 mod roles;
 mod rules;
+mod services;
 pub mod transport;
 
 /// What somebody outside this crate awaits, where it does much. It is boxed because what an `async fn` does, and all that it
@@ -44,4 +45,5 @@ pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, Network, NodeError, Role, Running};
 pub use overview::Overview;
 pub use plan::{Placement, Plan, Planned};
-pub use process::{Process, ProcessRole, Ready};
+pub use process::{Ended, Process, ProcessRole, Ready};
+pub use services::log_panics;

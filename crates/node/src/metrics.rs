@@ -18,6 +18,8 @@ use gateway::service::Intake;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::services::Services;
+
 /// Connections at once, of all addresses: enough for every scraper and for people beside them.
 const CONNECTIONS_MAX: usize = 64;
 /// Connections at once of one address.
@@ -40,6 +42,8 @@ pub(crate) fn register() {
     event::register(gateway::events::EVENTS);
     event::register(crate::disk::EVENTS);
     event::register(crate::credentials::EVENTS);
+    event::register(crate::services::EVENTS);
+    event::register(base::rt::net::EVENTS);
 }
 
 /// A part of the network that may end by itself, or wait for its operator.
@@ -118,11 +122,16 @@ pub(crate) struct Health {
     parts: Arc<[(String, Arc<dyn Part>)]>,
     intake: Intake,
     notes: Vec<Notes>,
+    services: Option<Services>,
 }
 
 impl Health {
     pub(crate) fn new(parts: Vec<(String, Arc<dyn Part>)>, intake: Intake) -> Health {
-        Health { parts: parts.into(), intake, notes: Vec::new() }
+        Health { parts: parts.into(), intake, notes: Vec::new(), services: None }
+    }
+
+    pub(crate) fn with_services(self, services: Services) -> Health {
+        Health { services: Some(services), ..self }
     }
 
     pub(crate) fn with_notes(mut self, notes: impl Fn() -> Vec<String> + Send + Sync + 'static) -> Health {
@@ -133,6 +142,9 @@ impl Health {
     /// What is wrong, a line each, if something is.
     fn problem(&self) -> Option<String> {
         let mut problem = String::new();
+        if let Some(ended) = self.services.as_ref().and_then(Services::problem) {
+            problem += &format!("{ended}, and is not served any more\n");
+        }
         for (host, part) in self.parts.iter() {
             match (part.failure(), part.stalled()) {
                 (Some(error), _) => problem += &format!("{host} has stopped: {error}\n"),
@@ -264,6 +276,17 @@ mod tests {
         assert!(answer.ends_with("ok\n"), "{answer}");
         stop.stop();
         server.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn health_says_what_is_not_served_any_more() {
+        let services = Services::new(Stop::new());
+        let health = Health::new(Vec::new(), Intake::default()).with_services(services.clone());
+        assert_eq!(health.problem(), None);
+        services.watch("memory-1", async {}).await.expect("it does not panic");
+        let (status, _, body) = respond(b"GET /healthz HTTP/1.1\r\n\r\n", &health).await;
+        assert!(status.starts_with("503"), "{status}");
+        assert_eq!(body, "memory-1 has ended, and is not served any more\n");
     }
 
     struct Fake(Option<chain::Error>, Option<&'static str>);

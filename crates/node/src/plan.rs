@@ -3,7 +3,7 @@
 //! ```text
 //! <directory>/nodes/<name>/
 //!   node.toml        what the process is to do; readable by its owner only, for it holds tokens
-//!   tls/             its certificate and key for links and clients
+//!   tls/             its certificate and key for links and clients; between hosts also for remote memory access
 //!   trust/           the TLS authorities of the organisations
 //!   msp/             the identity that signs: of compute nodes and orderers
 //!   genesis.block    of compute nodes and orderers
@@ -506,6 +506,8 @@ impl Planner<'_> {
             role: process.role,
             log: config.log.clone(),
             metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
+            // On one machine nobody is between the processes.
+            tcp_tls: matches!(self.placement, Placement::Hosts { .. }).then_some(config.pool.tls),
             memory: None,
             order_log: None,
             storage: None,
@@ -522,6 +524,7 @@ impl Planner<'_> {
                     log_bytes: config.ordering.log_bytes,
                     orderers: orderer_tokens(secrets).collect(),
                 });
+                self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
             }
             ProcessRole::Memory => {
                 let owners = self.names.iter().zip(&secrets.owners);
@@ -530,8 +533,10 @@ impl Planner<'_> {
                     address: at.memory[place].clone(),
                     memory_bytes: config.pool.memory_bytes,
                     section_bytes: config.pool.section_bytes,
+                    one_user: matches!(self.placement, Placement::Here { .. }),
                     owners: owners.map(|(name, tokens)| (name.clone(), tokens[place].clone())).collect(),
                 });
+                self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
             }
             ProcessRole::Storage => {
                 file.storage = Some(StorageFile {
@@ -540,6 +545,7 @@ impl Planner<'_> {
                     memtable_bytes: config.storage.memtable_bytes,
                     clients: self.nodes(place, secrets).collect(),
                 });
+                self.identify_inner(process, &self.issuer(place)?)?;
             }
             ProcessRole::Orderer => {
                 file.orderer = Some(OrdererFile {
@@ -684,6 +690,14 @@ impl Planner<'_> {
         material::issuer(self.network.path(), &self.network.config().network.organizations[organization])
     }
 
+    /// Writes what a process needs for TLS below remote memory access: one that meets no other organisation over links.
+    fn identify_inner(&self, process: &Planned, issuer: &Issuer) -> Result<(), NodeError> {
+        match self.placement {
+            Placement::Here { .. } => Ok(()),
+            Placement::Hosts { .. } => self.identify(process, issuer, CertificateRole::Peer, process.role.name(), None),
+        }
+    }
+
     /// Writes what a process proves with who it is, and by what it knows the others.
     fn identify(
         &self,
@@ -719,6 +733,54 @@ impl Planner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Blocks, records and the capabilities by which memory is read went over the network between hosts in clear text, and nothing
+    /// could switch TLS on.
+    #[tokio::test]
+    async fn processes_on_several_hosts_have_certificates_for_all_that_they_say() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = crate::Config::default();
+        config.ordering.engine = Engine::Sift;
+        let network = Network::create(&folder.path().join("network"), &config).await.expect("it can be made");
+        let hosts = Placement::Hosts { default: [10, 0, 0, 7].into(), by_name: BTreeMap::new() };
+        let plan = network.plan(&hosts).expect("it can be planned");
+        assert!(plan.processes.iter().any(|process| process.node == LOG), "there is memory for the log");
+        for process in &plan.processes {
+            let file = NodeFile::load(process.role, &process.config()).expect("it was written");
+            assert_eq!(file.tcp_tls, Some(true), "{}", process.name);
+            let tls = TlsIdentity::read(&process.folder, CertificateRole::Peer).expect("it has a certificate");
+            let certificate = identity::Certificate::from_pem(&tls.certificate_pem).expect("it is one");
+            assert!(certificate.names().iter().any(|name| name == "10.0.0.7"), "{:?}", certificate.names());
+            crate::process::tcp_tls(&process.folder, &tls).expect("both sides of a connection can be made of it");
+        }
+        config.pool.tls = false;
+        drop(network);
+        let network = Network::open_with(&folder.path().join("network"), &config).await.expect("it is there");
+        let plan = network.plan(&hosts).expect("it can be planned");
+        for process in &plan.processes {
+            let file = NodeFile::load(process.role, &process.config()).expect("it was written");
+            assert_eq!(file.tcp_tls, Some(false), "{}: clear text is said, not implied", process.name);
+        }
+    }
+
+    /// Owners of shared memory keep their mappings of memory that was given to another owner.
+    #[tokio::test]
+    async fn shared_memory_of_several_organisations_needs_one_user() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let network = folder.path().join("network");
+        let network = Network::create(&network, &crate::Config::default()).await.expect("it can be made");
+        let plan = network.plan(&Placement::Here { sockets: folder.path().to_owned() }).expect("it can be planned");
+        let memory = plan.processes.iter().find(|process| process.role == ProcessRole::Memory).expect("it has memory");
+        let mut file = NodeFile::load(ProcessRole::Memory, &memory.config()).expect("a plan for one machine says so");
+        let section = file.memory.as_mut().expect("it is a memory node");
+        section.one_user = false;
+        let error = NodeFile::parse(ProcessRole::Memory, &file.to_text(), "node.toml").expect_err("two owners");
+        assert!(error.to_string().contains("memory.one_user = true"), "{error}");
+        let section = file.memory.as_mut().expect("it is a memory node");
+        let first = section.owners.keys().next().cloned().expect("there are owners");
+        section.owners.retain(|owner, _| *owner == first);
+        NodeFile::parse(ProcessRole::Memory, &file.to_text(), "node.toml").expect("an owner shares with nobody");
+    }
 
     #[test]
     fn free_ports_are_not_those_of_outgoing_connections() {

@@ -377,7 +377,7 @@ fn main() {
         })
         .await
         .expect("a storage node");
-        storage.serve(&Around(at.to_path_buf()).storage()).await.expect("the socket is free");
+        storage.serve(&Around(at.to_path_buf()).storage(), &net::Parties::anyone()).await.expect("the socket is free");
         let begun = begin_epoch(&Around(at.to_path_buf()).storage(), &Bytes::new(), CHANNEL).await;
         begun.expect("the storage node answers");
         let directory = at.to_path_buf();

@@ -34,7 +34,7 @@ pub async fn dial_narrow(address: &str) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(NARROW_BYTES)?;
     let address = address.parse().map_err(io::Error::other)?;
-    Ok(tokio::time::timeout(DIAL_TIME_MAX, socket.connect(address)).await??)
+    tokio::time::timeout(DIAL_TIME_MAX, socket.connect(address)).await?
 }
 
 /// Bytes that the kernel takes for a narrow connection.

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base::Bytes;
-use base::rt::{self, net};
+use base::rt::net::{self, Parties};
+use base::rt::{self};
 use ledger::Block;
 
 use super::pipeline::{Ledger, Pipeline, Tip};
@@ -163,7 +164,9 @@ async fn receive_blocks(
     has_others: bool,
     stalled: &mut Option<Stalled<'_>>,
 ) -> Result<std::convert::Infallible, Ended> {
-    let mut link = net::connect(orderer).await.map_err(Ended::Unreachable)?;
+    let orderers = ledger.rules.config().orderers().iter().map(|organization| organization.msp_id.to_string());
+    let orderers = Parties::of(orderers);
+    let mut link = net::connect_to(orderer, &orderers).await.map_err(Ended::Unreachable)?;
     events::DeliverConnections.add(1);
     let request = Request { channel: ledger.rules.channel().to_string(), from: tip.height };
     link.send(request.encode()).await.map_err(|_| Ended::Link)?;

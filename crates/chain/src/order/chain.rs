@@ -133,6 +133,17 @@ impl Chain {
         &self.rules
     }
 
+    /// The organisations that may have its blocks: those of the channel, and of its orderers.
+    pub fn members(&self) -> impl Iterator<Item = String> {
+        let config = self.rules.config();
+        config.application().iter().chain(config.orderers()).map(|organization| organization.msp_id.to_string())
+    }
+
+    /// Whether an organisation may have its blocks.
+    pub fn has_member(&self, organization: &str) -> bool {
+        self.members().any(|member| member == organization)
+    }
+
     /// The log.
     pub fn store(&self) -> BlockStore {
         self.journal.store()

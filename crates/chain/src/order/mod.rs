@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::disk::Directory;
+use base::rt::net::{Door, Parties};
 use base::rt::{self, Stop, Task};
 use base::{Bytes, ErrorKind};
 use consensus::ordered::{Journal as _, Processor};
@@ -143,7 +144,7 @@ pub struct Settings {
     pub queue_wait_max: Duration,
     /// When an envelope is acknowledged.
     pub acknowledge: Acknowledge,
-    /// Links that may be served at once.
+    /// Links that may be served at once at each address, shared between the organisations.
     pub connections_max: usize,
 }
 
@@ -177,8 +178,8 @@ pub struct OrdererOptions {
 pub struct Orderer {
     options: OrdererOptions,
     chains: RwLock<BTreeMap<String, Arc<Chain>>>,
-    connections: rt::sync::Semaphore,
     tasks: Mutex<Vec<Task<()>>>,
+    unserved: Stop,
     stop: Stop,
 }
 
@@ -189,10 +190,10 @@ impl Orderer {
     /// If a log or a configuration cannot be read.
     pub async fn open(options: OrdererOptions) -> Result<Arc<Orderer>, Error> {
         let orderer = Orderer {
-            connections: rt::sync::Semaphore::new(options.settings.connections_max),
             options,
             chains: RwLock::default(),
             tasks: Mutex::default(),
+            unserved: Stop::new(),
             stop: Stop::new(),
         };
         let names = orderer.options.directory.list().map_err(|error| Error::io("listing channels", &error))?;
@@ -262,19 +263,27 @@ impl Orderer {
         self.chains.read().expect("no holder of this lock panics").get(channel).cloned()
     }
 
-    /// Answers peers at `address` until the orderer stops.
+    /// Answers peers at `address` until the orderer stops: those of organisations that are members of the channels it holds
+    /// by now, and each about its own channels only.
     ///
     /// # Errors
     /// If the address is taken.
     pub async fn serve(self: &Arc<Self>, address: &str) -> Result<(), Error> {
-        let listener = rt::net::listen(address).await.map_err(|error| Error::io(address, &error))?;
-        let task = rt::spawn(serve::accept(self.clone(), listener));
+        let members = Parties::of(self.chains().iter().flat_map(|chain| chain.members()));
+        let connections_max = self.options.settings.connections_max;
+        let door = Door::open(address, &members, connections_max).await.map_err(|error| Error::io(address, &error))?;
+        let task = rt::spawn(serve::accept(self.clone(), door));
         self.tasks.lock().expect("no holder of this lock panics").push(task);
         Ok(())
     }
 
-    pub(crate) fn connections(&self) -> &rt::sync::Semaphore {
-        &self.connections
+    /// Stopped when an address at which it answered peers is not served any more.
+    pub fn unserved(&self) -> &Stop {
+        &self.unserved
+    }
+
+    fn chains(&self) -> Vec<Arc<Chain>> {
+        self.chains.read().expect("no holder of this lock panics").values().cloned().collect()
     }
 
     pub(crate) fn stopping(&self) -> &Stop {

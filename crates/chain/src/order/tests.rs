@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::admission::Principal;
 use base::rt::disk::Directory;
 use base::rt::simulation::Simulation;
 use base::rt::{self, net, production};
@@ -53,6 +54,35 @@ async fn at_height(orderer: &Orderer, height: u64) {
     let mut durable = orderer.chain(CHANNEL).expect("joined").durable();
     let wait = durable.wait_for(|durable| *durable >= height);
     rt::timeout(Duration::from_secs(10), wait).await.expect("blocks are cut").expect("the chain runs");
+}
+
+/// Whoever had a TLS certificate of any organisation was sent every block of every channel: links proved whose they were, and
+/// nobody looked.
+#[test]
+fn blocks_go_to_members_of_the_channel_and_to_nobody_else() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let consortium = consortium();
+        let orderer = orderer(&consortium, &root(&scratch).await).await;
+        let members: Vec<String> = orderer.chain(CHANNEL).expect("joined").members().collect();
+        let first_reply = async |organization: &str| {
+            let mut listener = net::listen("blocks-for-members").await.expect("the address is free");
+            let mut near = net::connect("blocks-for-members").await.expect("it listens");
+            let far = listener.accept().await.expect("it was connected to");
+            let far = far.with_principal(Principal::new(organization, "a certificate"));
+            let answering = rt::spawn(serve::answer(orderer.clone(), far)).abort_on_drop();
+            near.send(Request { channel: CHANNEL.to_owned(), from: 0 }.encode()).await.expect("it is served");
+            let reply = rt::timeout(Duration::from_secs(10), near.receive()).await.expect("it answers");
+            drop(answering);
+            Reply::decode(reply.expect("it answers")).expect("a reply")
+        };
+        for member in &members {
+            assert!(matches!(first_reply(member).await, Reply::Block(_)), "{member}");
+        }
+        let Reply::Refusal(reason) = first_reply("StrangerMSP").await else { panic!("a stranger was sent a block") };
+        assert!(reason.contains("StrangerMSP is no member of channel"), "{reason}");
+        orderer.stop().await;
+    });
 }
 
 #[test]

@@ -26,8 +26,9 @@
 //! * Nothing here changes a peer: asking again after an unknown outcome is always safe, so an answer that was lost is an
 //!   error that may be retried. A broadcast whose answer was lost is ambiguous; only [`RemoteOrderers`] repeats it.
 //! * A height that is shown was committed at the peer; it never goes back.
-//! * Who may ask what is decided by the link's authentication: [`Scope::Others`] may have proposals run, which carry
-//!   signatures of their own, and nothing else.
+//! * Who may ask what is decided by the link's authentication: each address answers the parties that it is for, and
+//!   [`Scope::Others`] may have proposals run, which carry signatures of their own, and nothing else. The caller in its turn
+//!   accepts the peer or orderer that it expects at an address, and nobody else.
 //! * All bytes may be hostile and decode into errors; requests, notices and waits are bounded.
 
 mod channel;
@@ -49,7 +50,8 @@ pub const VERSION: u32 = 1;
 pub const FOLLOW_BLOCKS_MAX: u64 = 64;
 /// Requests of one link that are answered at once.
 pub const REQUESTS_MAX: usize = 4096;
-/// Links that one server serves at once; more wait.
+/// Links that one server serves at once, shared between the organisations that it answers; beyond its share an organisation's
+/// newest link takes the place of its oldest.
 pub const LINKS_MAX: usize = 64;
 /// How long a peer may take to say hello, and to send block 0.
 pub const HELLO_MAX: Duration = Duration::from_secs(10);

@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::net::Parts;
 use base::rt::net::call::{self, CallError, Caller, Handler};
+use base::rt::net::{Parties, Parts};
 use base::rt::sync::Mutex;
 use base::rt::{self, Stop, net};
 use base::{Bytes, ErrorKind};
@@ -20,13 +20,18 @@ use super::{HELLO_MAX, REQUESTS_MAX, VERSION};
 use crate::Error;
 use crate::order::{Broadcast, BroadcastError};
 
-/// Takes envelopes at `address` until `stop`.
+/// Takes envelopes of `parties` at `address` until `stop`.
 ///
 /// # Errors
 /// If the address is taken.
-pub async fn serve_orderer(orderer: Arc<dyn Broadcast>, address: &str, stop: Stop) -> Result<rt::Task<()>, Error> {
+pub async fn serve_orderer(
+    orderer: Arc<dyn Broadcast>,
+    address: &str,
+    parties: &Parties,
+    stop: Stop,
+) -> Result<rt::Task<()>, Error> {
     let handler = Arc::new(Server { orderer });
-    serve(address, stop, move || handler.clone()).await
+    serve(address, parties, stop, move || handler.clone()).await
 }
 
 struct Server {
@@ -55,13 +60,14 @@ impl Handler for Server {
 /// An orderer elsewhere. It is connected to when an envelope is there to be sent.
 pub struct RemoteOrderer {
     address: String,
+    parties: Parties,
     caller: Mutex<Option<Caller>>,
 }
 
 impl RemoteOrderer {
-    /// An orderer at this address.
-    pub fn new(address: String) -> RemoteOrderer {
-        RemoteOrderer { address, caller: Mutex::new(None) }
+    /// An orderer at this address, of one of these parties: envelopes are given to nobody else.
+    pub fn new(address: String, parties: Parties) -> RemoteOrderer {
+        RemoteOrderer { address, parties, caller: Mutex::new(None) }
     }
 
     /// The link that is open, or a new one.
@@ -72,7 +78,7 @@ impl RemoteOrderer {
             return Ok(caller.clone());
         }
         let connect = async {
-            let link = net::connect(&self.address).await.map_err(|error| error.to_string())?;
+            let link = net::connect_to(&self.address, &self.parties).await.map_err(|error| error.to_string())?;
             let caller = Caller::new(link, REQUESTS_MAX, drop);
             let welcome = ask_over(&caller, Ask::Hello(Hello { version: VERSION })).await;
             let welcome: Welcome = decode(welcome.map_err(|error| error.to_string())?).map_err(|e| e.to_string())?;
@@ -134,15 +140,18 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 pub struct RemoteOrderers {
     /// Number `n` of the group, counted from 1, is the one at `n - 1` as long as none was removed.
     orderers: std::sync::Mutex<Arc<[Arc<RemoteOrderer>]>>,
+    parties: Parties,
     leader: AtomicUsize,
 }
 
 impl RemoteOrderers {
-    /// A group whose orderers answer at these addresses, in the order of their numbers; at least one.
-    pub fn new(addresses: Vec<String>) -> RemoteOrderers {
+    /// A group whose orderers are of these parties and answer at these addresses, in the order of their numbers; at least
+    /// one.
+    pub fn new(addresses: Vec<String>, parties: Parties) -> RemoteOrderers {
         assert!(!addresses.is_empty(), "a group has an orderer");
-        let orderers = addresses.into_iter().map(|address| Arc::new(RemoteOrderer::new(address))).collect();
-        RemoteOrderers { orderers: std::sync::Mutex::new(orderers), leader: AtomicUsize::new(0) }
+        let orderer = |address| Arc::new(RemoteOrderer::new(address, parties.clone()));
+        let orderers = addresses.into_iter().map(orderer).collect();
+        RemoteOrderers { orderers: std::sync::Mutex::new(orderers), parties, leader: AtomicUsize::new(0) }
     }
 
     fn now(&self) -> Arc<[Arc<RemoteOrderer>]> {
@@ -155,7 +164,8 @@ impl RemoteOrderers {
         assert!(!addresses.is_empty(), "a group has an orderer");
         let before = self.now();
         let kept = |address: &String| before.iter().find(|orderer| orderer.address == *address).cloned();
-        let orderer = |address: &String| kept(address).unwrap_or_else(|| Arc::new(RemoteOrderer::new(address.clone())));
+        let new = |address: &String| Arc::new(RemoteOrderer::new(address.clone(), self.parties.clone()));
+        let orderer = |address: &String| kept(address).unwrap_or_else(|| new(address));
         *self.orderers.lock().unwrap_or_else(PoisonError::into_inner) = addresses.iter().map(orderer).collect();
     }
 }

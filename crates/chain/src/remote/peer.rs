@@ -5,6 +5,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::net::Parties;
 use base::rt::net::call::Caller;
 use base::rt::{self, Stop, net};
 use base::{Bytes, ErrorKind};
@@ -27,6 +28,8 @@ pub struct RemotePeerOptions {
     /// Where it answers ([`super::serve_peer`]). Of several, one at a time shows the peer's channels: its primary, which may
     /// change. With one address whatever answers there is the peer.
     pub addresses: Vec<String>,
+    /// Whose peer it is. Whoever else answers at an address gets no proposals.
+    pub parties: Parties,
     /// The contracts of the channels, the same as the peer's.
     pub definitions: Definitions,
 }
@@ -170,7 +173,7 @@ impl Shared {
     /// Steps 1 to 4 of the protocol.
     async fn connect(self: &Arc<Self>, address: &str) -> Result<Caller, String> {
         let hello_max = if self.moves() { PROBE_MAX } else { HELLO_MAX };
-        let link = rt::timeout(hello_max, net::connect(address)).await;
+        let link = rt::timeout(hello_max, net::connect_to(address, &self.options.parties)).await;
         let link = link.map_err(|_| "no link in time".to_owned())?.map_err(|error| error.to_string())?;
         let shared = Arc::downgrade(self);
         let caller = Caller::new(link, REQUESTS_MAX, move |notice| {

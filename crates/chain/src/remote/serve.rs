@@ -3,9 +3,9 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use base::rt::net::Parts;
 use base::rt::net::call::{self, Handler, Notifier, Refusal};
-use base::rt::{self, Stop, net};
+use base::rt::net::{Door, Parties, Parts};
+use base::rt::{self, Stop};
 use base::{Bytes, ErrorKind, TxId};
 use futures_util::future::{Either, select};
 use prost::Message as _;
@@ -27,7 +27,7 @@ pub enum Scope {
     Others,
 }
 
-/// Answers at `address` until `stop`.
+/// Answers `parties` at `address` until `stop`: the organisation's gateways, or other organisations.
 ///
 /// # Errors
 /// If the address is taken.
@@ -35,31 +35,28 @@ pub async fn serve_peer<P: PeerView + Endorse>(
     peer: Arc<P>,
     scope: Scope,
     address: &str,
+    parties: &Parties,
     stop: Stop,
 ) -> Result<rt::Task<()>, Error> {
     let handler = Arc::new(Server { peer, scope });
-    serve(address, stop, move || Arc::new(Connection { server: handler.clone(), notifier: std::sync::OnceLock::new() }))
-        .await
+    let handler = move || Arc::new(Connection { server: handler.clone(), notifier: std::sync::OnceLock::new() });
+    serve(address, parties, stop, handler).await
 }
 
 /// Accepts links and gives each a handler of its own.
 pub(super) async fn serve<H: Handler>(
     address: &str,
+    parties: &Parties,
     stop: Stop,
     handler: impl Fn() -> Arc<H> + Send + 'static,
 ) -> Result<rt::Task<()>, Error> {
-    let mut listener = net::listen(address).await.map_err(|error| Error::io(address, &error))?;
-    let places = rt::sync::Semaphore::new(LINKS_MAX);
+    let mut door = Door::open(address, parties, LINKS_MAX).await.map_err(|error| Error::io(address, &error))?;
     Ok(rt::spawn(async move {
-        loop {
-            // A place first: beyond the bound, connections wait in the listener's backlog.
-            let Some(place) = stop.or_stopped(places.acquire()).await else { return };
-            let Some(Ok(link)) = stop.or_stopped(listener.accept()).await else { return };
-            let serving = call::serve(link, handler(), REQUESTS_MAX, stop.clone());
+        while let Some(Ok(accepted)) = stop.or_stopped(door.accept()).await {
+            let serving = call::serve_in(accepted, handler(), REQUESTS_MAX, stop.clone());
             drop(rt::spawn(async move {
                 let ended = serving.await;
                 tracing::debug!(?ended, "a link ended");
-                drop(place);
             }));
         }
     }))

@@ -1,6 +1,7 @@
 //! Tests of opening.
 
 use base::rt;
+use base::rt::net::Parties;
 use base::rt::simulation::Simulation;
 use state::{Snapshot, UpdateBatch};
 use storage::DataDirectory;
@@ -28,7 +29,7 @@ async fn serve() {
     })
     .await
     .expect("the options are good");
-    node.serve(ADDRESS).await.expect("the address is free");
+    node.serve(ADDRESS, &Parties::anyone()).await.expect("the address is free");
     std::future::pending::<()>().await;
     drop(node);
 }

@@ -43,6 +43,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::net::Parties;
 use base::rt::{self, AbortOnDrop, Stop, Task};
 use base::{Bytes, Epoch, ErrorKind};
 use contract::Registry;
@@ -119,6 +120,8 @@ pub struct ComputeNodeOptions {
     pub address: String,
     /// Where they do.
     pub others: Vec<String>,
+    /// The others, by the names that their links prove. Nobody else may follow the state, or judge transactions for it.
+    pub parties: Parties,
     pub memory: Arc<dyn PeerMemory>,
     pub state: DisaggregatedSettings,
     pub patience: Patience,

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use async_trait::async_trait;
 use base::Epoch;
 use base::rt::channel::{WatchReceiver, watch};
-use base::rt::net::{self, Link};
-use base::rt::sync::Semaphore;
+use base::rt::net::{Door, Link, Parties};
 use base::rt::{self, AbortOnDrop};
 use futures_util::future::{Either, select};
 use state::{Disaggregated, WorldState};
@@ -18,7 +17,7 @@ use super::{ComputeNodeOptions, NODES_MAX, Office, Shared};
 use crate::stores::{ChannelStores, NodeStores, States, Stores};
 use crate::{Channel, Error, Peer, PeerOptions};
 
-/// Links of other nodes at a time; more wait.
+/// Links of other nodes at a time.
 const LINKS_MAX: usize = 2 * NODES_MAX;
 
 /// A primary.
@@ -93,7 +92,7 @@ impl Reign {
     pub(super) async fn begin(shared: &Arc<Shared>, epoch: Epoch) -> Result<Reign, Error> {
         let options = &shared.options;
         let (state_is_open, open) = watch(None);
-        let serving = serve(&options.address, epoch, open).await?;
+        let serving = serve(&options.address, &options.parties, epoch, open).await?;
         let office = Arc::new(Office::default());
         let opened = Arc::new(Opened { options: options.clone(), epoch, found: Mutex::default() });
         let stores = NodeStores {
@@ -173,22 +172,19 @@ impl Reign {
 /// open.
 async fn serve(
     address: &str,
+    parties: &Parties,
     epoch: Epoch,
     open: WatchReceiver<Option<Weak<Disaggregated>>>,
 ) -> Result<AbortOnDrop<()>, Error> {
-    let mut listener = net::listen(address).await.map_err(|error| Error::io(address, &error))?;
-    let places = Semaphore::new(LINKS_MAX);
+    let mut door = Door::open(address, parties, LINKS_MAX).await.map_err(|error| Error::io(address, &error))?;
     let task = rt::spawn(async move {
         // They end with the listener.
         let mut serving: Vec<AbortOnDrop<()>> = Vec::new();
-        loop {
-            let place = places.acquire().await;
-            let Ok(link) = listener.accept().await else { return };
+        while let Ok((link, place)) = door.accept().await {
             serving.retain(|one| !one.is_finished());
             let open = open.clone();
             let one = async move {
-                let _place = place;
-                serve_one(link, epoch, open).await;
+                place.displaced().or_stopped(serve_one(link, epoch, open)).await;
             };
             serving.push(rt::spawn(one).abort_on_drop());
         }

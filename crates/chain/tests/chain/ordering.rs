@@ -15,6 +15,7 @@ use crate::world::{Remote, ask_verdict, run_client_of, tell_verdicts};
 use async_trait::async_trait;
 use base::TxId;
 use base::rt::disk::Directory;
+use base::rt::net::Parties;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
 use base::rt::{self, Stop};
 use chain::order::{Acknowledge, Engines, Orderer, OrdererOptions};
@@ -111,7 +112,8 @@ async fn run_orderer(
 ) {
     loop {
         if let Some(orderer) = open_orderer(&consortium, &fabric, index).await {
-            let serving = serve_orderer(orderer.clone(), &format!("submit{index}"), Stop::new()).await;
+            let serving =
+                serve_orderer(orderer.clone(), &format!("submit{index}"), &Parties::anyone(), Stop::new()).await;
             let _serving = serving.expect("nobody else listens there");
             let chain = orderer.chain(CHANNEL).expect("joined");
             loop {
@@ -129,7 +131,8 @@ async fn run_orderer(
 async fn run_peer(consortium: Arc<Consortium>, index: usize) {
     loop {
         if let Some(peer) = open_peer(&consortium, index).await {
-            let serving = serve_peer(peer.clone(), Scope::Own, &format!("peer{index}"), Stop::new()).await;
+            let serving =
+                serve_peer(peer.clone(), Scope::Own, &format!("peer{index}"), &Parties::anyone(), Stop::new()).await;
             let _serving = serving.expect("nobody else listens there");
             return tell_verdicts(&format!("verdict{index}"), &peer).await;
         }
@@ -169,7 +172,10 @@ async fn world(sim: Sim, faults: bool) -> (usize, u64) {
     let client = |creates: bool| {
         let (consortium, sim, acknowledged) = (consortium.clone(), sim.clone(), acknowledged.clone());
         async move {
-            let remote = Remote::of(named("peer", PEERS), Box::new(RemoteOrderers::new(named("submit", ORDERERS))));
+            let remote = Remote::of(
+                named("peer", PEERS),
+                Box::new(RemoteOrderers::new(named("submit", ORDERERS), Parties::anyone())),
+            );
             let note = move |id: &TxId| {
                 acknowledged.lock().expect("no holder panics").insert(id.to_string());
             };

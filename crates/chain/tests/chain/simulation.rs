@@ -13,6 +13,7 @@ use crate::support::*;
 use crate::world::{Remote, TRANSACTIONS, ask_verdict, run_client, run_orderer, tell_verdicts};
 use base::TxId;
 use base::rt::disk::Directory;
+use base::rt::net::Parties;
 use base::rt::simulation::{Bounds, FaultKind, Plan, Sim, Simulation};
 use base::rt::{self, Stop};
 use chain::peer::Peer;
@@ -31,7 +32,7 @@ async fn run_peer(consortium: Arc<Consortium>, index: usize) {
     loop {
         if let Some(peer) = open_peer(&consortium, index).await {
             let address = format!("peer{index}");
-            let serving = serve_peer(peer.clone(), Scope::Own, &address, Stop::new()).await;
+            let serving = serve_peer(peer.clone(), Scope::Own, &address, &Parties::anyone(), Stop::new()).await;
             let _serving = serving.expect("nobody else listens there");
             return tell_verdicts(&format!("verdict{index}"), &peer).await;
         }

@@ -17,6 +17,7 @@ use crate::support::*;
 use crate::world::{Remote, ask_verdict, run_client, run_orderer, tell_verdicts};
 use async_trait::async_trait;
 use base::rt::disk::Directory;
+use base::rt::net::Parties;
 use base::rt::simulation::{Report, Sim, Simulation};
 use base::rt::{self, Stop};
 use base::{BlockNumber, Bytes, Epoch, ErrorKind, TxId};
@@ -76,7 +77,7 @@ async fn run_storage() {
             blocks: BlockOptions { segment_bytes: 32 << 10, ..BlockOptions::default() },
         })
         .await?;
-        node.serve(STORAGE).await?;
+        node.serve(STORAGE, &Parties::anyone()).await?;
         Ok::<StorageNode, storage::Error>(node)
     };
     loop {
@@ -167,7 +168,7 @@ async fn run_local(consortium: Arc<Consortium>) {
 }
 
 async fn serve(peer: Arc<Peer>, name: &str) {
-    let serving = serve_peer(peer.clone(), Scope::Own, name, Stop::new()).await;
+    let serving = serve_peer(peer.clone(), Scope::Own, name, &Parties::anyone(), Stop::new()).await;
     let _serving = serving.expect("nobody else listens there");
     tell_verdicts(&verdict_address(name), &peer).await;
 }

@@ -25,8 +25,7 @@ use std::time::Duration;
 
 use base::bytes::BufMut as _;
 use base::rt::channel::Sender;
-use base::rt::net::{self, Link, LinkReceiver, LinkSender, Listener};
-use base::rt::sync::Semaphore;
+use base::rt::net::{self, Door, Link, LinkReceiver, LinkSender, Listener, Parties};
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut};
 use raft::eraftpb::Message;
@@ -44,7 +43,7 @@ const KIND_SNAPSHOT: u32 = 2;
 const KIND_ENTRIES: u32 = 3;
 /// Messages of one frame.
 pub(super) const FRAME_MESSAGES_MAX: usize = 1 << 14;
-/// Links that are accepted at a time.
+/// Links that are accepted at a time. A member beyond its share of them loses its oldest.
 const LINKS_MAX: usize = 256;
 /// Bytes of one part of a snapshot.
 const PART_BYTES: usize = 1 << 20;
@@ -185,7 +184,7 @@ pub(super) async fn send_snapshot(address: &str, ends: Ends, message: Message) -
 
 /// Accepts links, and hands what arrives to the engine.
 pub(super) async fn accept<O: Send + 'static>(
-    mut listener: Listener,
+    listener: Listener,
     group: u64,
     node: u64,
     snapshot_bytes_max: usize,
@@ -193,16 +192,15 @@ pub(super) async fn accept<O: Send + 'static>(
     events: Sender<Event<O>>,
     stop: Stop,
 ) {
-    let places = Semaphore::new(LINKS_MAX);
-    while let Some(Ok(link)) = stop.or_stopped(listener.accept()).await {
-        let Some(place) = places.try_acquire() else { continue };
+    // Whoever bears the group's token is a member: the transport lets in nobody else.
+    let mut door = Door::new(listener, &Parties::anyone(), LINKS_MAX);
+    while let Some(Ok((link, place))) = stop.or_stopped(door.accept()).await {
         let (events, stop, serve) = (events.clone(), stop.clone(), serve.clone());
         rt::spawn(async move {
             let receiving = receive(link, group, node, snapshot_bytes_max, serve, events);
-            if let Some(Err(error)) = stop.or_stopped(receiving).await {
+            if let Some(Some(Err(error))) = stop.or_stopped(place.displaced().or_stopped(receiving)).await {
                 tracing::warn!(%error, node, "a link of a Raft group ends");
             }
-            drop(place);
         });
     }
 }

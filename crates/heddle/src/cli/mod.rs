@@ -27,6 +27,9 @@ pub mod exit {
     pub const NOT_RUNNING: u8 = 4;
     /// A key of a key-value store has no value, or not the one that was expected.
     pub const ABSENT: u8 = 5;
+    /// A part of a process ended that must not, by a mistake of the program: the log has it, and whoever supervises the
+    /// process starts it again.
+    pub const DEFECT: u8 = 70;
     /// Interrupted by Ctrl-C, as shells expect it.
     pub const INTERRUPTED: u8 = 130;
 }
@@ -53,6 +56,7 @@ Exit codes:
   3    `ledger verify` found damage
   4    the network or store that the command needs is not running
   5    `kv`: the key has no value, or not the one that was expected
+  70   a part of a process ended by a mistake of the program; its log has the panic, start it again
   130  interrupted by Ctrl-C or SIGTERM";
 
 /// A permissioned ledger for Hyperledger Fabric's clients: one program, one command for a network.

@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use node::{Network, Placement, Process, ProcessRole};
+use node::{Ended, Network, Placement, Process, ProcessRole};
 
 use super::up;
+use crate::cli::exit;
 use crate::cli::network::Up;
 use crate::cli::node::{Node, Plan, Run};
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::StopSignals;
 
-/// How long a process whose supervisor has gone may take to end in order. The others of its network end at the same time, so it
-/// would wait for answers that nobody gives any more; what was acknowledged is durable without that.
-const ORPHAN_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a process may take to end in order that has lost a part of itself, or its supervisor. Then it ends as after a
+/// crash.
+const HASTY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs one process until a signal, or until it fails.
 pub async fn run(node: &Node) -> Result<(), Failure> {
@@ -40,7 +41,7 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
         let ready = process.describe();
         let (name, address, metrics) = (&ready.name, &ready.address, ready.metrics);
         output::print(&format!("{name} is ready at {address}; metrics at http://{metrics}/metrics\n"))?;
-        Ok::<String, Failure>(process.failed().await)
+        Ok::<_, Failure>(process.failed().await)
     };
     let failed = tokio::select! {
         () = signals.received() => None,
@@ -52,15 +53,28 @@ pub async fn run(node: &Node) -> Result<(), Failure> {
         tokio::select! {
             stopped = process.stop() => stopped.map_err(Failure::from),
             () = signals.received() => Err(Failure::interrupted()),
-            () = tokio::time::sleep(ORPHAN_PATIENCE), if is_orphan => {
-                Err(Failure::new(format!("{name} ends at once, because its supervisor has gone")))
-            }
         }
     };
-    stopping.await?;
+    if is_orphan {
+        // Whoever supervised it was killed. All processes end at the same time, so that one that ends in order waits for
+        // others in vain, while the next supervisor waits for it.
+        let _ = tokio::time::timeout(HASTY_PATIENCE, stopping).await;
+        return Err(Failure::new(format!("{name} has ended with the process that started it")));
+    }
     match failed {
-        None => output::print(&format!("{name} has ended\n")),
-        Some(reason) => Err(Failure::new(format!("{name} has ended: {reason}"))),
+        None => {
+            stopping.await?;
+            output::print(&format!("{name} has ended\n"))
+        }
+        // What is left of it may never end: what it has on disk is as after a crash, which it is made for.
+        Some(Ended { reason, is_defect: true }) => {
+            let _ = tokio::time::timeout(HASTY_PATIENCE, stopping).await;
+            Err(Failure::with_code(exit::DEFECT, format!("{name} has ended: {reason}; see its log for the panic")))
+        }
+        Some(Ended { reason, .. }) => {
+            stopping.await?;
+            Err(Failure::new(format!("{name} has ended: {reason}")))
+        }
     }
 }
 
@@ -93,7 +107,11 @@ pub async fn plan(arguments: &Plan) -> Result<(), Failure> {
             text += &format!("{:<18} answers {whom} at {address}\n", "");
         }
     }
-    text += "\ntcp: is remote memory access between the processes of one organisation, not encrypted; tls: is mutual TLS\n\
-             between organisations and to orderers; an address without either is gRPC for clients.\n";
+    let over = if network.config().pool.tls { "over mutual TLS" } else { "in clear text, as pool.tls = false says" };
+    text += &format!(
+        "\ntcp: is remote memory access between the processes of one organisation and memory nodes, {over};\n\
+         tls: is links over mutual TLS between organisations and to orderers; an address without either is gRPC for\n\
+         clients.\n"
+    );
     output::print(&text)
 }

@@ -1,5 +1,5 @@
-//! Roles on several hosts: network namespaces joined by a bridge, every link over `tcp` or mutual TLS, and a memory node that
-//! is gone for good.
+//! Roles on several hosts: network namespaces joined by a bridge, memory, storage and links over mutual TLS, and a memory node
+//! that is gone for good.
 //!
 //! It needs to be root and the program `ip` (Debian's iproute2), which `cargo xtask test` installs.
 
@@ -165,7 +165,12 @@ async fn roles_on_several_hosts_commit_and_go_on_without_a_memory_node() {
     running.iter_mut().for_each(|(_, process)| process.wait_until_ready());
 
     let load = Load::start(&dir, 2, 4);
-    load.progress(SOME, "over tcp").await;
+    load.progress(SOME, "over mutual TLS").await;
+    for (name, process) in &running {
+        assert!(!process.log().contains("clear text"), "{name}: {}", process.log());
+        let file = std::fs::read_to_string(process.folder.join("node.toml")).expect("its file");
+        assert!(file.contains("tcp_tls = true"), "{name}: {file}");
+    }
     let index = running.iter().position(|(name, _)| name == "memory-1").expect("it was planned");
     drop(running.remove(index));
     load.progress(SOME, "without a memory node").await;

@@ -77,6 +77,8 @@ pub struct Pool {
     pub form: Form,
     /// How peers reach memory and storage.
     pub provider: Provider,
+    /// Whether memory, storage and links between processes on several hosts run over mutual TLS.
+    pub tls: bool,
     /// Memory nodes.
     pub memory_nodes: usize,
     /// Compute nodes of each peer.
@@ -106,6 +108,7 @@ impl Default for Pool {
         Pool {
             form: Form::default(),
             provider: Provider::default(),
+            tls: true,
             memory_nodes: 2,
             compute_nodes: 1,
             borrow: Borrow::default(),

@@ -18,7 +18,7 @@ mod tests;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -257,7 +257,7 @@ pub(crate) fn start(folder: &Path, operated: Arc<dyn Operated>, stop: Stop) -> R
     let bound = hidden.join(SOCKET);
     let listener = UnixListener::bind(&bound).map_err(failed())?;
     std::fs::set_permissions(&bound, std::fs::Permissions::from_mode(0o600)).map_err(failed())?;
-    std::fs::rename(&bound, &path).map_err(failed())?;
+    base::durable::rename(&bound, &path).map_err(failed())?;
     std::fs::remove_dir(&hidden).map_err(failed())?;
     Ok(tokio::spawn(async move {
         serve(listener, operated, stop).await;

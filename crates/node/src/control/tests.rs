@@ -60,3 +60,34 @@ fn requests_and_replies_are_lines_that_are_read_back() {
         assert!(serde_json::from_str::<Request>(line).is_err(), "{line}");
     }
 }
+
+struct Fixed;
+
+#[async_trait]
+impl Operated for Fixed {
+    async fn answer(&self, _: Request) -> Reply {
+        Reply::Busy {}
+    }
+}
+
+/// Between `bind` and `chmod` the socket had the mode that the umask left it: what stands under its name now has its mode already, also
+/// where an earlier process left something.
+#[tokio::test]
+async fn the_socket_is_its_users_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = temporary();
+    let place = folder.path().join("node");
+    for _ in 0..2 {
+        let stop = Stop::new();
+        let serving = start(&place, Arc::new(Fixed), stop.clone()).expect("it can listen");
+        let mode = std::fs::metadata(place.join(SOCKET)).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(ask_orderer(&place, &Request::Orderers {}).await, Err(ControlError::Busy)));
+        let names: Vec<_> =
+            std::fs::read_dir(&place).expect("it is there").flatten().map(|one| one.file_name()).collect();
+        assert_eq!(names, [SOCKET], "nothing is left of the way there");
+        stop.stop();
+        serving.await.expect("no panic");
+        std::fs::write(place.join(SOCKET), "left behind").expect("it can be written");
+    }
+}

@@ -15,6 +15,7 @@ use std::time::Duration;
 use ::storage::tables::{FjallEngine, FjallOptions};
 use ::storage::{DataDirectory, GroupSync};
 use base::MspId;
+use base::rt::net::Parties;
 use base::rt::{self, Stop};
 use chain::Peer;
 use chain::endorse::Endorse;
@@ -46,6 +47,7 @@ use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Ordering};
 use crate::roles::storage::{self, Storage};
+use crate::services::Services;
 use crate::{contracts, control, credentials, disk, metrics, ports, profile, rules};
 
 /// How long a stop waits for peers to commit what was ordered; what they miss they fetch at the next start.
@@ -64,6 +66,7 @@ pub struct Running {
     /// What the orderers' log is in.
     log_memory: Vec<LogMemory>,
     stop: Stop,
+    services: Services,
     ports: Vec<JoinHandle<()>>,
 }
 
@@ -77,6 +80,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     // In force before anybody is served.
     let (watching, notes) = credentials::watch(&network.path, &network.path.join(ORGANIZATIONS), stop.clone())?;
     tasks.push(watching);
+    let services = Services::new(stop.clone());
     let sync = GroupSync::new();
 
     let (log_memory, orderings) = start_orderers(&network, &sync).await?;
@@ -93,7 +97,8 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     for (organization, nodes) in network.organizations.iter().zip(&computes) {
         for (node, compute) in nodes.iter().enumerate() {
             let folder = layout::compute_folder(&network.path, &organization.name, node);
-            tasks.push(control::start(&folder, compute.clone(), stop.clone())?);
+            tasks
+                .push(services.watch_task("a control socket", control::start(&folder, compute.clone(), stop.clone())?));
         }
     }
     let mut views = Vec::new();
@@ -104,7 +109,8 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let intake = Intake::default();
     let free_bytes_min = config.storage.free_bytes_min;
     disk::look(&network.path, free_bytes_min, &intake);
-    tasks.push(tokio::spawn(disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone())));
+    let watching = disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone());
+    tasks.push(services.watch("the look-out for room on the disk", watching));
     let orderer_address = ports::local(&orderer_listener);
     let ordering_node = OrderingNode {
         msp_id: MspId::new(network.orderer.msp_id.as_str()),
@@ -115,7 +121,8 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let limits = ports::call_limits(&config.limits, organizations);
     let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), stop.clone());
     let orderer_tls = gateway_role::tls(tls(&network.orderer.tls).as_ref())?;
-    tasks.push(ports::serve(orderer_listener, orderer_tls, port, &config.limits, organizations, stop.clone()));
+    let serving = ports::serve(orderer_listener, orderer_tls, port, &config.limits, organizations, stop.clone());
+    tasks.push(services.watch_task("the orderer's port", serving));
     let endorsers: Vec<Endorser> = network
         .organizations
         .iter()
@@ -137,7 +144,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
             name: organization.host.clone(),
             address: ports::local(&listener),
         });
-        tasks.push(gateway_role::start(gateway_role::Options {
+        let serving = gateway_role::start(gateway_role::Options {
             peer: views[index].clone(),
             local: endorsers[index].clone(),
             others: others.map(|(_, endorser)| endorser.clone()).collect(),
@@ -147,7 +154,8 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
             tls: tls(&organization.tls),
             limits: config.limits.clone(),
             stop: stop.clone(),
-        })?);
+        })?;
+        tasks.push(services.watch_task(&format!("the port of {}", organization.host), serving));
     }
     endpoints.push(Endpoint {
         role: Role::Orderer,
@@ -169,11 +177,19 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         .iter()
         .map(|ordering| (ordering.name().to_owned(), ordering.chain().clone() as Arc<dyn metrics::Part>));
     let parts = parts.chain(chains);
-    let health = metrics::Health::new(parts.collect(), intake.clone()).with_notes(notes);
-    tasks.push(tokio::spawn(metrics::serve(metrics_listener, health, stop.clone())));
+    let health =
+        metrics::Health::new(parts.collect(), intake.clone()).with_notes(notes).with_services(services.clone());
+    tasks.push(services.watch("the page of metrics", metrics::serve(metrics_listener, health, stop.clone())));
     profile::write_profiles(&network, &endpoints)?;
     crate::Endpoints::new(&network, &endpoints).store(&network.path)?;
     let (memory, storages) = (shared.map(|shared| shared.memory).unwrap_or_default(), storages.into_iter().flatten());
+    // They end with the network, behind the ports.
+    for (index, node) in memory.iter().enumerate() {
+        drop(services.watch(format!("memory-{}", index + 1), node.ended()));
+    }
+    for (index, node) in log_memory.iter().enumerate() {
+        drop(services.watch(format!("log-{}", index + 1), node.ended()));
+    }
     Ok(Running {
         network,
         endpoints,
@@ -183,6 +199,7 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
         orderings,
         log_memory,
         stop,
+        services,
         ports: tasks,
     })
 }
@@ -280,11 +297,11 @@ async fn broadcast(network: &Network, orderings: &[Ordering], stop: &Stop) -> Re
     let mut addresses = Vec::new();
     for (place, ordering) in orderings.iter().enumerate() {
         let address = format!("intake of {}", blocks_address(network, place));
-        let serving = serve_orderer(ordering.orderer().clone(), &address, stop.clone()).await;
+        let serving = serve_orderer(ordering.orderer().clone(), &address, &Parties::anyone(), stop.clone()).await;
         drop(serving.map_err(|source| NodeError::Chain { who: layout::orderer_name(place), source })?);
         addresses.push(address);
     }
-    Ok(Arc::new(RemoteOrderers::new(addresses)))
+    Ok(Arc::new(RemoteOrderers::new(addresses, Parties::anyone())))
 }
 
 /// What the peers of a network share, in the disaggregated form.
@@ -342,13 +359,14 @@ async fn view(
     let mut addresses = Vec::new();
     for (node, compute) in nodes.iter().enumerate() {
         let address = service_address(network, &organization.name, node);
-        let serving = serve_peer(compute.clone(), Scope::Own, &address, stop.clone()).await;
+        let serving = serve_peer(compute.clone(), Scope::Own, &address, &Parties::anyone(), stop.clone()).await;
         drop(serving.map_err(|source| NodeError::Chain { who: name.clone(), source })?);
         addresses.push(address);
     }
     let registry = contracts::registry(&network.config)?;
     let definitions = contracts::definitions(&network.config, &registry)?;
-    let view = Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, definitions }));
+    let view =
+        Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, parties: Parties::anyone(), definitions }));
     view.reached().await;
     // Those that follow are waited for too: a network that is ready answers at all of them.
     join_all(nodes.iter().map(|node| node.ready())).await;
@@ -391,6 +409,7 @@ async fn start_peer(
         sync: sync.clone(),
         memtable_bytes: config.storage.memtable_bytes as u64,
         address: &address,
+        clients: &Parties::anyone(),
     })
     .await?;
     let donors = shared.memory.iter().zip(&shared.tokens[index]);
@@ -422,7 +441,7 @@ async fn start_peer(
     let mut nodes = Vec::new();
     for node in 0..count {
         let others = (0..count).filter(|other| *other != node).map(among).collect();
-        let among = Some(Among { address: among(node), others });
+        let among = Some(Among { address: among(node), others, parties: Parties::anyone() });
         let name = layout::compute_name(&organization.name, node);
         let options = compute::Options {
             name: &name,
@@ -523,13 +542,14 @@ impl Running {
         self.orderings[0].orderer()
     }
 
-    /// Completes when a peer, its storage node or the orderer has stopped by itself, and says why.
+    /// Completes when a peer, its storage node, the orderer, memory or a port has stopped by itself, and says why.
     pub async fn failed(&self) -> String {
         let peers = self.computes.iter().flatten().map(|compute| compute.failed().boxed());
         let storages = self.storages.iter().map(|storage| storage.failed().boxed());
         tokio::select! {
             (reason, _, _) = select_all(peers.chain(storages)) => reason,
             (reason, _, _) = select_all(self.orderings.iter().map(|ordering| ordering.failed().boxed())) => reason,
+            reason = self.services.failed() => reason,
         }
     }
 

@@ -5,7 +5,8 @@
 //! signs, and `genesis.block`. Paths are relative to the file's folder. An address has a scheme:
 //!
 //! * `shm:/path/of/socket`: shared memory of one machine;
-//! * `tcp:host:port`: remote memory access over sockets, between the processes of one organisation;
+//! * `tcp:host:port`: remote memory access over sockets, between the processes of one organisation and the memory nodes,
+//!   over mutual TLS where `tcp_tls = true`;
 //! * `tls:host:port`: mutual TLS, between organisations. `host` must stand in the other side's certificate.
 
 use std::collections::BTreeMap;
@@ -104,6 +105,10 @@ pub struct NodeFile {
     pub log: String,
     /// Where metrics and health are served over HTTP; port 0 takes any free one.
     pub metrics: SocketAddr,
+    /// Whether what leaves this process at `tcp:` addresses is mutual TLS, the same at all processes of a network. Where
+    /// it is not said, the plan was made by a release that had no certificates for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_tls: Option<bool>,
     /// Of a memory node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFile>,
@@ -136,6 +141,10 @@ pub struct MemoryFile {
     pub memory_bytes: u64,
     /// Bytes of a section, the same in the whole pool.
     pub section_bytes: u64,
+    /// That all owners run on this machine as one user, who can look into the memory of each of them anyway: so they may
+    /// share memory at a `shm:` address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_user: bool,
     /// Who may have memory: the owners' names and tokens.
     pub owners: BTreeMap<String, Secret>,
 }
@@ -444,6 +453,12 @@ impl NodeFile {
             pool::check_section("memory.section_bytes", memory.section_bytes)?;
             pool::check_budget("memory.memory_bytes", memory.memory_bytes, memory.section_bytes)?;
             inside("memory.address", &memory.address)?;
+            if memory.address.starts_with("shm:") && memory.owners.len() > 1 && !memory.one_user {
+                let problem = "is shared memory, and there are several owners: an owner keeps its mapping of memory that was \
+                               given to another one; choose a tcp: address, or say memory.one_user = true if all \
+                               owners run on this machine as one user";
+                return Err(("memory.address", problem.to_owned()));
+            }
         }
         if let Some(storage) = &self.storage {
             inside("storage.address", &storage.address)?;

@@ -1,18 +1,25 @@
-//! The transports of a process, by the schemes of addresses.
+//! The transports of a process, by the schemes of addresses, and who may link to which of its ports.
+//!
+//! A process may answer several parties: a compute node its organisation's gateways, and its peer's other compute nodes. A
+//! gateway faces the Internet and a compute node's port for the others decides which transactions are valid, so that a
+//! token must open the one door that it is for. Each port has its own tokens ([`register`]); the roles check the proven name
+//! once more where they serve a link ([`base::rt::net::Parties`]).
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::net::{BoxFuture, Link, Listen, Transport};
 use identity::Revocations;
 use identity::issue::TlsIdentity;
 use ledger::{Block, ChannelConfig};
 use rma::links::RmaLinks;
 use rma::shm::Shm;
-use rma::tcp::{Tcp, TcpOptions};
-use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Token};
+use rma::tcp::{Tcp, TcpOptions, TcpTls};
+use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Token, Tokens};
 
 use super::file::{GENESIS, Secret, TRUST};
 use crate::network::NodeError;
@@ -28,8 +35,9 @@ pub(crate) struct Fabrics {
 }
 
 impl Fabrics {
-    pub(crate) fn new() -> Fabrics {
-        Fabrics { shm: Shm::default(), tcp: Tcp::default() }
+    /// With this TLS below the frames of tcp, if any.
+    pub(crate) fn new(tls: Option<TcpTls>) -> Fabrics {
+        Fabrics { shm: Shm::default(), tcp: Tcp::new(TcpOptions { tls, ..TcpOptions::default() }) }
     }
 
     fn of<'a>(&self, address: &'a str) -> Result<(&dyn Fabric, &'a str), Error> {
@@ -63,29 +71,51 @@ impl Fabric for Fabrics {
     }
 }
 
-/// Makes links within the organisation known: this process proves itself with `own`, and lets those in who bear one of
-/// `accepted`.
-pub(crate) fn register(name: &str, own: Option<&Secret>, accepted: &BTreeMap<String, Secret>) {
-    let accepted: BTreeMap<String, Token> =
-        accepted.iter().map(|(name, secret)| (name.clone(), secret.token())).collect();
-    register_for(name, own, Arc::new(move |name| accepted.get(name).cloned()));
+/// Who may link to one address of this process.
+pub(crate) struct Port {
+    /// The address.
+    pub address: String,
+    /// Names and tokens.
+    pub accepted: Accepted,
 }
 
-/// The same for a group whose members all bear one token, and of which there may be more one day.
-pub(crate) fn register_group(name: &str, token: &Secret) {
-    let shared = token.token();
-    register_for(name, Some(token), Arc::new(move |_| Some(shared.clone())));
+/// Names and tokens.
+pub(crate) enum Accepted {
+    /// Each with its own.
+    Named(BTreeMap<String, Secret>),
+    /// Whoever bears the one token of a group, of which there may be more one day.
+    Group(Secret),
 }
 
-fn register_for(name: &str, own: Option<&Secret>, tokens: rma::Tokens) {
+impl Port {
+    /// A port for processes that each have a token of their own.
+    pub(crate) fn named(address: &str, accepted: &BTreeMap<String, Secret>) -> Port {
+        Port { address: address.to_owned(), accepted: Accepted::Named(accepted.clone()) }
+    }
+}
+
+impl Accepted {
+    fn tokens(self) -> Tokens {
+        match self {
+            Accepted::Named(named) => Arc::new(move |name| named.get(name).map(Secret::token)),
+            Accepted::Group(shared) => Arc::new(move |_| Some(shared.token())),
+        }
+    }
+}
+
+/// Makes links within the organisation known: this process proves itself with `own`, and each of its ports lets in those
+/// that it is for and nobody else. There is no listening at other addresses.
+pub(crate) fn register(name: &str, own: Option<&Secret>, tls: Option<&TcpTls>, ports: Vec<Port>) {
     // Who only answers connects to nobody; its own token opens no door.
     let token = own.map_or_else(Token::random, Secret::token);
     let credential = Credential { name: name.to_owned(), token };
     // Links wait for long: whoever waits sleeps at once.
-    let tcp = Tcp::new(TcpOptions { spin: Duration::ZERO, ..TcpOptions::default() });
-    let fabrics: [(&str, Arc<dyn Fabric>); 2] = [(SHM, Arc::new(Shm::default())), (TCP, Arc::new(tcp))];
+    let tcp = Tcp::new(TcpOptions { spin: Duration::ZERO, tls: tls.cloned(), ..TcpOptions::default() });
+    let tokens = ports.into_iter().map(|port| (port.address, port.accepted.tokens()));
+    let tokens: Arc<BTreeMap<String, Tokens>> = Arc::new(tokens.collect());
+    let fabrics: [(&'static str, Arc<dyn Fabric>); 2] = [(SHM, Arc::new(Shm::default())), (TCP, Arc::new(tcp))];
     for (scheme, fabric) in fabrics {
-        let links = RmaLinks::new(fabric, credential.clone(), Arc::clone(&tokens));
+        let links = OwnLinks { scheme, fabric, credential: credential.clone(), tokens: Arc::clone(&tokens) };
         base::rt::net::register(scheme, Arc::new(links));
     }
 }
@@ -101,8 +131,41 @@ fn revocations(folder: &Path) -> Result<Revocations, NodeError> {
     Ok(config.msps().msps().fold(Revocations::default(), |all, msp| all.and(msp.all_revocations().clone())))
 }
 
-/// Makes links between organisations known: this process shows `identity` and trusts the authorities below `folder`.
-pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), NodeError> {
+/// Links over one provider. Each address that is listened at has tokens of its own: a name that is known at one of them is a
+/// stranger at the others.
+struct OwnLinks {
+    scheme: &'static str,
+    fabric: Arc<dyn Fabric>,
+    credential: Credential,
+    /// By address, with its scheme.
+    tokens: Arc<BTreeMap<String, Tokens>>,
+}
+
+impl OwnLinks {
+    fn with(&self, tokens: Tokens) -> RmaLinks {
+        RmaLinks::new(Arc::clone(&self.fabric), self.credential.clone(), tokens)
+    }
+}
+
+impl Transport for OwnLinks {
+    fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
+        let tokens = self.tokens.get(&format!("{}:{rest}", self.scheme)).cloned();
+        Box::pin(async move {
+            let unknown = || {
+                let reason = format!("nobody has a token for {}:{rest} at this process", self.scheme);
+                io::Error::new(io::ErrorKind::PermissionDenied, reason)
+            };
+            self.with(tokens.ok_or_else(unknown)?).listen(rest).await
+        })
+    }
+
+    fn connect<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Link>> {
+        Box::pin(async move { self.with(Arc::new(|_| None)).connect(rest).await })
+    }
+}
+
+/// The organisations whose TLS authorities are below a process's folder.
+pub(crate) fn trusted(folder: &Path) -> Result<Vec<Organisation>, NodeError> {
     let trust = folder.join(TRUST);
     let mut organisations = Vec::new();
     for entry in std::fs::read_dir(&trust).map_err(NodeError::file("reading", &trust))?.flatten() {
@@ -115,6 +178,20 @@ pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), 
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         organisations.push(Organisation { name, roots_pem });
     }
+    Ok(organisations)
+}
+
+/// TLS below remote memory access and links over tcp: this process shows `identity` and trusts the authorities below
+/// `folder`. Who is who the tokens tell, which are bound to the session.
+pub(crate) fn tcp_tls(folder: &Path, identity: &TlsIdentity) -> Result<TcpTls, NodeError> {
+    let roots: Vec<u8> = trusted(folder)?.into_iter().flat_map(|one| one.roots_pem).collect();
+    TcpTls::new(&identity.certificate_pem, &identity.key_pem, &roots)
+        .map_err(|source| NodeError::Fabric { who: "the certificate for links over tcp".to_owned(), source })
+}
+
+/// Makes links between organisations known: this process shows `identity` and trusts the authorities below `folder`.
+pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), NodeError> {
+    let organisations = trusted(folder)?;
     let own = transport::TlsIdentity {
         certificate_pem: identity.certificate_pem.to_vec(),
         key_pem: identity.key_pem.to_vec(),
@@ -122,4 +199,87 @@ pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), 
     let tls = TlsTransport::new(&own, &organisations).map_err(NodeError::LinkTls)?.revoking(&revocations(folder)?);
     base::rt::net::register(transport::TLS_SCHEME, Arc::new(tls));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use base::rt::net::{self, Door, Parties};
+    use base::rt::production;
+
+    use super::*;
+    use crate::plan::bind_free;
+
+    fn address(scheme: &str) -> String {
+        let held = bind_free([127, 0, 0, 1].into()).expect("a port is free");
+        format!("{scheme}:{}", held.local_addr().expect("it is bound"))
+    }
+
+    /// As a process of this name registers its links, under a scheme of the test's own.
+    fn register_as(scheme: &'static str, name: &str, own: &Secret, ports: Vec<Port>) {
+        let tokens = ports.into_iter().map(|port| (port.address, port.accepted.tokens())).collect();
+        let credential = Credential { name: name.to_owned(), token: own.token() };
+        let links = OwnLinks { scheme, fabric: Arc::new(Tcp::default()), credential, tokens: Arc::new(tokens) };
+        net::register(scheme, Arc::new(links));
+    }
+
+    /// A gateway faces the Internet. With its token one joined the port at which a compute node's peers follow the state and judge
+    /// transactions: 24 of 36 forged ones became valid. Both ports took the tokens that either was for.
+    #[test]
+    fn a_token_opens_the_port_that_it_is_for_and_no_other() {
+        let (gateway, sibling) = (Secret::random(), Secret::random());
+        let (own, among, closed) = (address("tcp-server"), address("tcp-server"), address("tcp-server"));
+        let named = |name: &str, token: &Secret| BTreeMap::from([(name.to_owned(), token.clone())]);
+        let ports = vec![
+            Port::named(&own, &named("gateway-org1", &gateway)),
+            Port::named(&among, &named("compute-org1-2", &sibling)),
+        ];
+        register_as("tcp-server", "compute-org1", &Secret::random(), ports);
+        register_as("tcp-gateway", "gateway-org1", &gateway, Vec::new());
+        register_as("tcp-sibling", "compute-org1-2", &sibling, Vec::new());
+        register_as("tcp-renamed", "compute-org1-2", &gateway, Vec::new());
+        production::run(async {
+            let mut own_port = net::listen(&own).await.expect("it is free");
+            let mut among_port = net::listen(&among).await.expect("it is free");
+            for (scheme, address, is_welcome) in [
+                ("tcp-gateway", &own, true),
+                ("tcp-gateway", &among, false),
+                ("tcp-sibling", &own, false),
+                ("tcp-sibling", &among, true),
+                ("tcp-renamed", &among, false),
+            ] {
+                let linked = net::connect(&address.replace("tcp-server", scheme)).await;
+                assert_eq!(linked.is_ok(), is_welcome, "{scheme} at {address}");
+                if let Err(error) = linked {
+                    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+                }
+            }
+            assert_eq!(own_port.accept().await.expect("one was welcome").peer(), Some("gateway-org1"));
+            assert_eq!(among_port.accept().await.expect("one was welcome").peer(), Some("compute-org1-2"));
+            let error = net::listen(&closed).await.expect_err("nobody has a token for it");
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        });
+    }
+
+    /// The second belt: where a transport lets somebody in whom the listener is not for, the link is not served.
+    #[test]
+    fn a_link_of_somebody_else_is_not_served() {
+        let token = Secret::random();
+        let port = address("tcp-group");
+        register_as(
+            "tcp-group",
+            "orderer-1",
+            &token,
+            vec![Port { address: port.clone(), accepted: Accepted::Group(token.clone()) }],
+        );
+        production::run(async {
+            let mut door = Door::open(&port, &Parties::of(["orderer-2"]), 8).await.expect("it is free");
+            let mut refused = net::connect(&port).await.expect("the transport lets it in");
+            register_as("tcp-other", "orderer-2", &token, Vec::new());
+            let near = net::connect(&port.replace("tcp-group", "tcp-other")).await.expect("it is let in");
+            let (far, _place) = door.accept().await.expect("it was connected to");
+            assert_eq!(far.peer(), Some("orderer-2"));
+            assert!(refused.receive().await.is_err(), "the other link has ended");
+            drop(near);
+        });
+    }
 }

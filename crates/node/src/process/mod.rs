@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::rt::Stop;
+use base::rt::net::Parties;
 use base::{Bytes, MspId};
 use chain::BlockSources;
 use chain::endorse::Endorse;
@@ -25,8 +26,9 @@ use chain::order::{Acknowledge, Broadcast, Engines, SoloEngines};
 use chain::remote::{RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
 use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
 use identity::issue::{MspDirectory, TlsIdentity};
-use ledger::Block;
+use ledger::{Block, ChannelConfig};
 use pool::Donor;
+use rma::tcp::TcpTls;
 use state::DisaggregatedSettings;
 use storage::tables::{FjallEngine, FjallOptions};
 use storage::{DataDirectory, GroupSync};
@@ -41,10 +43,14 @@ use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Guarded, Ordering};
 use crate::roles::storage::{self as storage_role, Storage};
+use crate::services::Services;
 use crate::{contracts, control, credentials, disk, metrics, ports, rules};
 
+use file::Secret;
 pub use file::{NodeFile, ProcessRole};
-use links::Fabrics;
+#[cfg(test)]
+pub(crate) use links::tcp_tls;
+use links::{Accepted, Fabrics, Port};
 pub use ready::Ready;
 
 /// How often gateways and compute nodes look whether their files name other orderers.
@@ -57,7 +63,17 @@ pub struct Process {
     kind: Kind,
     /// Ends ports.
     stop: Stop,
+    services: Services,
     tasks: Vec<JoinHandle<()>>,
+}
+
+/// Why a process has stopped by itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// For people.
+    pub reason: String,
+    /// Whether a part of it ended that must not, by a mistake of the program: to be started again, and to be reported.
+    pub is_defect: bool,
 }
 
 enum Kind {
@@ -97,7 +113,15 @@ impl Process {
         let stop = Stop::new();
         // In force before anybody is served.
         let (watching, notes) = credentials::watch(&folder, &folder, stop.clone())?;
-        let here = Here { file: &file, folder: &folder, stop: &stop };
+        let tcp_tls = match file.tcp_tls {
+            Some(true) => Some(links::tcp_tls(&folder, &TlsIdentity::read(&folder, identity::Role::Peer)?)?),
+            said => {
+                warn_of_clear_text(&file, said);
+                None
+            }
+        };
+        let services = Services::new(stop.clone());
+        let here = Here { file: &file, folder: &folder, stop: &stop, services: &services, tcp_tls };
         let started = match role {
             ProcessRole::Memory => here.memory().await?,
             ProcessRole::Storage => here.storage().await?,
@@ -108,8 +132,8 @@ impl Process {
         metrics::register();
         let mut tasks = started.tasks;
         tasks.push(watching);
-        let health = started.health.with_notes(notes);
-        tasks.push(tokio::spawn(metrics::serve(listener, health, stop.clone())));
+        let health = started.health.with_notes(notes).with_services(services.clone());
+        tasks.push(services.watch("the page of metrics", metrics::serve(listener, health, stop.clone())));
         let ready = Ready {
             name: file.name.clone(),
             role,
@@ -117,7 +141,7 @@ impl Process {
             address: started.address,
             metrics: metrics_address,
         };
-        Ok(Process { folder, ready, kind: started.kind, stop, tasks })
+        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks })
     }
 
     /// What it is and where it answers.
@@ -140,13 +164,19 @@ impl Process {
     }
 
     /// Completes when it has stopped by itself, and says why.
-    pub async fn failed(&self) -> String {
-        match &self.kind {
-            Kind::Compute(compute) => compute.failed().await,
-            Kind::Orderer(ordering) => ordering.failed().await,
-            Kind::Storage(storage) => storage.failed().await,
-            // These have no end of their own: what they lose they look for again.
-            Kind::Memory(_) | Kind::LogMemory(_) | Kind::Gateway(_) => std::future::pending().await,
+    pub async fn failed(&self) -> Ended {
+        let role = async {
+            match &self.kind {
+                Kind::Compute(compute) => compute.failed().await,
+                Kind::Orderer(ordering) => ordering.failed().await,
+                Kind::Storage(storage) => storage.failed().await,
+                // What a gateway loses it looks for again; memory ends with its host, which is a service.
+                Kind::Memory(_) | Kind::LogMemory(_) | Kind::Gateway(_) => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            reason = role => Ended { reason, is_defect: false },
+            reason = self.services.failed() => Ended { reason, is_defect: true },
         }
     }
 
@@ -160,17 +190,21 @@ impl Process {
 
     async fn stop_role(self) -> Result<(), NodeError> {
         self.stop.stop();
+        // The end of their hosts ends what watches them.
+        match &self.kind {
+            Kind::Memory(memory) => memory.stop().await,
+            Kind::LogMemory(memory) => memory.stop().await,
+            _ => {}
+        }
         for task in self.tasks {
             // A task that panicked has said so.
             let _ = task.await;
         }
         match &self.kind {
-            Kind::Memory(memory) => memory.stop().await,
-            Kind::LogMemory(memory) => memory.stop().await,
             Kind::Storage(storage) => storage.stop().await?,
             Kind::Compute(compute) => compute.stop().await?,
             Kind::Orderer(ordering) => ordering.stop().await,
-            Kind::Gateway(_) => {}
+            Kind::Memory(_) | Kind::LogMemory(_) | Kind::Gateway(_) => {}
         }
         Ready::remove(&self.folder);
         Ok(())
@@ -178,18 +212,27 @@ impl Process {
 }
 
 /// Where a compute node finds memory and storage.
-fn elsewhere(section: &file::PooledFile, among: Option<&file::AmongFile>, folder: &Path) -> Elsewhere {
+fn elsewhere(
+    section: &file::PooledFile,
+    among: Option<&file::AmongFile>,
+    folder: &Path,
+    fabrics: Fabrics,
+) -> Elsewhere {
     let donors = section.memory.iter();
     let shared = among.and_then(|among| among.budget_directory.as_ref());
     Elsewhere {
         storage: section.storage.clone(),
         owner: section.owner.clone(),
-        fabric: Arc::new(Fabrics::new()),
+        fabric: Arc::new(fabrics),
         donors: donors.map(|donor| Donor { address: donor.address.clone(), token: donor.token.token() }).collect(),
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,
         folder: shared.map_or_else(|| folder.to_path_buf(), |shared| folder.join(shared)),
-        among: among.map(|among| Among { address: among.address.clone(), others: among.others.clone() }),
+        among: among.map(|among| Among {
+            address: among.address.clone(),
+            others: among.others.clone(),
+            parties: Parties::of(among.nodes.keys()),
+        }),
         shares_process: false,
         settings: DisaggregatedSettings {
             metadata_cache_bytes: section.metadata_cache_bytes,
@@ -221,11 +264,37 @@ async fn learn_of_orderers(role: ProcessRole, folder: PathBuf, tell: impl Fn(&[S
     }
 }
 
+/// Says that others on the network can read along, where they can.
+fn warn_of_clear_text(file: &NodeFile, said: Option<bool>) {
+    let is_loopback = |address: &str| {
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        host.trim_matches(['[', ']']).parse().is_ok_and(|host: std::net::IpAddr| host.is_loopback())
+    };
+    let text = file.to_text();
+    let addresses = text.split('"').filter_map(|word| word.strip_prefix("tcp:"));
+    if !addresses.clone().any(|address| !is_loopback(address)) {
+        return;
+    }
+    match said {
+        None => tracing::warn!(
+            "memory, storage and links at tcp: addresses run in clear text: this plan was made by an earlier release; \
+             make it again with `heddle plan`, which writes the certificates"
+        ),
+        Some(_) => tracing::warn!(
+            "memory, storage and links at tcp: addresses run in clear text, as tcp_tls = false says: whoever is on the \
+             network between these hosts can read and change this peer's state"
+        ),
+    }
+}
+
 /// What all roles start from.
 struct Here<'a> {
     file: &'a NodeFile,
     folder: &'a Path,
     stop: &'a Stop,
+    services: &'a Services,
+    /// Below everything that goes over tcp.
+    tcp_tls: Option<TcpTls>,
 }
 
 impl Here<'_> {
@@ -243,14 +312,34 @@ impl Here<'_> {
         Ok(MspDirectory::read(&self.folder.join(file::MSP))?.signer(msp_id)?)
     }
 
+    fn control(&self, operated: Arc<dyn control::Operated>) -> Result<JoinHandle<()>, NodeError> {
+        let serving = control::start(self.folder, operated, self.stop.clone())?;
+        Ok(self.services.watch_task("the control socket", serving))
+    }
+
+    fn fabrics(&self) -> Fabrics {
+        Fabrics::new(self.tcp_tls.clone())
+    }
+
+    /// Makes links within the organisation known.
+    fn register(&self, own: Option<&Secret>, ports: Vec<Port>) {
+        links::register(&self.file.name, own, self.tcp_tls.as_ref(), ports);
+    }
+
+    /// The organisations that are members of the channel, but for one.
+    fn members(&self, but: Option<&str>) -> Result<Parties, NodeError> {
+        let config = ChannelConfig::from_block(&self.genesis()?)?;
+        let names = config.application().iter().map(|organization| organization.msp_id.to_string());
+        Ok(Parties::of(names.filter(|name| Some(name.as_str()) != but)))
+    }
+
     fn tls(&self) -> Result<TlsIdentity, NodeError> {
         Ok(TlsIdentity::read(self.folder, identity::Role::Peer)?)
     }
 
     async fn memory(&self) -> Result<Started, NodeError> {
-        let fabric = Fabrics::new();
+        let fabric = self.fabrics();
         let health = metrics::Health::new(Vec::new(), Intake::default());
-        let tasks = Vec::new();
         if let Some(section) = &self.file.order_log {
             let memory = LogMemory::start(log_memory::Options {
                 name: &self.file.name,
@@ -262,6 +351,7 @@ impl Here<'_> {
             })
             .await?;
             let address = memory.address();
+            let tasks = vec![self.services.watch(&self.file.name, memory.ended())];
             return Ok(Started { kind: Kind::LogMemory(memory), tasks, health, address });
         }
         let section = self.file.memory.as_ref().expect("one of the two was looked for when the file was read");
@@ -276,12 +366,13 @@ impl Here<'_> {
         })
         .await?;
         let address = memory.address();
+        let tasks = vec![self.services.watch(&self.file.name, memory.ended())];
         Ok(Started { kind: Kind::Memory(memory), tasks, health, address })
     }
 
     async fn storage(&self) -> Result<Started, NodeError> {
         let section = self.file.storage();
-        links::register(&self.file.name, None, &section.clients);
+        self.register(None, vec![Port::named(&section.address, &section.clients)]);
         let directory = self.path(&section.directory);
         let storage = Storage::start(storage_role::Options {
             name: &self.file.name,
@@ -289,6 +380,7 @@ impl Here<'_> {
             sync: GroupSync::new(),
             memtable_bytes: section.memtable_bytes as u64,
             address: &section.address,
+            clients: &Parties::of(section.clients.keys()),
         })
         .await?;
         let health = metrics::Health::new(Vec::new(), Intake::default());
@@ -298,9 +390,9 @@ impl Here<'_> {
 
     async fn compute(&self) -> Result<Started, NodeError> {
         let section = self.file.compute();
-        let mut accepted = section.gateways.clone();
-        accepted.extend(section.among.iter().flat_map(|among| among.nodes.clone()));
-        links::register(&self.file.name, Some(&section.token), &accepted);
+        let among = section.among.iter().map(|among| Port::named(&among.address, &among.nodes));
+        let ports = std::iter::once(Port::named(&section.address, &section.gateways)).chain(among).collect();
+        self.register(Some(&section.token), ports);
         links::register_tls(self.folder, &self.tls()?)?;
         let mut config = file::config(&section.organizations, &section.contracts, &section.limits);
         config.storage.savepoint_blocks = section.savepoint_blocks;
@@ -325,18 +417,25 @@ impl Here<'_> {
             (Some(local), _) => Compute::monolithic(options, self.local(local).await?).await?,
             (None, pooled) => {
                 let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
-                Compute::disaggregated(options, elsewhere(pooled, section.among.as_ref(), self.folder)).await?
+                Compute::disaggregated(options, elsewhere(pooled, section.among.as_ref(), self.folder, self.fabrics()))
+                    .await?
             }
         };
         let compute = Arc::new(compute);
         let failed = |source| NodeError::Chain { who: self.file.name.clone(), source };
-        let mut tasks = vec![control::start(self.folder, compute.clone(), self.stop.clone())?];
+        let mut tasks = vec![self.control(compute.clone())?];
         let tell = move |now: &[String]| sources.set(now);
         let (folder, stop) = (self.folder.to_path_buf(), self.stop.clone());
-        tasks.push(tokio::spawn(learn_of_orderers(ProcessRole::Compute, folder, tell, stop)));
-        for (scope, address) in [(Scope::Own, &section.address), (Scope::Others, &section.others_address)] {
-            let task = serve_peer(compute.clone(), scope, address, self.stop.clone()).await.map_err(failed)?;
-            tasks.push(tokio::spawn(async move {
+        let learning = learn_of_orderers(ProcessRole::Compute, folder, tell, stop);
+        tasks.push(self.services.watch("the look-out for orderers", learning));
+        let others = self.members(Some(&section.msp_id))?;
+        for (scope, address, parties) in [
+            (Scope::Own, &section.address, Parties::of(section.gateways.keys())),
+            (Scope::Others, &section.others_address, others),
+        ] {
+            let serving = serve_peer(compute.clone(), scope, address, &parties, self.stop.clone());
+            let task = serving.await.map_err(failed)?;
+            tasks.push(self.services.watch(format!("the port at {address}"), async move {
                 let _ = task.await;
             }));
         }
@@ -366,9 +465,11 @@ impl Here<'_> {
         let (engines, acknowledge): (Arc<dyn Engines>, _) = match (&section.sift, &section.raft) {
             (None, None) => (Arc::new(SoloEngines), Acknowledge::Queued),
             (Some(sift), _) => {
-                links::register(&self.file.name, Some(&sift.token), &sift.orderers);
+                let keeper = usize::try_from(sift.number - 1).ok().and_then(|place| sift.keepers.get(place));
+                let port = keeper.map(|address| Port::named(address, &sift.orderers));
+                self.register(Some(&sift.token), port.into_iter().collect());
                 let engines = orderer::SiftEngines {
-                    fabric: Arc::new(Fabrics::new()),
+                    fabric: Arc::new(self.fabrics()),
                     number: sift.number,
                     name: self.file.name.clone(),
                     token: sift.token.token(),
@@ -380,7 +481,10 @@ impl Here<'_> {
                 (Arc::new(engines), Acknowledge::Durable)
             }
             (None, Some(raft)) => {
-                links::register_group(&self.file.name, &raft.token);
+                let own = raft.members.iter().find(|member| member.number == raft.number);
+                let accepted = Accepted::Group(raft.token.clone());
+                let port = own.map(|member| Port { address: member.address.clone(), accepted });
+                self.register(Some(&raft.token), port.into_iter().collect());
                 let members = raft.members.iter().map(|member| (member.number, member.address.clone()));
                 let engines = orderer::RaftEngines {
                     number: raft.number,
@@ -409,12 +513,13 @@ impl Here<'_> {
         let mut tasks = vec![self.watch(&directory, section.free_bytes_min, &intake)];
         if let Some(log) = log.get() {
             let operated = control::Orderer { name: self.file.name.clone(), log: Arc::clone(log) };
-            tasks.push(control::start(self.folder, Arc::new(operated), self.stop.clone())?);
+            tasks.push(self.control(Arc::new(operated))?);
         }
         let guarded = Arc::new(Guarded { orderer: ordering.orderer().clone(), intake: intake.clone() });
-        let serving = serve_orderer(guarded, &section.intake_address, self.stop.clone()).await;
+        let members = self.members(None)?;
+        let serving = serve_orderer(guarded, &section.intake_address, &members, self.stop.clone()).await;
         let serving = serving.map_err(|source| NodeError::Chain { who: self.file.name.clone(), source })?;
-        tasks.push(tokio::spawn(async move {
+        tasks.push(self.services.watch(format!("the port at {}", section.intake_address), async move {
             let _ = serving.await;
         }));
         let organizations = ordering.chain().rules().members().msps().count();
@@ -422,7 +527,8 @@ impl Here<'_> {
         let port = OrdererPort::new(ordering.orderer().clone(), &limits, intake.clone(), self.stop.clone());
         let address = ports::local(&listener).to_string();
         let tls = gateway_role::tls(section.tls.then_some(&tls))?;
-        tasks.push(ports::serve(listener, tls, port, &section.limits, organizations, self.stop.clone()));
+        let serving = ports::serve(listener, tls, port, &section.limits, organizations, self.stop.clone());
+        tasks.push(self.services.watch_task("the port of clients", serving));
         let part = ordering.chain().clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
         Ok(Started { kind: Kind::Orderer(ordering), tasks, health, address })
@@ -431,47 +537,50 @@ impl Here<'_> {
     async fn gateway(&self) -> Result<Started, NodeError> {
         let section = self.file.gateway();
         let listener = ports::bind(section.listen, "gateway.listen").await?;
-        links::register(&self.file.name, Some(&section.token), &Default::default());
+        self.register(Some(&section.token), Vec::new());
         let tls = self.tls()?;
         links::register_tls(self.folder, &tls)?;
         let config = file::config(&section.organizations, &section.contracts, &section.limits);
         let registry = contracts::registry(&config)?;
         let definitions = contracts::definitions(&config, &registry)?;
-        let remote = |name: String, addresses: &[String]| {
-            let (addresses, definitions) = (addresses.to_vec(), definitions.clone());
-            Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, definitions }))
+        let remote = |name: String, addresses: &[String], parties: &Parties| {
+            let (addresses, parties, definitions) = (addresses.to_vec(), parties.clone(), definitions.clone());
+            Arc::new(RemotePeer::new(RemotePeerOptions { name, addresses, parties, definitions }))
         };
+        // A compute node of this organisation has proved to know this gateway's token.
+        let own_nodes = Parties::anyone();
         // One by one to have proposals run, and together for what was committed, which the primary says.
-        let nodes = |whose: &str, addresses: &[String]| -> Vec<Arc<RemotePeer>> {
+        let nodes = |whose: &str, addresses: &[String], parties: &Parties| -> Vec<Arc<RemotePeer>> {
             let node = |(number, address): (usize, &String)| {
                 let count =
                     if addresses.len() > 1 { format!("compute node {} of ", number + 1) } else { String::new() };
-                remote(format!("{count}{whose}"), std::slice::from_ref(address))
+                remote(format!("{count}{whose}"), std::slice::from_ref(address), parties)
             };
             addresses.iter().enumerate().map(node).collect()
         };
         let endorse = |nodes: &[Arc<RemotePeer>]| balanced(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
-        let own = nodes("the organisation's peer", &section.compute);
+        let own = nodes("the organisation's peer", &section.compute, &own_nodes);
         let endorses = endorse(&own);
         let mut peers = own;
         if peers.len() > 1 {
-            peers.insert(0, remote("the organisation's peer".to_owned(), &section.compute));
+            peers.insert(0, remote("the organisation's peer".to_owned(), &section.compute, &own_nodes));
         }
         let others = section.others.iter().map(|(msp_id, addresses)| Endorser {
             msp_id: MspId::new(msp_id.as_str()),
             address: addresses.join(" or ").into(),
-            endorse: endorse(&nodes(&format!("the peer of {msp_id}"), addresses)),
+            endorse: endorse(&nodes(&format!("the peer of {msp_id}"), addresses, &Parties::of([msp_id]))),
         });
         // Several are one group, of which any may lead.
         let mut tasks = Vec::new();
+        let orders = Parties::of([&section.orderer_msp_id]);
         let broadcast: Arc<dyn Broadcast> = match &section.orderers[..] {
-            [only] => Arc::new(RemoteOrderer::new(only.clone())),
+            [only] => Arc::new(RemoteOrderer::new(only.clone(), orders)),
             several => {
-                let orderers = Arc::new(RemoteOrderers::new(several.to_vec()));
+                let orderers = Arc::new(RemoteOrderers::new(several.to_vec(), orders));
                 let (told, stop) = (Arc::clone(&orderers), self.stop.clone());
                 let tell = move |now: &[String]| told.set_addresses(now);
                 let learning = learn_of_orderers(ProcessRole::Gateway, self.folder.to_path_buf(), tell, stop);
-                tasks.push(tokio::spawn(learning));
+                tasks.push(self.services.watch("the look-out for orderers", learning));
                 orderers
             }
         };
@@ -485,7 +594,7 @@ impl Here<'_> {
             tasks.push(self.watch(&self.path(directory), section.free_bytes_min, &intake));
         }
         let address = ports::local(&listener).to_string();
-        tasks.push(gateway_role::start(gateway_role::Options {
+        let serving = gateway_role::start(gateway_role::Options {
             peer: peers[0].clone(),
             local: Endorser {
                 msp_id: MspId::new(section.msp_id.as_str()),
@@ -499,7 +608,8 @@ impl Here<'_> {
             tls: section.tls.then_some(tls),
             limits: section.limits.clone(),
             stop: self.stop.clone(),
-        })?);
+        })?;
+        tasks.push(self.services.watch_task("the port of clients", serving));
         let part = peers[0].clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
         Ok(Started { kind: Kind::Gateway(peers), tasks, health, address })
@@ -508,6 +618,7 @@ impl Here<'_> {
     /// Looks at the room of a disk until the stop.
     fn watch(&self, directory: &Path, free_bytes_min: u64, intake: &Intake) -> JoinHandle<()> {
         disk::look(directory, free_bytes_min, intake);
-        tokio::spawn(disk::watch(directory.to_path_buf(), free_bytes_min, intake.clone(), self.stop.clone()))
+        let watching = disk::watch(directory.to_path_buf(), free_bytes_min, intake.clone(), self.stop.clone());
+        self.services.watch("the look-out for room on the disk", watching)
     }
 }

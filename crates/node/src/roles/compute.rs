@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::net::Parties;
 use base::rt::{self, disk::Directory};
 use base::{Bytes, Epoch, ErrorKind};
 use chain::access::Definitions;
@@ -105,6 +106,8 @@ pub(crate) struct Among {
     pub address: String,
     /// Where they do.
     pub others: Vec<String>,
+    /// The others, by the names that their links prove.
+    pub parties: Parties,
 }
 
 /// A peer that runs, or one of its compute nodes.
@@ -280,6 +283,7 @@ impl Compute {
             token: Bytes::new(),
             address: among.address,
             others: among.others,
+            parties: among.parties,
             state: memory.elsewhere.settings.clone(),
             memory: memory.clone(),
             patience: PATIENCE,

@@ -47,6 +47,12 @@ impl LogMemory {
         self.0.address()
     }
 
+    /// Completes when it serves nobody any more: it was stopped, or its host has ended by itself.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let ended = self.0.ended().clone();
+        async move { ended.stopped().await }
+    }
+
     /// Ends; what it held is gone.
     pub(crate) async fn stop(&self) {
         self.0.stop().await;

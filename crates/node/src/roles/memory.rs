@@ -63,8 +63,40 @@ impl Memory {
         self.node.usage()
     }
 
+    /// Completes when it serves nobody any more: it was stopped, or its host has ended by itself.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let ended = self.node.ended().clone();
+        async move { ended.stopped().await }
+    }
+
     /// Ends; whoever had memory here has lost it.
     pub(crate) async fn stop(&self) {
         self.node.stop().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rma::shm::Shm;
+
+    use super::*;
+
+    /// One write of a tenant ended the thread that served the memory of all of them. The process lived on, its health
+    /// was good, and nobody started it again.
+    #[tokio::test]
+    async fn memory_ends_with_its_host() {
+        let memory = Memory::start(Options {
+            name: "memory-1",
+            number: 1,
+            fabric: &Shm::default(),
+            address: "local:",
+            owners: BTreeMap::new(),
+            budget_bytes: 1 << 20,
+            section_bytes: 1 << 20,
+        })
+        .await
+        .expect("there is memory");
+        memory.host.close().await;
+        memory.ended().await;
     }
 }

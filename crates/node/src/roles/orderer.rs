@@ -88,8 +88,10 @@ impl Ordering {
 
     /// Completes when it has stopped by itself, and says why.
     pub(crate) async fn failed(&self) -> String {
-        self.chain.stopped().await;
-        super::said(&self.name, self.chain.failure())
+        tokio::select! {
+            () = self.chain.stopped() => super::said(&self.name, self.chain.failure()),
+            () = self.orderer.unserved().stopped() => format!("{} streams no blocks any more: its port has ended", self.name),
+        }
     }
 
     /// Makes what waits durable and ends.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::Bytes;
+use base::rt::net::Parties;
 use storage::blocks::BlockOptions;
 use storage::node::{NodeOptions, StorageNode};
 use storage::tables::{FjallEngine, FjallOptions};
@@ -19,8 +20,10 @@ pub(crate) struct Options<'a> {
     pub sync: GroupSync,
     /// Bytes of the tables' write buffers.
     pub memtable_bytes: u64,
-    /// Where it answers. Whoever reaches it there may use it.
+    /// Where it answers.
     pub address: &'a str,
+    /// Who may use it.
+    pub clients: &'a Parties,
 }
 
 /// A storage node that runs.
@@ -45,7 +48,7 @@ impl Storage {
             blocks: BlockOptions::default(),
         })
         .await?;
-        node.serve(options.address).await?;
+        node.serve(options.address, options.clients).await?;
         Ok(Storage { name, node })
     }
 

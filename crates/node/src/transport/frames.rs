@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use base::admission::Principal;
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
 use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, Parts, ReceiveHalf, SendHalf};
 use base::rt::sync::Notify;
@@ -50,7 +51,7 @@ const KIND_STOP: u8 = 1;
 ///
 /// # Errors
 /// `InvalidData` when the other side speaks something else; whatever the medium says.
-pub async fn establish<R, W>(mut reader: R, mut writer: W, peer: Option<&str>) -> io::Result<Link>
+pub async fn establish<R, W>(mut reader: R, mut writer: W, peer: Option<Principal>) -> io::Result<Link>
 where
     R: AsyncRead + Send + Sync + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
@@ -74,7 +75,11 @@ where
     base::rt::spawn(write_until_closed(writer, messages, Arc::clone(&state)));
     let sender = StreamSender { queue, state: Arc::clone(&state) };
     let receiver = StreamReceiver { reader: Some(reader), buffer: BytesMut::new(), state, ended: false };
-    Ok(Link::new(Box::new(sender), Box::new(receiver), peer))
+    let link = Link::new(Box::new(sender), Box::new(receiver), None);
+    Ok(match peer {
+        Some(principal) => link.with_principal(principal),
+        None => link,
+    })
 }
 
 /// What both halves and the writing task share.

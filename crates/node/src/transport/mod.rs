@@ -1,11 +1,15 @@
 //! Transports below [`base::rt::net`] links that leave the process: TCP on a trusted network, mutual TLS anywhere.
 //!
 //! 1. [`register`] makes them the transports of the schemes "tcp" and "tls": `tls:orderer.example.com:7050`.
-//! 2. A listener accepts connections in a task of its own, shakes hands with a bounded number at a time and within a time
-//!    limit, and puts the links into a bounded backlog.
-//! 3. Over TLS each side proves with its certificate to be of one of the configured organisations; the link's
-//!    [`peer`](base::rt::net::Link::peer) is that organisation's name. A stranger gets no link and costs one handshake.
-//! 4. A host that falls silent is noticed: its links end within [`UNANSWERED_MAX`] and one [`KEEP_ALIVE`], whether messages
+//! 2. A listener accepts every connection at once, in a task of its own. A connection that is not a link yet is a stranger:
+//!    it must have begun its handshake within [`HELLO_TIME_MAX`] and ended it within [`HANDSHAKE_TIME_MAX`], and beyond
+//!    [`STRANGERS_MAX`] the newest takes the place of the oldest, first of all within its own address. What waits for a
+//!    stranger holds nothing that a newcomer needs.
+//! 3. Links go into a bounded backlog. One that finds it full is closed.
+//! 4. Over TLS each side proves with its certificate to be a node of one of the configured organisations: the link's
+//!    [`principal`](base::rt::net::Link::principal) is that organisation's name, and the certificate's digest. Users have
+//!    certificates of the same authorities; they get no link. A stranger costs one handshake.
+//! 5. A host that falls silent is noticed: its links end within [`UNANSWERED_MAX`] and one [`KEEP_ALIVE`], whether messages
 //!    are under way or not.
 //!
 //! Frames and the halves of a link are in [`frames`].
@@ -18,18 +22,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use base::admission::{Admission, AdmissionLimits};
 use base::rt::AbortOnDrop;
-use base::rt::channel::{Closed, Receiver, Sender, bounded};
+use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
 use base::rt::net::{BACKLOG_LINKS_MAX, BoxFuture, Link, Listen, Transport};
-use base::rt::sync::Semaphore;
 use tokio::net::{TcpListener, TcpStream};
 
 pub use tls::{Organisation, TlsError, TlsIdentity, TlsTransport};
 
-/// Handshakes in progress at once at one listener; further connections wait in the kernel.
-const HANDSHAKES_MAX: usize = 64;
+/// Connections at one listener that are not links yet.
+const STRANGERS_MAX: usize = 512;
+/// Those of one address: a host may run many processes.
+const STRANGERS_OF_ADDRESS_MAX: usize = 256;
+/// How long a connection may take to say its first bytes: a TLS hello, or the preface of a link.
+const HELLO_TIME_MAX: Duration = Duration::from_secs(2);
 /// A connection that is not a link by then is dropped.
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a connection attempt may take.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// A pause after `accept` failed, which it does when the process has no descriptors left.
@@ -62,7 +70,7 @@ pub fn register(tls: Option<TlsTransport>) {
 impl Transport for TcpTransport {
     fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
         Box::pin(async move {
-            let shake = |socket: TcpStream| async move { over_tcp(socket).await };
+            let shake = |socket: TcpStream| within(HELLO_TIME_MAX, over_tcp(socket));
             Ok(Box::new(Accepting::start(rest, shake).await?) as Box<dyn Listen>)
         })
     }
@@ -126,11 +134,16 @@ where
     S: Fn(TcpStream) -> F,
     F: Future<Output = io::Result<Link>> + Send + 'static,
 {
-    let handshakes = Semaphore::new(HANDSHAKES_MAX);
+    let admission = Admission::new(AdmissionLimits {
+        strangers_max: STRANGERS_MAX,
+        strangers_per_address_max: STRANGERS_OF_ADDRESS_MAX,
+        handshake_time_max: HANDSHAKE_TIME_MAX,
+        // What becomes a link is accounted where it is served.
+        ..AdmissionLimits::in_proportion(STRANGERS_MAX, 0, 1)
+    });
     loop {
-        let permit = handshakes.acquire().await;
-        let socket = match listener.accept().await {
-            Ok((socket, _)) => socket,
+        let (socket, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 base::rt::sleep(ACCEPT_PAUSE).await;
@@ -140,14 +153,19 @@ where
         if tune(&socket).is_err() {
             continue;
         }
-        let (attempt, links) = (shake(socket), links.clone());
+        let stranger = admission.admit(address.ip());
+        let (attempt, links) = (within(HANDSHAKE_TIME_MAX, shake(socket)), links.clone());
         base::rt::spawn(async move {
-            let _permit = permit;
-            match within(HANDSHAKE_TIME_MAX, attempt).await {
-                Ok(link) => {
-                    let _ = links.send(link).await;
+            let shaken = stranger.displaced().or_stopped(attempt).await;
+            drop(stranger);
+            match shaken {
+                Some(Ok(link)) => {
+                    if let Err(TrySendError::Full(_)) = links.try_send(link) {
+                        tracing::warn!(%address, "closed a link: {BACKLOG_LINKS_MAX} wait to be accepted");
+                    }
                 }
-                Err(error) => tracing::debug!(%error, "a connection did not become a link"),
+                Some(Err(error)) => tracing::debug!(%address, %error, "a connection did not become a link"),
+                None => tracing::debug!(%address, "a connection made room for newer ones"),
             }
         });
     }

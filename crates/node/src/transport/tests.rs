@@ -2,17 +2,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::channel::Closed;
-use base::rt::net::{self, Link, Listener};
+use base::rt::net::{self, BACKLOG_LINKS_MAX, Link, Listener, Parties};
 use base::rt::production;
 use base::{Bytes, BytesMut};
 use identity::deny::{Denial, Denied};
 use identity::issue::{Organization, Terms};
 use identity::{Certificate, DenyList, KeyKind, Role};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::frames::{Decoded, FRAME_BYTES_MAX, decode};
-use super::{Organisation, TcpTransport, TlsIdentity, TlsTransport, UNANSWERED_MAX, dial};
+use super::{Organisation, STRANGERS_MAX, TcpTransport, TlsIdentity, TlsTransport, UNANSWERED_MAX, dial};
 
 /// Generous: nothing is measured, a test that hangs is to fail.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,9 +30,21 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, key).expect("it is a valid authority"))
     }
 
+    /// A certificate as Heddle and `cryptogen` issue it to a node.
     fn member(&self) -> TlsIdentity {
+        self.issue("peer0.org1", &["peer0.org1", "127.0.0.1"], None)
+    }
+
+    fn issue(&self, common_name: &str, hosts: &[&str], unit: Option<&str>) -> TlsIdentity {
         let key = KeyPair::generate().expect("keys can be made");
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("it is a valid name");
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).expect("these are valid names");
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        if let Some(unit) = unit {
+            params.distinguished_name.push(DnType::OrganizationalUnitName, unit);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(&key, &self.0).expect("it can be signed");
         TlsIdentity { certificate_pem: certificate.pem().into_bytes(), key_pem: key.serialize_pem().into_bytes() }
     }
@@ -168,6 +183,104 @@ fn certificates_of_others_are_refused_on_both_sides() {
         }
         // The next link that is accepted is one of the trusted, so that neither of the others was.
         let near = net::connect(listener.address()).await.expect("it is trusted");
+        near.send(message(3, 3)).await.expect("there is room");
+        let mut far = listener.accept().await.expect("it was connected to");
+        assert_eq!(far.receive().await, Ok(message(3, 3)));
+    });
+}
+
+/// An ordinary user's TLS certificate, meant for the ports of clients, opened the orderer's block port and read every block
+/// from the genesis block on.
+#[test]
+fn certificates_of_users_get_no_link_on_either_side() {
+    let authority = Authority::new();
+    let trusted = [authority.organisation("one")];
+    let transport = |identity: &TlsIdentity| Arc::new(TlsTransport::new(identity, &trusted).expect("they are valid"));
+    let users = [
+        authority.issue("User1@org1.example.com", &[], None),
+        authority.issue("User1@org1.example.com", &["127.0.0.1"], None),
+        authority.issue("user1", &["user1", "127.0.0.1"], Some("client")),
+        authority.issue("admin", &["admin", "127.0.0.1"], Some("admin")),
+    ];
+    let nodes = [authority.member(), authority.issue("peer-7", &["127.0.0.1"], Some("peer"))];
+    net::register("tls-nodes", transport(&authority.member()));
+    production::run(async {
+        let mut listener = net::listen("tls-nodes:127.0.0.1:0").await.expect("a port is free");
+        let place = listener.address().split_once(':').expect("it has a scheme").1.to_owned();
+        for user in &users {
+            net::register("tls-user", transport(user));
+            // The server says no after the client's part of the handshake, which is the last one.
+            if let Ok(mut link) = net::connect(&format!("tls-user:{place}")).await {
+                let ended = base::rt::timeout(PATIENCE, link.receive()).await.expect("nothing hangs");
+                assert_eq!(ended, Err(Closed));
+            }
+            let as_host = net::listen("tls-user:127.0.0.1:0").await.expect("a port is free");
+            let address = as_host.address().replace("tls-user", "tls-nodes");
+            let error = net::connect(&address).await.expect_err("a user is no host of links");
+            assert!(matches!(error.kind(), std::io::ErrorKind::PermissionDenied), "{error}");
+        }
+        for node in &nodes {
+            net::register("tls-user", transport(node));
+            let near = net::connect(&format!("tls-user:{place}")).await.expect("it is a node");
+            near.send(message(3, 3)).await.expect("there is room");
+            // Of no user there is a link before it.
+            assert_eq!(listener.accept().await.expect("it was connected to").receive().await, Ok(message(3, 3)));
+        }
+    });
+}
+
+/// All identities name `localhost`: a member organisation on the way could answer in the orderer's place and acknowledge
+/// envelopes that it dropped.
+#[test]
+fn connecting_to_an_organisation_refuses_another_one() {
+    let (one, two) = (Authority::new(), Authority::new());
+    let trusted = [one.organisation("one"), two.organisation("two")];
+    let transport = |identity| Arc::new(TlsTransport::new(&identity, &trusted).expect("the settings are valid"));
+    net::register("tls-expected", transport(one.member()));
+    production::run(async {
+        let listener = net::listen("tls-expected:127.0.0.1:0").await.expect("a port is free");
+        let refused = net::connect_to(listener.address(), &Parties::of(["two"])).await.expect_err("it is one");
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{refused}");
+        net::connect_to(listener.address(), &Parties::of(["one"])).await.expect("it is one");
+    });
+}
+
+/// Sockets that said nothing held the 64 permits for handshakes, and were renewed: nobody else got a link.
+#[test]
+fn silent_sockets_do_not_keep_anybody_from_a_link() {
+    over_each("silent", |mut listener, _near, _far| async move {
+        let place = listener.address().split_once(':').expect("it has a scheme").1.to_owned();
+        let mut silent = Vec::new();
+        for _ in 0..STRANGERS_MAX + 100 {
+            silent.push(tokio::net::TcpStream::connect(&place).await.expect("it listens"));
+        }
+        // A hello, and then nothing, as well.
+        for socket in &mut silent {
+            let _ = socket.write_all(&[22, 3, 1]).await;
+        }
+        let near = base::rt::timeout(Duration::from_secs(1), net::connect(listener.address())).await;
+        let near = near.expect("the newest has a place at once").expect("it is trusted");
+        near.send(message(3, 3)).await.expect("there is room");
+        let mut far = listener.accept().await.expect("it was connected to");
+        assert_eq!(far.receive().await, Ok(message(3, 3)));
+    });
+}
+
+/// Links that nobody accepted kept the permits of their handshakes, so that the listener stopped listening.
+#[test]
+fn links_that_nobody_accepts_are_closed_and_the_listener_goes_on() {
+    over_each("backlog", |mut listener, _near, _far| async move {
+        let mut waiting = Vec::new();
+        for _ in 0..BACKLOG_LINKS_MAX {
+            waiting.push(net::connect(listener.address()).await.expect("it listens"));
+        }
+        // The handshakes of those have ended when a later link is closed for want of room.
+        let mut surplus = net::connect(listener.address()).await.expect("it listens");
+        assert_eq!(base::rt::timeout(PATIENCE, surplus.receive()).await, Ok(Err(Closed)));
+        for _ in 0..BACKLOG_LINKS_MAX {
+            drop(listener.accept().await.expect("they wait"));
+        }
+        let near = net::connect(listener.address()).await.expect("it listens");
         near.send(message(3, 3)).await.expect("there is room");
         let mut far = listener.accept().await.expect("it was connected to");
         assert_eq!(far.receive().await, Ok(message(3, 3)));

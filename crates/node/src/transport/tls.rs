@@ -1,8 +1,14 @@
-//! Mutual TLS: both sides show certificates of configured organisations.
+//! Mutual TLS: both sides show certificates that configured organisations have given to nodes.
+//!
+//! The TLS authority of an organisation gives certificates to its users as well, for the ports of clients, and Fabric's
+//! tools let them serve as a server's. A certificate is a node's ([`is_of_node`]) when its subject has the unit "peer" or
+//! "orderer"; one that has no unit of a role, as `cryptogen` and `heddle` issue them, is a node's when it is issued for
+//! the host that its subject's common name is.
 
 use std::io;
 use std::sync::Arc;
 
+use base::admission::Principal;
 use base::rt::net::{BoxFuture, Link, Listen, Transport};
 use identity::{DenyList, Revocations};
 use rustls::RootCertStore;
@@ -14,9 +20,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::{Accepting, CONNECT_TIME_MAX, dial, frames, within};
+use super::{Accepting, CONNECT_TIME_MAX, HELLO_TIME_MAX, dial, frames, within};
 
 /// Whom to trust: an organisation and the certificates that its members' chains end in.
 #[derive(Clone, Debug)]
@@ -51,7 +59,7 @@ pub struct TlsError(String);
 #[derive(Clone)]
 pub struct TlsTransport {
     connector: TlsConnector,
-    acceptor: TlsAcceptor,
+    server: Arc<rustls::ServerConfig>,
     trusted: Arc<[Trusted]>,
 }
 
@@ -112,7 +120,7 @@ impl TlsTransport {
             .map_err(|error| wrong(&error))?;
         Ok(TlsTransport {
             connector: TlsConnector::from(Arc::new(client)),
-            acceptor: TlsAcceptor::from(Arc::new(server)),
+            server: Arc::new(server),
             trusted: trusted.into(),
         })
     }
@@ -139,23 +147,47 @@ fn client_verifier(
         .map_err(|error| TlsError(error.to_string()))
 }
 
-/// Whose chain this is. The handshake has accepted it already; this finds out for whose sake, and whether that organisation has
-/// taken a certificate of it back since, or this process's operator denies it.
-fn organisation<'a>(
-    trusted: &'a [Trusted],
+/// Whose chain this is. The handshake has accepted it already; this finds out for whose sake, that it is a node's, and that
+/// neither its organisation has revoked it since nor this process's operator denies it.
+fn principal(
+    trusted: &[Trusted],
     chain: Option<&[CertificateDer<'_>]>,
     accepts: impl Fn(&Trusted, &CertificateDer<'_>, &[CertificateDer<'_>]) -> bool,
-) -> io::Result<&'a str> {
-    let stranger = || io::Error::new(io::ErrorKind::PermissionDenied, "the certificate is of no known organisation");
-    let (end, intermediates) = chain.and_then(<[_]>::split_first).ok_or_else(stranger)?;
-    let found = trusted.iter().find(|organisation| accepts(organisation, end, intermediates)).ok_or_else(stranger)?;
+) -> io::Result<Principal> {
+    let stranger = |reason| io::Error::new(io::ErrorKind::PermissionDenied, reason);
+    let (end, intermediates) = chain.and_then(<[_]>::split_first).ok_or_else(|| stranger("there is no certificate"))?;
+    let found = trusted.iter().find(|organisation| accepts(organisation, end, intermediates));
+    let found = found.ok_or_else(|| stranger("the certificate is of no known organisation"))?;
+    if !is_of_node(end) {
+        return Err(stranger("the certificate is a user's; links are between peers and orderers"));
+    }
     let chain = || chain.into_iter().flatten().map(|certificate| &certificate[..]);
     found
         .revocations
         .check(chain())
         .and_then(|()| DenyList::of_process().check_chain(chain(), base::rt::wall_now()))
         .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
-    Ok(&found.name)
+    let digest = identity::hex::encode(identity::sha256([end.as_ref()]));
+    Ok(Principal::new(&found.name, &digest))
+}
+
+/// Whether an organisation has given this certificate to a node of its, and not to a user.
+fn is_of_node(certificate: &CertificateDer<'_>) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+    let subject = certificate.subject();
+    let units = || subject.iter_organizational_unit().filter_map(|unit| unit.as_str().ok());
+    if units().any(|unit| matches!(unit, "client" | "admin" | "user")) {
+        return false;
+    }
+    if units().any(|unit| matches!(unit, "peer" | "orderer")) {
+        return true;
+    }
+    let names = certificate.subject_alternative_name().ok().flatten();
+    let is_host = |wanted: &str| {
+        let mut names = names.iter().flat_map(|names| &names.value.general_names);
+        names.any(|name| matches!(name, GeneralName::DNSName(name) if name.eq_ignore_ascii_case(wanted)))
+    };
+    subject.iter_common_name().filter_map(|name| name.as_str().ok()).any(is_host)
 }
 
 /// What a failed handshake means to the caller.
@@ -166,21 +198,23 @@ fn refused(error: io::Error) -> io::Error {
     }
 }
 
-async fn accept(acceptor: TlsAcceptor, trusted: Arc<[Trusted]>, socket: TcpStream) -> io::Result<Link> {
-    let stream = acceptor.accept(socket).await.map_err(refused)?;
+async fn accept(server: Arc<rustls::ServerConfig>, trusted: Arc<[Trusted]>, socket: TcpStream) -> io::Result<Link> {
+    let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), socket);
+    let begun = within(HELLO_TIME_MAX, hello).await?;
+    let stream = begun.into_stream(server).await.map_err(refused)?;
     let now = UnixTime::now();
-    let name = organisation(&trusted, stream.get_ref().1.peer_certificates(), |organisation, end, intermediates| {
+    let peer = principal(&trusted, stream.get_ref().1.peer_certificates(), |organisation, end, intermediates| {
         organisation.clients.verify_client_cert(end, intermediates, now).is_ok()
     })?;
     let (reader, writer) = tokio::io::split(stream);
-    frames::establish(reader, writer, Some(name)).await
+    frames::establish(reader, writer, Some(peer)).await
 }
 
 impl Transport for TlsTransport {
     fn listen<'a>(&'a self, rest: &'a str) -> BoxFuture<'a, io::Result<Box<dyn Listen>>> {
         Box::pin(async move {
-            let (acceptor, trusted) = (self.acceptor.clone(), Arc::clone(&self.trusted));
-            let shake = move |socket| accept(acceptor.clone(), Arc::clone(&trusted), socket);
+            let (server, trusted) = (Arc::clone(&self.server), Arc::clone(&self.trusted));
+            let shake = move |socket| accept(Arc::clone(&server), Arc::clone(&trusted), socket);
             Ok(Box::new(Accepting::start(rest, shake).await?) as Box<dyn Listen>)
         })
     }
@@ -194,7 +228,7 @@ impl Transport for TlsTransport {
             let stream = self.connector.connect(name.clone(), dial(rest).await?).await.map_err(refused)?;
             let now = UnixTime::now();
             let chain = stream.get_ref().1.peer_certificates();
-            let peer = organisation(&self.trusted, chain, |organisation, end, intermediates| {
+            let peer = principal(&self.trusted, chain, |organisation, end, intermediates| {
                 organisation.servers.verify_server_cert(end, intermediates, &name, &[], now).is_ok()
             })?;
             let (reader, writer) = tokio::io::split(stream);

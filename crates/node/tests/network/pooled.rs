@@ -162,6 +162,7 @@ async fn roles_of_different_releases_refuse_each_other_and_say_so() {
         }
     });
     let peer = RemotePeer::new(RemotePeerOptions {
+        parties: rt::net::Parties::anyone(),
         name: "compute-org1".to_owned(),
         addresses: vec!["a peer of another release".to_owned()],
         definitions: Default::default(),

@@ -1,6 +1,7 @@
 //! Harnesses of what the other end of a TCP connection sends; see [`base::fuzz`].
 
 use base::fuzz::{Shape, Target, untrusted};
+use base::untrusted::Untrusted;
 
 use super::handshake::{Answered, CHALLENGE_BYTES, HELLO_BYTES, VERDICT_BYTES, answer, challenge, hello, verdict};
 use super::wire::{HEADER_BYTES, Header, Kind, Status, VERB_BYTES, Verb};
@@ -14,7 +15,7 @@ pub const TARGETS: &[Target] = &[
 
 fn frame_seeds() -> Vec<Vec<u8>> {
     let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("a capability without rights is one");
-    let verb = Verb { capability, offset: 64, first: 1, second: 2 }.encode();
+    let verb = Verb { capability, offset: Untrusted::new(64), first: 1, second: 2 }.encode();
     let of = |kind| [&Header::new(kind, 7, 8).encode()[..], &verb[..], &[9; 8]].concat();
     [Kind::Read, Kind::Write, Kind::CompareSwap, Kind::Message, Kind::Credit, Kind::Reply, Kind::LongReply]
         .map(of)

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base::rt::{self, production};
 use base::{Bytes, BytesMut};
@@ -252,10 +252,9 @@ fn an_owner_connects_at_once_among_thousands_of_strangers() {
             crowd
         });
         let crowd = crowd.await;
-        let begin = Instant::now();
-        let owner = connect(&host, "owner").await;
-        let took = begin.elapsed();
-        assert!(took < Duration::from_secs(1), "an owner waited {took:?}");
+        // Far more than it needs on a busy machine; behind the crowd it would wait until all of it was overdue.
+        let owner = rt::timeout(Duration::from_secs(5), connect(&host, "owner")).await;
+        let owner = owner.expect("an owner waits for no stranger");
         assert_eq!(owner.fetch_add(&capability, 0, 1).await, Ok(0));
         // Everybody who was refused or displaced has been let go, and nobody has kept a place.
         let ended = rt::blocking(move || {

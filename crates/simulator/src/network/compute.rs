@@ -203,6 +203,7 @@ pub async fn take_part(network: Arc<Network>, name: String) -> Result<(), Ended>
     // Their stores are made from the rest.
     let NodeParts { signer, registry, definitions, orderers, settings } = node_parts(&network, place);
     let node = ComputeNode::start(ComputeNodeOptions {
+        parties: base::rt::net::Parties::anyone(),
         name: name.clone(),
         signer,
         registry,

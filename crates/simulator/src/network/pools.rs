@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::rt::Stop;
+use base::rt::net::Parties;
 use base::{Bytes, ErrorKind};
 use pool::{MemoryNode, MemoryNodeOptions};
 use rma::{Fabric, HostOptions, NodeId, TOKEN_BYTES, Token};
@@ -69,7 +70,7 @@ pub async fn keep(network: Arc<Network>, name: String) -> Result<(), Ended> {
         blocks: BlockOptions { segment_bytes: network.scenario.segment_bytes, ..BlockOptions::default() },
     })
     .await?;
-    node.serve(&storage_address(&name)).await?;
+    node.serve(&storage_address(&name), &Parties::anyone()).await?;
     let stop = Stop::new();
     let _handle = network.stores.show(&name, Arc::new(Store { stop: stop.clone() }));
     let Some(failure) = stop.or_stopped(node.failed()).await else { return Ok(node.stop().await?) };

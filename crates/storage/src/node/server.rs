@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use base::rt::net::call::{Answer, Handler, Notifier, Refusal, serve};
-use base::rt::net::{self, Link, Parts};
-use base::rt::sync::{Mutex as AsyncMutex, Semaphore};
+use base::rt::net::call::{Answer, Handler, Notifier, Refusal, serve_in};
+use base::rt::net::{Door, Link, Parties, Parts, Place};
+use base::rt::sync::Mutex as AsyncMutex;
 use base::rt::{self, AbortOnDrop, Stop};
 use base::{Bytes, Epoch, ErrorKind};
 
@@ -57,10 +57,15 @@ impl EngineFailure {
             && matches!(error, Error::Broken { .. } | Error::Engine { .. })
             && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous)
         {
-            self.error.get_or_init(|| error.clone());
-            self.noted.stop();
+            self.end(error.clone());
         }
         outcome
+    }
+
+    /// Notes why the node is of no more use.
+    fn end(&self, error: Error) {
+        self.error.get_or_init(|| error);
+        self.noted.stop();
     }
 }
 
@@ -74,7 +79,6 @@ struct Shared {
     options: NodeOptions,
     engine: Arc<EngineFailure>,
     channels: AsyncMutex<BTreeMap<String, Arc<Channel>>>,
-    places: Semaphore,
     links: AtomicU64,
     stop: Stop,
 }
@@ -93,30 +97,29 @@ impl StorageNode {
             options,
             engine: Arc::default(),
             channels: AsyncMutex::default(),
-            places: Semaphore::new(LINKS_MAX),
             links: AtomicU64::new(1),
             stop: Stop::new(),
         };
         Ok(StorageNode { shared: Arc::new(shared), listeners: Mutex::default() })
     }
 
-    /// Serves links at an address until the node stops.
+    /// Serves links of `clients` at an address until the node stops.
     ///
     /// # Errors
     /// When the address cannot be listened at.
-    pub async fn serve(&self, address: &str) -> Result<(), Error> {
-        let listener = net::listen(address).await.map_err(|source| Error::Remote {
+    pub async fn serve(&self, address: &str, clients: &Parties) -> Result<(), Error> {
+        let door = Door::open(address, clients, LINKS_MAX).await.map_err(|source| Error::Remote {
             node: self.shared.options.name.as_str().into(),
             kind: ErrorKind::of_io(&source),
             text: format!("listening at {address}: {source}"),
         })?;
-        let task = rt::spawn(accept(Arc::clone(&self.shared), listener)).abort_on_drop();
+        let task = rt::spawn(accept(Arc::clone(&self.shared), door)).abort_on_drop();
         lock(&self.listeners).push(task);
         Ok(())
     }
 
-    /// Completes when the engine behind the tables takes no more writes, and says why: the node is then to be stopped, and
-    /// opened again over an engine that was opened again. Until then it serves what it has.
+    /// Completes when the engine behind the tables takes no more writes, or a port has ended, and says why: the node is then to
+    /// be stopped, and opened again over an engine that was opened again. Until then it serves what it has.
     pub async fn failed(&self) -> Error {
         self.shared.engine.noted.stopped().await;
         self.shared.engine.error.get().cloned().expect("an error is noted before it is told")
@@ -145,21 +148,16 @@ impl Drop for StorageNode {
     }
 }
 
-async fn accept(shared: Arc<Shared>, mut listener: net::Listener) {
-    while let Some(Ok(link)) = shared.stop.or_stopped(listener.accept()).await {
-        let Some(place) = shared.places.try_acquire() else {
-            tracing::warn!(node = shared.options.name, "a link was ended: {LINKS_MAX} are open");
-            continue;
-        };
-        let shared = Arc::clone(&shared);
-        drop(rt::spawn(async move {
-            serve_link(shared, link).await;
-            drop(place);
-        }));
+async fn accept(shared: Arc<Shared>, mut door: Door) {
+    while let Some(Ok((link, place))) = shared.stop.or_stopped(door.accept()).await {
+        drop(rt::spawn(serve_link(Arc::clone(&shared), link, place)));
+    }
+    if !shared.stop.is_stopped() {
+        shared.engine.end(shared.error(ErrorKind::Closed, "its port has ended: nobody can reach it any more"));
     }
 }
 
-async fn serve_link(shared: Arc<Shared>, link: Link) {
+async fn serve_link(shared: Arc<Shared>, link: Link, place: Place) {
     let number = shared.links.fetch_add(1, Ordering::AcqRel);
     let (stop, stale) = (shared.stop.clone(), Stop::new());
     let client = Arc::new(Client {
@@ -169,7 +167,7 @@ async fn serve_link(shared: Arc<Shared>, link: Link) {
         known: Arc::default(),
         notifier: OnceLock::new(),
     });
-    let ended = stop.or_stopped(serve(link, client, REQUESTS_MAX, stale)).await;
+    let ended = stop.or_stopped(serve_in((link, place), client, REQUESTS_MAX, stale)).await;
     tracing::debug!(node = shared.options.name, number, ?ended, "a link ended");
 }
 

@@ -14,6 +14,8 @@
 //! sender learns that the other side's receiver was dropped only after a while, at the latest by its own receiver.
 
 pub mod call;
+mod door;
+mod parties;
 mod parts;
 mod production;
 mod transport;
@@ -21,13 +23,15 @@ mod transport;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::channel::{Closed, TrySendError};
 use super::{context, simulation};
+use crate::admission::Principal;
 
+pub use door::{Door, EVENTS, LinksRefused, Place};
+pub use parties::Parties;
 pub use parts::Parts;
 pub use transport::{BoxFuture, Listen, ReceiveHalf, SendHalf, Transport, register};
 
@@ -54,7 +58,7 @@ pub struct Link {
     // Dropped first, so that the other side learns that nobody receives before it learns of the end.
     receiver: LinkReceiver,
     sender: LinkSender,
-    peer: Option<Arc<str>>,
+    principal: Option<Principal>,
 }
 
 /// The sending half of one end. Dropping it lets the other end receive what was sent, then [`Closed`].
@@ -116,6 +120,21 @@ pub async fn connect(address: &str) -> io::Result<Link> {
     }
 }
 
+/// Connects as [`connect`] does, to one of `parties` and nobody else.
+///
+/// # Errors
+/// As [`connect`]; `PermissionDenied` when somebody else answers.
+pub async fn connect_to(address: &str, parties: &Parties) -> io::Result<Link> {
+    let link = connect(address).await?;
+    if parties.include(&link) {
+        return Ok(link);
+    }
+    LinksRefused.add(1);
+    let peer = link.peer().unwrap_or_default();
+    let reason = format!("{peer} answers at {address}, where one of these was expected: {parties}");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+}
+
 fn simulated((sender, receiver): (simulation::LinkSender, simulation::LinkReceiver)) -> Link {
     Link::of(SenderInner::Simulation(sender), ReceiverInner::Simulation(receiver))
 }
@@ -141,19 +160,33 @@ impl Listener {
 
 impl Link {
     fn of(sender: SenderInner, receiver: ReceiverInner) -> Link {
-        Link { sender: LinkSender { inner: sender }, receiver: LinkReceiver { inner: receiver }, peer: None }
+        Link { sender: LinkSender { inner: sender }, receiver: LinkReceiver { inner: receiver }, principal: None }
     }
 
-    /// A link over a transport's halves. `peer` is the name that the other side proved to bear, if it did.
+    /// A link over a transport's halves. `peer` is the name that the other side proved to bear, if it did; it stands for an
+    /// organisation with this one identity.
     pub fn new(sender: Box<dyn SendHalf>, receiver: Box<dyn ReceiveHalf>, peer: Option<&str>) -> Link {
         let mut link = Link::of(SenderInner::Transport(sender), ReceiverInner::Transport(receiver));
-        link.peer = peer.map(Arc::from);
+        link.principal = peer.map(|name| Principal::new(name, name));
         link
     }
 
-    /// The name that the other side proved to bear; `None` where the transport asks for no proof.
+    /// The same link, whose other side proved to be an identity of an organisation.
+    #[must_use]
+    pub fn with_principal(mut self, principal: Principal) -> Link {
+        self.principal = Some(principal);
+        self
+    }
+
+    /// The name that the other side proved to bear, which is its organisation's where links run between organisations;
+    /// `None` where the transport asks for no proof.
     pub fn peer(&self) -> Option<&str> {
-        self.peer.as_deref()
+        self.principal.as_ref().map(|principal| &*principal.organization)
+    }
+
+    /// Who the other side proved to be.
+    pub fn principal(&self) -> Option<&Principal> {
+        self.principal.as_ref()
     }
 
     /// Waits for room, then sends. When the future is dropped before it completes, nothing was sent.

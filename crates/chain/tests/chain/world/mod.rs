@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::disk::Directory;
+use base::rt::net::Parties;
 use base::rt::simulation::Sim;
 use base::rt::{self, Stop, net};
 use base::{Bytes, TxId, Version};
@@ -57,7 +58,7 @@ pub async fn ask_verdict(address: &str) -> Option<String> {
 pub async fn run_orderer(consortium: Arc<Consortium>) {
     loop {
         if let Some(orderer) = open_orderer(&consortium).await {
-            let serving = serve_orderer(orderer, "submit", Stop::new()).await;
+            let serving = serve_orderer(orderer, "submit", &Parties::anyone(), Stop::new()).await;
             return serving.expect("nobody else listens there").await.expect("it serves until the node crashes");
         }
         // A full disk, say.
@@ -89,13 +90,18 @@ pub struct Remote {
 impl Remote {
     /// Peers by the addresses where they answer.
     pub fn new(peers: impl IntoIterator<Item = String>) -> Remote {
-        Remote::of(peers, Box::new(RemoteOrderer::new("submit".to_owned())))
+        Remote::of(peers, Box::new(RemoteOrderer::new("submit".to_owned(), Parties::anyone())))
     }
 
     /// The same, with whoever takes envelopes.
     pub fn of(peers: impl IntoIterator<Item = String>, orderer: Box<dyn Broadcast>) -> Remote {
         let peers = peers.into_iter().map(|name| {
-            RemotePeer::new(RemotePeerOptions { addresses: vec![name.clone()], name, definitions: Definitions::new() })
+            RemotePeer::new(RemotePeerOptions {
+                addresses: vec![name.clone()],
+                parties: Parties::anyone(),
+                name,
+                definitions: Definitions::new(),
+            })
         });
         Remote { peers: peers.collect(), orderer }
     }

@@ -76,8 +76,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, WatchReceiver, WatchSender, watch};
 use base::rt::net::call::{self, Handler, Refusal};
-use base::rt::net::{self, Listener, Parts};
-use base::rt::sync::Semaphore;
+use base::rt::net::{self, Door, Listener, Parties, Parts};
 use base::rt::{self, Stop, Task};
 use base::{Bytes, ErrorKind};
 
@@ -241,19 +240,16 @@ async fn keep(shared: Arc<Shared>, keeper: Keeper, commands: Receiver<Asked>) {
 }
 
 /// Connections to the keeper.
-async fn accept(shared: Arc<Shared>, mut listener: Listener) {
-    let places = Semaphore::new(CONNECTIONS_MAX);
+async fn accept(shared: Arc<Shared>, listener: Listener) {
+    // The transport lets in the other processors and nobody else.
+    let mut door = Door::new(listener, &Parties::anyone(), CONNECTIONS_MAX);
     let stop = shared.stop.clone();
-    loop {
-        // A place first: beyond the bound, connections wait in the listener's backlog.
-        let Some(place) = stop.or_stopped(places.acquire()).await else { return };
-        let Some(Ok(link)) = stop.or_stopped(listener.accept()).await else { return };
+    while let Some(Ok(accepted)) = stop.or_stopped(door.accept()).await {
         let handler = Arc::new(Port { queue: shared.queue.clone() });
-        let serving = call::serve(link, handler, REQUESTS_MAX, stop.clone());
+        let serving = call::serve_in(accepted, handler, REQUESTS_MAX, stop.clone());
         drop(rt::spawn(async move {
             let ended = serving.await;
             tracing::debug!(?ended, "a link to a keeper ended");
-            drop(place);
         }));
     }
 }

@@ -27,6 +27,12 @@ pub const CHANGES_BYTES_MAX: usize = 96 << 20;
 /// How long readers may take to say what they have in use.
 const IN_USE_MAX: Duration = Duration::from_millis(5);
 
+/// What one update counts that is acknowledged after the reader's lease has ended, beside one for each that is acknowledged in time.
+const LATE_WEIGHT: u8 = 2;
+/// A reader is fenced at this sum: after three late updates in a row, or when a third of its updates and more are late for
+/// long. Each of them kept a commit waiting for the end of a lease.
+const LATENESS_MAX: u8 = 3 * LATE_WEIGHT;
+
 /// See [the module](self).
 #[derive(Default)]
 pub struct Holders {
@@ -65,6 +71,8 @@ struct Member {
     asked: Option<u64>,
     /// The question about records in use that is open.
     question: Option<(u64, OneshotSender<Vec<bool>>)>,
+    /// How often it kept commits waiting of late; see [`LATENESS_MAX`].
+    lateness: u8,
     /// How busy it is, in percent.
     load: u8,
     pieces: Pieces,
@@ -125,7 +133,8 @@ impl Holders {
         let (pending, asked, question) = (BytesMut::new(), None, None);
         let acked = state.sequence;
         let (load, pieces) = (NO_WORK, Pieces::default());
-        let member = Member { name, updates, pending, acked, floor, asked, question, load, pieces, stop };
+        let lateness = 0;
+        let member = Member { name, updates, pending, acked, floor, asked, question, lateness, load, pieces, stop };
         state.members.insert(holder, member);
         self.any.store(true, Ordering::Release);
         events::Readers.add(1);
@@ -240,7 +249,8 @@ impl Holders {
         self.progress.notify_waiters();
     }
 
-    /// Waits until every reader has acknowledged the update, or its lease has ended.
+    /// Waits until every reader has acknowledged the update, or its lease has ended. A reader whose lease ends too often
+    /// meanwhile is fenced: it may join anew.
     pub async fn told(&self, sequence: u64) {
         if mutant(Mutant::CountUnacknowledged) {
             return;
@@ -254,9 +264,37 @@ impl Holders {
                 let leases = behind.filter_map(|(holder, _)| state.live_until(*holder, now));
                 leases.chain(state.ended.iter().map(|(ends, _)| *ends).filter(|ends| *ends > now)).min()
             };
-            let Some(until) = until else { return };
+            let Some(until) = until else { return self.note_punctual(sequence) };
             // Whichever comes first; then it is looked at again.
-            let _woken = rt::timeout(until.since(now), progress).await;
+            if rt::timeout(until.since(now), progress).await.is_err() {
+                self.note_late(sequence, until);
+            }
+        }
+    }
+
+    /// Every reader with a lease has acknowledged the update.
+    fn note_punctual(&self, sequence: u64) {
+        for member in self.state().members.values_mut().filter(|member| member.acked >= sequence) {
+            member.lateness = member.lateness.saturating_sub(1);
+        }
+    }
+
+    /// The leases that ended at this time were waited for in vain.
+    fn note_late(&self, sequence: u64, ended: Instant) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let mut slow = Vec::new();
+        for (holder, member) in &mut state.members {
+            if member.acked < sequence && state.grantor.ends(*holder) == Some(ended) {
+                member.lateness += LATE_WEIGHT;
+                if member.lateness >= LATENESS_MAX {
+                    slow.push(*holder);
+                }
+            }
+        }
+        for holder in slow {
+            tracing::warn!(?holder, "a reader keeps commits waiting and is fenced; its compute node may be overloaded");
+            state.remove(holder, rt::now());
         }
     }
 
@@ -392,5 +430,53 @@ impl Holders {
 impl Drop for Holders {
     fn drop(&mut self) {
         self.remove_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::rt::channel::bounded;
+    use base::rt::simulation::Simulation;
+
+    use super::super::super::lease::REUSE_AFTER;
+    use super::*;
+
+    /// A reader that took leases and acknowledged late made every commit wait for the end of a lease, for as long as it liked.
+    #[test]
+    fn a_reader_that_keeps_commits_waiting_is_fenced() {
+        for punctual_every in [0, 2, 4] {
+            let fenced_after = Simulation::new(1)
+                .time_max(Duration::from_secs(600))
+                .run(move |_| async move {
+                    let holders = Holders::default();
+                    let (updates, _told) = bounded(UPDATES_MAX);
+                    let (holder, stop) = (holders.number(), Stop::new());
+                    assert!(holders.add(holder, "reader".into(), updates, 0, stop.clone()));
+                    for commit in 1..100u64 {
+                        // It has its lease first, and acknowledges that update.
+                        holders.acked(holder, holders.state().sequence, commit, 0, 0);
+                        let granted = holders.flush(&holders.asked(), false);
+                        holders.acked(holder, granted, commit, 0, 0);
+                        let sequence = holders.flush(&[], false);
+                        if punctual_every > 0 && commit % punctual_every != 0 {
+                            holders.acked(holder, sequence, commit, 0, 0);
+                        }
+                        let begun = rt::now();
+                        holders.told(sequence).await;
+                        assert!(begun.elapsed() <= REUSE_AFTER, "no commit waits longer than a lease");
+                        if stop.is_stopped() {
+                            return Some(commit);
+                        }
+                    }
+                    None
+                })
+                .expect("the scenario completes")
+                .value;
+            match punctual_every {
+                0 => assert_eq!(fenced_after, Some(3), "three in a row"),
+                2 => assert!(fenced_after.is_some_and(|commits| commits <= 12), "half of them: {fenced_after:?}"),
+                _ => assert_eq!(fenced_after, None, "now and then"),
+            }
+        }
     }
 }

@@ -8,6 +8,7 @@ mod rollback;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::rt::net::Parties;
 use base::rt::simulation::Chance;
 use base::{BlockNumber, Bytes, Epoch, TxId};
 
@@ -37,7 +38,7 @@ async fn start() -> Result<StorageNode, Error> {
         blocks: BlockOptions { segment_bytes: 4_000, ..BlockOptions::default() },
     })
     .await?;
-    node.serve(ADDRESS).await?;
+    node.serve(ADDRESS, &Parties::anyone()).await?;
     Ok(node)
 }
 

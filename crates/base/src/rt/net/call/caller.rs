@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use super::frame::{self, Kind, Malformed, Outgoing};
-use super::outbox::{WAITING_FRAMES_MAX, send_frames};
-use super::{BODY_BYTES_MAX, CallError};
+use super::outbox::{Care, WAITING_FRAMES_MAX, send_frames};
+use super::{BODY_BYTES_MAX, CallError, PING_PERIOD};
 use crate::rt::channel::{OneshotReceiver, OneshotSender, Sender, bounded, oneshot};
 use crate::rt::net::{Link, LinkReceiver, Parts};
 use crate::rt::sync::{Permit, Semaphore};
@@ -73,7 +73,7 @@ impl Caller {
         let writing = Ending(Arc::clone(&shared));
         let writer = spawn(async move {
             let ended = writing.0.ended.clone();
-            send_frames(sender, to_send, ended, begin).await;
+            send_frames(sender, to_send, ended, Care::Ping(PING_PERIOD), begin).await;
             drop(writing);
         });
         let reader = spawn(receive_answers(receiver, Ending(Arc::clone(&shared)), noticed));

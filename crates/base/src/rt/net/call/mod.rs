@@ -6,17 +6,22 @@
 //! 3. At any time the server may send notices, which nobody answers; see [`Notifier`].
 //! 4. Small frames that wait at the same time travel in one message of the link. Long parts of bodies
 //!    are not copied into it.
-//! 5. When the link ends, each request whose sending had begun ends in [`CallError::Ambiguous`], each other one in
+//! 5. A caller that has nothing to ask sends a ping, a message without frames, every [`PING_PERIOD`]. A server ends a link whose
+//!    first message does not come within [`FIRST_MESSAGE_MAX`], and one on which it hears nothing for [`IDLE_MAX`]
+//!    while it has nothing to answer. It ends a link whose other side takes nothing for [`SEND_TIME_MAX`].
+//! 6. When the link ends, each request whose sending had begun ends in [`CallError::Ambiguous`], each other one in
 //!    [`CallError::Closed`]: it was never sent and never will be.
 //!
 //! Invariants:
 //! * A caller has at most `in_flight_max` requests that are neither answered nor ended, those included whose callers have
-//!   gone. A server runs at most `concurrency_max` of one link; it reads no further until there is room.
+//!   gone. A server runs at most `concurrency_max` of one link, and holds at most [`LINK_BYTES_MAX`] of their bodies or one
+//!   body; it reads no further until there is room. Where a link has a [`Place`](super::Place), its organisation's budget
+//!   bounds them too: beyond it requests are refused.
 //! * Every request that was begun ends: with its answer, or with its link.
 //! * All bytes may be hostile. What is no frame, or answers nothing, ends the link and nothing else.
 //!
 //! ```text
-//! message  := frame+
+//! message  := frame*, without frames a ping
 //! offset  bytes  frame (little-endian)
 //!  0       1     kind: 1 request, 2 reply, 3 refusal, 4 notice
 //!  1       3     0
@@ -38,7 +43,9 @@ mod server;
 mod tests;
 
 pub use caller::{Caller, Pending};
-pub use server::{Answer, Ended, Handler, Notifier, serve};
+pub use server::{Answer, Ended, Handler, Notifier, serve, serve_in};
+
+use std::time::Duration;
 
 use crate::ErrorKind;
 
@@ -46,6 +53,17 @@ use crate::ErrorKind;
 pub const BODY_BYTES_MAX: usize = 256 << 20;
 /// Bytes of the text of a refusal; the rest is cut off.
 pub const REFUSAL_BYTES_MAX: usize = 4096;
+
+/// Bytes of the requests of one link that a server holds; a longer one is taken when it is alone.
+pub const LINK_BYTES_MAX: usize = 64 << 20;
+/// How often a caller that asks nothing shows that it is there.
+pub const PING_PERIOD: Duration = Duration::from_secs(3);
+/// How long a caller may take to send something after it has connected.
+pub const FIRST_MESSAGE_MAX: Duration = Duration::from_secs(10);
+/// How long a server keeps a link on which nothing is asked and nothing comes.
+pub const IDLE_MAX: Duration = Duration::from_secs(60);
+/// How long a server waits for a caller that takes no answers; longer by a second for each 64 KiB of a message.
+pub const SEND_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// What a server says instead of a reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

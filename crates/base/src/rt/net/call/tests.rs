@@ -347,3 +347,107 @@ fn hostile_bytes_end_the_link_and_nothing_else() {
         run.expect("hostile bytes do no harm");
     }
 }
+
+/// A link that nobody used kept its place for ever: 140 of them were enough to keep the gateways of other organisations out.
+#[test]
+fn a_link_on_which_nothing_is_asked_is_ended() {
+    for asks in [false, true] {
+        Simulation::new(7)
+            .time_max(4 * IDLE_MAX)
+            .run(move |_| async move {
+                let (mut near, far) = pair("silent").await;
+                let serving = rt::spawn(serve(far, Arc::new(Next::default()), 4, Stop::new()));
+                let begun = rt::now();
+                if asks {
+                    let ask = Outgoing { kind: Kind::Request, number: 0, body: request(1).into() };
+                    near.send(super::frame::message(slice::from_ref(&ask))).await.expect("it is served");
+                }
+                while near.receive().await.is_ok() {}
+                let limit = if asks { FIRST_MESSAGE_MAX + IDLE_MAX } else { FIRST_MESSAGE_MAX };
+                assert!(begun.elapsed() >= limit && begun.elapsed() < limit + Duration::from_secs(1));
+                assert_eq!(serving.await, Ok(Ended::Idle));
+            })
+            .expect("the scenario completes");
+    }
+}
+
+#[test]
+fn a_caller_that_asks_nothing_keeps_its_link() {
+    Simulation::new(8)
+        .time_max(10 * IDLE_MAX)
+        .run(|_| async {
+            let (near, far) = pair("patient").await;
+            let serving = rt::spawn(serve(far, Arc::new(Next::default()), 4, Stop::new()));
+            let caller = Caller::new(near, 4, |_| {});
+            rt::sleep(5 * IDLE_MAX).await;
+            assert_eq!(caller.call(request(1)).await.map(|answer| number(&answer)), Ok(2));
+            caller.end();
+            assert_eq!(serving.await, Ok(Ended::Link));
+        })
+        .expect("the scenario completes");
+}
+
+/// Answers when it is told to.
+struct Held(Stop, Arc<AtomicUsize>);
+
+impl Handler for Held {
+    fn request(&self, request: Parts) -> Answer {
+        let (release, bytes) = (self.0.clone(), Arc::clone(&self.1));
+        bytes.fetch_add(request.len(), Ordering::SeqCst);
+        Box::pin(async move {
+            release.stopped().await;
+            bytes.fetch_sub(request.len(), Ordering::SeqCst);
+            Ok(Parts::default())
+        })
+    }
+}
+
+#[test]
+fn a_server_holds_a_bounded_number_of_bytes_of_one_link() {
+    Simulation::new(9)
+        .time_max(LONG)
+        .run(|_| async {
+            let (near, far) = pair("heavy").await;
+            let (release, held) = (Stop::new(), Arc::<AtomicUsize>::default());
+            let handler = Arc::new(Held(release.clone(), Arc::clone(&held)));
+            drop(rt::spawn(serve(far, handler, 64, Stop::new())));
+            let caller = Caller::new(near, 64, |_| {});
+            let body = Bytes::from(vec![0; LINK_BYTES_MAX / 4]);
+            let calls: Vec<_> = (0..12)
+                .map(|_| {
+                    let (caller, body) = (caller.clone(), body.clone());
+                    rt::spawn(async move { caller.call(body).await })
+                })
+                .collect();
+            rt::sleep(Duration::from_secs(1)).await;
+            assert_eq!(held.load(Ordering::SeqCst), LINK_BYTES_MAX);
+            release.stop();
+            for call in calls {
+                assert_eq!(call.await, Ok(Ok(Bytes::new())));
+            }
+            // One that is longer than all that may be held is taken alone.
+            assert_eq!(caller.call(vec![0; LINK_BYTES_MAX + 1]).await, Ok(Bytes::new()));
+        })
+        .expect("the scenario completes");
+}
+
+/// A receiver that reads nothing kept the answers that it had asked for in memory for ever.
+#[test]
+fn a_receiver_that_takes_nothing_loses_its_link() {
+    Simulation::new(10)
+        .time_max(10 * IDLE_MAX)
+        .run(|_| async {
+            let (near, far) = pair("stuck").await;
+            let serving = rt::spawn(serve(far, Arc::new(Next::default()), 4, Stop::new()));
+            let asking = async {
+                for number in 0.. {
+                    let ask = Outgoing { kind: Kind::Request, number, body: request(1).into() };
+                    near.send(super::frame::message(slice::from_ref(&ask))).await?;
+                }
+                Ok::<(), rt::channel::Closed>(())
+            };
+            assert!(asking.await.is_err(), "nothing is received, so the link ends");
+            assert_eq!(serving.await, Ok(Ended::Link));
+        })
+        .expect("the scenario completes");
+}
