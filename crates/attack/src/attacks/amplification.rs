@@ -150,7 +150,7 @@ async fn send(scene: Arc<Scene>, shape: Shape) -> io::Result<Breach> {
 async fn send_one(scene: &Scene, shape: &Shape) -> io::Result<bool> {
     let chunk = Bytes::from([shape.field, 0].repeat(MIB / 2));
     let length = shape.before.len() + BYTES;
-    let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+    let channel = scene.grpc(Windows::default()).await?;
     scene.pace.connected();
     let mut stream = channel.open(shape.path, &[]).await?;
     unless_stalled(stream.send(Bytes::copy_from_slice(&head(length as u64)))).await?;

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::{Attack, Breach, Scene, attack, hold};
 use crate::target::{Kind, Target};
-use crate::wire::link::{self, Link};
+use crate::wire::link;
 use crate::wire::rma::{Caller, Credential};
 use crate::wire::tls::{self, Identity};
 
@@ -32,7 +32,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 /// What such a port is asked for, and whether it answers.
 async fn ask(scene: &Scene, identity: &Identity) -> io::Result<bool> {
     let config = tls::config(Some(identity), &[])?;
-    let mut link = Link::connect(&scene.port.address, &config).await?;
+    let mut link = scene.link(&config).await?;
     scene.pace.connected();
     match scene.port.kind {
         Kind::Blocks => link.send(&link::request_blocks(scene.target.channel(), 0)).await?,
@@ -88,7 +88,7 @@ async fn many(scene: Arc<Scene>, identity: Identity) -> io::Result<Breach> {
         .each(400, move |scene, _| {
             let config = Arc::clone(&config);
             async move {
-                let mut link = Link::connect(&scene.port.address, &config).await?;
+                let mut link = scene.link(&config).await?;
                 scene.pace.connected();
                 match scene.port.kind {
                     Kind::Blocks => link.send(&link::request_blocks(scene.target.channel(), 0)).await?,

@@ -97,7 +97,7 @@ async fn idle_tls(scene: Arc<Scene>) -> io::Result<Breach> {
 async fn idle_http2(scene: Arc<Scene>) -> io::Result<Breach> {
     scene
         .each(1_500, |scene, _| async move {
-            let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+            let channel = scene.grpc(Windows::default()).await?;
             scene.pace.connected();
             hold(channel).await
         })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, WriteHalf};
 
-use super::{Attack, Breach, Scene, attack, unless_stalled};
+use super::{Attack, Breach, CONNECT_TIME_MAX, Scene, attack, unless_stalled};
 use crate::target::Kind;
 use crate::wire::http2::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, frame,
@@ -39,7 +39,7 @@ async fn flood(
     reads: bool,
 ) -> io::Result<Breach> {
     'connections: loop {
-        let Ok(stream) = connect(&scene).await else {
+        let Ok(Ok(stream)) = tokio::time::timeout(CONNECT_TIME_MAX, connect(&scene)).await else {
             if scene.pace.take(units).await {
                 continue;
             }

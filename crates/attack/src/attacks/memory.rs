@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
 
-use super::{Attack, Breach, Scene, attack, hold, unless_stalled};
+use super::{Attack, Breach, CONNECT_TIME_MAX, Scene, attack, hold, unless_stalled};
 use crate::target::Kind;
 use crate::wire::rma::{self, Caller, Owner, READ, Section, Verb, WRITE};
 use crate::wire::{dial, dial_narrow, random, tls};
@@ -37,7 +37,8 @@ const PIECE: u64 = 64 << 10;
 /// A connection of an organisation that has memory here.
 async fn tenant(scene: &Scene, organization: usize) -> io::Result<Caller> {
     let credential = scene.target.credential(Kind::Memory, organization)?;
-    let caller = scene.target.caller(&scene.port, &credential).await?;
+    let connecting = scene.target.caller(&scene.port, &credential);
+    let caller = tokio::time::timeout(CONNECT_TIME_MAX, connecting).await??;
     scene.pace.connected();
     Ok(caller)
 }

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt as _;
 use super::{Attack, Breach, Scene, attack, hold, unless_stalled};
 use crate::target::Kind;
 use crate::wire::grpc::{Windows, head};
-use crate::wire::link::{self, Link};
+use crate::wire::link;
 use crate::wire::tls;
 
 const MIB: usize = 1 << 20;
@@ -58,7 +58,7 @@ async fn unfinished(scene: Arc<Scene>) -> io::Result<Breach> {
 }
 
 async fn send_unfinished(scene: &Scene, mib: u64) -> io::Result<()> {
-    let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+    let channel = scene.grpc(Windows::default()).await?;
     scene.pace.connected();
     let mut stream = channel.open(path(scene.port.kind), &[]).await?;
     stream.send(Bytes::copy_from_slice(&head(mib << 20))).await?;
@@ -76,7 +76,7 @@ async fn send_unfinished(scene: &Scene, mib: u64) -> io::Result<()> {
 async fn announced(scene: Arc<Scene>) -> io::Result<Breach> {
     scene
         .each(1_500, |scene, _| async move {
-            let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+            let channel = scene.grpc(Windows::default()).await?;
             scene.pace.connected();
             let mut stream = channel.open(path(scene.port.kind), &[]).await?;
             stream.send(Bytes::copy_from_slice(&head(99 << 20))).await?;
@@ -93,7 +93,7 @@ async fn zip_bomb(scene: Arc<Scene>) -> io::Result<Breach> {
         .each(100, move |scene, _| {
             let bomb = bomb.clone();
             async move {
-                let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+                let channel = scene.grpc(Windows::default()).await?;
                 scene.pace.connected();
                 let mut stream = channel.open(path(scene.port.kind), &[("grpc-encoding", "gzip")]).await?;
                 let mut head = head(bomb.len() as u64);
@@ -137,7 +137,7 @@ fn gzipped_zeros(runs: usize) -> Vec<u8> {
 /// Each call costs the server a new look at the certificate, unless it knows the identity however it is written.
 async fn identities(scene: Arc<Scene>) -> io::Result<Breach> {
     let user = scene.target.user(scene.insider())?;
-    let channel = scene.target.grpc(&scene.port, Windows::default()).await?;
+    let channel = scene.grpc(Windows::default()).await?;
     scene.pace.connected();
     scene
         .each(200, move |scene, number| {
@@ -159,7 +159,7 @@ async fn unfinished_frames(scene: Arc<Scene>) -> io::Result<Breach> {
         tasks.spawn(async move {
             loop {
                 let sent = async {
-                    let mut link = Link::connect(&scene.port.address, &config).await?;
+                    let mut link = scene.link(&config).await?;
                     scene.pace.connected();
                     link.stream.write_all(&link::head(127 << 20)).await?;
                     for _ in 0..100 {

@@ -23,10 +23,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ClientConfig;
 use tokio::task::JoinHandle;
 
 use crate::pace::{Done, Pace};
 use crate::target::{Kind, Port, Target};
+use crate::wire::grpc::{Channel, Windows};
+use crate::wire::link::Link;
 
 /// What an attack got hold of that it must not have.
 pub type Breach = Option<String>;
@@ -119,6 +122,16 @@ impl Scene {
         self.target.organizations().max(1)
     }
 
+    /// A connection to a gRPC port.
+    async fn grpc(&self, windows: Windows) -> io::Result<Channel> {
+        tokio::time::timeout(CONNECT_TIME_MAX, self.target.grpc(&self.port, windows)).await?
+    }
+
+    /// A link over TLS.
+    async fn link(&self, config: &Arc<ClientConfig>) -> io::Result<Link> {
+        tokio::time::timeout(CONNECT_TIME_MAX, Link::connect(&self.port.address, config)).await?
+    }
+
     /// Begins a unit at each of its times. What a unit holds (a socket, a stream) it holds until the attack is over, or until
     /// there are `held_max` younger ones.
     async fn each<F>(self: Arc<Self>, held_max: usize, unit: impl Fn(Arc<Scene>, u64) -> F) -> io::Result<Breach>
@@ -160,6 +173,9 @@ use attack;
 /// A write that the server does not take in this time is given up, so that a server that makes an attacker wait does not make
 /// it slower than it is meant to be.
 const STALL_MAX: Duration = Duration::from_millis(250);
+
+/// A connection that is not made in this time is given up, for the same reason.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Work that may stall.
 async fn unless_stalled<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {

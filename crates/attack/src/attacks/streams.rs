@@ -37,7 +37,7 @@ fn deliver(kind: Kind) -> &'static str {
 async fn stuck(scene: Arc<Scene>) -> io::Result<Breach> {
     scene
         .each(200, |scene, _| async move {
-            let channel = scene.target.grpc(&scene.port, ZERO).await?;
+            let channel = scene.grpc(ZERO).await?;
             scene.pace.connected();
             let mut tasks = tokio::task::JoinSet::new();
             for _ in 0..8 {
@@ -69,7 +69,7 @@ async fn events(scene: Arc<Scene>) -> io::Result<Breach> {
 async fn garbage_streams(scene: Arc<Scene>, path: fn(Kind) -> &'static str) -> io::Result<Breach> {
     scene
         .each(200, move |scene, _| async move {
-            let channel = scene.target.grpc(&scene.port, ZERO).await?;
+            let channel = scene.grpc(ZERO).await?;
             scene.pace.connected();
             let mut streams = Vec::new();
             for _ in 0..100 {
@@ -99,7 +99,7 @@ async fn follow(scene: Arc<Scene>, start: Seek, windows: Windows) -> io::Result<
         .each(60, move |scene, _| {
             let user = user.clone();
             async move {
-                let channel = scene.target.grpc(&scene.port, windows).await?;
+                let channel = scene.grpc(windows).await?;
                 scene.pace.connected();
                 let mut streams = Vec::new();
                 for _ in 0..100 {
@@ -116,7 +116,7 @@ async fn follow(scene: Arc<Scene>, start: Seek, windows: Windows) -> io::Result<
 async fn watches(scene: Arc<Scene>) -> io::Result<Breach> {
     scene
         .each(60, |scene, _| async move {
-            let channel = scene.target.grpc(&scene.port, ZERO).await?;
+            let channel = scene.grpc(ZERO).await?;
             scene.pace.connected();
             let mut streams = Vec::new();
             for _ in 0..100 {
