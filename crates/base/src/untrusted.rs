@@ -3,6 +3,7 @@
 //! Release builds check arithmetic for overflow, so one sum of two hostile numbers is a panic that the other side chooses.
 //! [`Untrusted`] has no arithmetic operators: a decoder hands numbers out in it, and the only ways to the number inside
 //! check a bound or say that they do not.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,5 @@
 //! What the two ends of a connection say on its socket, one message a packet; `docs/formats/rma-shm.md` has the layout.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use super::area::VERSION;
 use super::host::NAME_BYTES_MAX;
