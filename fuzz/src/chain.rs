@@ -54,12 +54,14 @@ fn proposal(input: &[u8]) {
     let signed = protos::SignedProposal::decode(bytes).expect("accepted by us");
     assert_eq!((&parsed.bytes, &parsed.signature), (&signed.proposal_bytes, &signed.signature));
     let proposal = protos::Proposal::decode(signed.proposal_bytes).expect("accepted by us");
+    let _ = (parsed.check_form(), parsed.timestamp());
+    // The payload is read once the signature was checked.
+    let Ok(invocation) = authenticated(input, || parsed.invocation()) else { return };
     let payload = protos::ChaincodeProposalPayload::decode(proposal.payload).expect("accepted by us");
-    assert_eq!(*parsed.transient, payload.transient_map);
+    assert_eq!(*invocation.transient, payload.transient_map);
     let spec = protos::ChaincodeInvocationSpec::decode(payload.input).expect("accepted by us");
     let input = spec.chaincode_spec.and_then(|spec| spec.input).expect("accepted by us");
-    assert_eq!(parsed.args, input.args);
-    let _ = (parsed.check_form(), parsed.timestamp());
+    assert_eq!(invocation.args, input.args);
 }
 
 fn rwsets() -> Vec<Vec<u8>> {

@@ -15,6 +15,7 @@ pub async fn run(arguments: &Down) -> Result<(), Failure> {
     };
     instance::terminate(process)
         .map_err(|error| Failure::new(format!("process {process} of the network cannot be ended: {error}")))?;
+    let patience = Duration::from_secs(arguments.timeout);
     if !instance::released(dir, patience).await? {
         let seconds = arguments.timeout;
         let message = format!("process {process} has not ended within {seconds} s; wait longer with --timeout");

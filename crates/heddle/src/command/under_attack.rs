@@ -5,6 +5,7 @@
 //! 2. The data is loaded, then calm and attacked windows alternate. In an attacked one the attacks begin first.
 //! 3. Meanwhile the memory of every process but the attackers' organisation's is sampled.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +38,7 @@ pub async fn run(arguments: &UnderAttack, stop: &Stop) -> Result<(), Failure> {
     let program = program(arguments.attacks.as_deref())?;
     let quick = arguments.common.quick;
     let (pairs, seconds, warm_up) = if quick { (1, 2.0, 0.2) } else { (arguments.pairs, arguments.seconds, 2.0) };
-    let config = tempfile::NamedTempFile::new().and_then(|file| std::fs::write(file.path(), CONFIG).map(|()| file));
+    let config = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(CONFIG.as_bytes()).map(|()| file));
     let config = config.map_err(|error| Failure::new(format!("the network's settings: {error}")))?;
     let organizations = ORGANIZATIONS.to_string();
     let up = ["--orgs", &organizations, "--isolate", "--config"].map(Into::into);

@@ -430,7 +430,7 @@ async fn garbage_streams(network: &TestNetwork, count: u32) -> TcpStream {
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_on_streams_leaves_their_places_to_members() {
     let mut config = config(2);
-    config.network.tls = false;
+    config.tls = false;
     config.limits.streams = 16;
     let network = TestNetwork::start(&config).await;
     let _first = garbage_streams(&network, 1500).await;
