@@ -97,7 +97,7 @@ pub struct Up {
     /// Where clients are answered; with --isolate the first processor, the others at the following ports
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
     pub listen: SocketAddr,
-    /// A file whose first line is a secret, which clients have to bear; needed where --listen is not a loopback address
+    /// A file whose first line is a secret that clients give; needed where --listen is not loopback
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Memory nodes: 3 survive the loss of one, 5 of two

@@ -130,9 +130,9 @@ async fn grows_and_shrinks(form: &[&str]) {
     let own = dir.join("nodes/compute-org1");
     assert_eq!(node_memory(&own).budget_bytes, 24 * MIB);
     // A budget that cannot be kept is not set.
-    std::fs::create_dir(own.join("budget.new")).expect("it can be made");
+    std::fs::create_dir(own.join(".budget.toml.new")).expect("it can be made");
     refused(&dir, &["org1", "--set", "8MiB"], 1, &["the budget stays as it was", "budget.toml"]);
-    std::fs::remove_dir(own.join("budget.new")).expect("it is there");
+    std::fs::remove_dir(own.join(".budget.toml.new")).expect("it is there");
     assert_eq!(memory(&dir, &[]).budget_bytes, 24 * MIB, "what is refused changes nothing");
     let shown = run(&["peer", "memory", "org1", "--dir", &dir.display().to_string()]);
     for part in ["24 MiB, 24 sections of 1 MiB, set at run time", "memory node", "data cache", "evicted"] {

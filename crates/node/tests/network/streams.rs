@@ -107,7 +107,7 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
     assert_eq!(client.commit_status(CHANNEL, loser.tx_id()).await.expect("a commit").code, 11);
     let last = create(&client, "c").await;
 
-    let mut replayed = client.chaincode_events(CHANNEL, "events", Start::Oldest, None).await.expect("a stream");
+    let mut replayed = client.chaincode_events(CHANNEL, "events", Start::Block(0), None).await.expect("a stream");
     let mut seen = Vec::new();
     while seen.last() != Some(&last.tx_id) {
         let events = replayed.next().await.expect("events").expect("events");
@@ -119,7 +119,7 @@ async fn events_start_where_the_client_says_and_leave_out_what_is_invalid() {
         client.chaincode_events(CHANNEL, "events", Start::Block(0), Some(&second.tx_id)).await.expect("a stream");
     let event = after.next().await.expect("events").expect("events");
     assert_eq!(event.events[0].tx_id, winner.tx_id());
-    let mut other = client.chaincode_events(CHANNEL, "basic", Start::Oldest, None).await.expect("a stream");
+    let mut other = client.chaincode_events(CHANNEL, "basic", Start::Block(0), None).await.expect("a stream");
     let silent = tokio::time::timeout(Duration::from_millis(200), other.next()).await;
     assert!(silent.is_err(), "events of another contract: {silent:?}");
     network.stop().await;
