@@ -47,6 +47,21 @@ enum Task {
         #[arg(long)]
         list: bool,
     },
+    /// Run what takes hours: attacks, many calls, soaks, more seeds, the search of every decoder. All of it passes before a release.
+    Nightly {
+        /// Run only these steps (repeatable); see `--list`.
+        #[arg(long, value_name = "STEP")]
+        only: Vec<String>,
+        /// Leave these steps out (repeatable). The summary names them.
+        #[arg(long, value_name = "STEP")]
+        without: Vec<String>,
+        /// List the steps and stop.
+        #[arg(long)]
+        list: bool,
+        /// How long each decoder is searched.
+        #[arg(long, default_value_t = 600)]
+        fuzz_seconds: u64,
+    },
     /// Run whole-cluster simulation seeds; a failure prints the command that repeats it.
     Sim {
         /// How many seeds to run.
@@ -146,7 +161,10 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     std::env::set_current_dir(root()).expect("the workspace root exists while its own xtask runs");
     let passed = match arguments.task {
-        Task::Test { only, without, list } => test(&only, &without, list),
+        Task::Test { only, without, list } => run_steps(steps(), &only, &without, list),
+        Task::Nightly { only, without, list, fuzz_seconds } => {
+            run_steps(nightly_steps(fuzz_seconds), &only, &without, list)
+        }
         Task::Sim { seeds, first, seed } => simulate(seeds, first, seed),
         Task::Soak { minutes, seed, compute_nodes } => {
             let outcome = soak(minutes, seed, compute_nodes);
@@ -205,6 +223,12 @@ const TEST_THREADS: &str = "4";
 /// Fixed seeds of consensus alone, besides those that its tests run.
 const CONSENSUS_SEEDS_FIXED: &str = "300..5000";
 
+/// Simulation seeds of a night.
+const SEEDS_NIGHTLY: u64 = 10_000;
+
+/// Calls that each SDK makes on one connection in a night.
+const CALLS_NIGHTLY: u64 = 100_000;
+
 /// Every step, cheapest verdict first. All cargo steps share a profile, so dependencies build once.
 fn steps() -> Vec<Step> {
     vec![
@@ -236,15 +260,31 @@ fn steps() -> Vec<Step> {
     ]
 }
 
-fn test(only: &[String], without: &[String], list: bool) -> bool {
-    let steps = steps();
+/// What is too long for every change.
+fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
+    vec![
+        Step::new("attack", || attack::campaign(None, &[])),
+        Step::new("under-attack", || {
+            step::run(programs::program("heddle", "program")?.args(["bench", "under-attack"]))
+        }),
+        Step::new("calls", || clients::calls(CALLS_NIGHTLY)),
+        Step::new("soak", || soak(10.0, None, None)),
+        Step::new("soak-store", || soak_store(5.0)),
+        Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_NIGHTLY.to_string()])),
+        Step::new("fuzz", move || {
+            fuzz::search(&fuzz::Options { seconds: fuzz_seconds, targets: Vec::new(), jobs: 2, replay: None })
+        }),
+    ]
+}
+
+fn run_steps(steps: Vec<Step>, only: &[String], without: &[String], list: bool) -> bool {
     if list {
         steps.iter().for_each(|step| println!("{}", step.name));
         return true;
     }
     for name in only.iter().chain(without) {
         if !steps.iter().any(|step| step.name == name) {
-            eprintln!("xtask: there is no step `{name}`; `cargo xtask test --list` names them");
+            eprintln!("xtask: there is no step `{name}`; `--list` names them");
             return false;
         }
     }

@@ -724,7 +724,7 @@ impl Planner<'_> {
         }
         let members = self.network.organizations().iter().map(|member| (&member.msp_id, &member.tls));
         for (msp_id, tls) in members.chain([(&self.network.orderer().msp_id, &self.network.orderer().tls)]) {
-            write(&folder.join(TRUST).join(msp_id).with_extension("pem"), &tls.authority_pem)?;
+            write(&folder.join(TRUST).join(format!("{msp_id}.pem")), &tls.authority_pem)?;
         }
         Ok(())
     }

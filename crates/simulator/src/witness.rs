@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use base::Epoch;
 use base::rt::{self, Instant, Stop, simulation::Sim};
@@ -71,12 +72,17 @@ pub struct Witness {
     accused: Stop,
 }
 
+/// A node that begins as the primary is noticed within this time, in which clients may see blocks of it.
+pub const NOTICED_WITHIN: Duration = Duration::from_millis(1);
+
 #[derive(Default)]
 struct Seen {
     /// By number: what peers showed.
     blocks: Vec<ShownBlock>,
     /// By node: blocks that somebody else has seen of it.
     shown: BTreeMap<String, u64>,
+    /// When clients last learned of a newer block of a peer, and how many it had shown before the last [`NOTICED_WITHIN`].
+    learned: BTreeMap<String, (Instant, u64)>,
     /// By peer and epoch: the height that was found.
     reigns: BTreeMap<(String, Epoch), u64>,
     /// By node: blocks up to which it has told clients of commits.
@@ -216,14 +222,24 @@ impl Witness {
     /// A peer has let somebody see what this block wrote.
     pub fn shown(&self, peer: &str, block: u64) {
         let mut seen = self.lock();
-        let most = seen.shown.entry(peer.to_owned()).or_default();
-        *most = (*most).max(block + 1);
+        let before = seen.shown.get(peer).copied().unwrap_or_default();
+        if block + 1 > before {
+            seen.shown.insert(peer.to_owned(), block + 1);
+            let is_recent = |at: &Instant| rt::now().since(*at) <= NOTICED_WITHIN;
+            let before = seen.learned.get(peer).filter(|(at, _)| is_recent(at)).map_or(before, |(_, before)| *before);
+            seen.learned.insert(peer.to_owned(), (rt::now(), before));
+        }
     }
 
     /// A node has started, with this many blocks.
     pub fn opened(&self, shower: &Shower, height: u64) {
         let Shower { peer, node, epoch } = shower;
-        let shown = self.lock().shown.get(peer).copied().unwrap_or_default();
+        let shown = {
+            let seen = self.lock();
+            // What it has shown since then it may have shown in this very reign.
+            let recently = seen.learned.get(peer).filter(|(at, _)| rt::now().since(*at) <= NOTICED_WITHIN);
+            recently.map_or_else(|| seen.shown.get(peer).copied().unwrap_or_default(), |(_, before)| *before)
+        };
         match epoch {
             Some(epoch) => self.tell(format_args!("{node} starts with {height} blocks under epoch {epoch}")),
             None => self.tell(format_args!("{node} starts with {height} blocks")),

@@ -41,7 +41,7 @@ const GONE_PATIENCE: Duration = Duration::from_millis(50);
 /// And while the primary is silent; the peer's own patience comes on top. Leases are late on slow links and disks.
 const SILENT_PATIENCE_MIN: Duration = Duration::from_millis(150);
 /// How often a node is looked at that finds its place by itself.
-const LOOK_OFTEN: Duration = Duration::from_millis(1);
+const LOOK_OFTEN: Duration = crate::witness::NOTICED_WITHIN;
 
 /// The name by which memory nodes know a peer.
 pub fn owner(place: usize) -> String {
