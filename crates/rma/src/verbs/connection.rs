@@ -420,7 +420,7 @@ impl Shared {
         // A revocation that has begun meanwhile did not see this registration; one that begins now waits for the lock,
         // and so speaks after us.
         let mut exposed = lock(&self.exposed);
-        regions.find(&capability)?;
+        regions.find(&capability, &self.peer.name)?;
         exposed.regions.push(Exposure { region, grant, generation, remote, registration });
         Ok(self.say(&Frame::Opened { request, remote }))
     }
