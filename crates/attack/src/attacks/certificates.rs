@@ -131,7 +131,7 @@ fn named(name: &str, not_after: Option<OffsetDateTime>) -> io::Result<Certificat
     Ok(params)
 }
 
-/// A peer's certificate of an authority that nobody knows.
+/// A peer's certificate, issued by an authority that no node trusts.
 fn foreign_identity() -> io::Result<Identity> {
     let authority_key = KeyPair::generate().map_err(io::Error::other)?;
     let mut authority = named("tlsca.org1.example.com", None)?;

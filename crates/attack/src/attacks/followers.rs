@@ -21,7 +21,7 @@ pub fn attacks() -> Vec<Attack> {
 
 /// How long a primary may take to greet.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(2);
-/// A liar may have so many transactions judged by it before it is found out.
+/// The most transactions that a lying follower may judge before the primary shuns it.
 const LIES_MAX: u64 = 64;
 
 async fn gateway(scene: Arc<Scene>) -> io::Result<Breach> {

@@ -30,7 +30,7 @@ const FRAMES_PER_CONNECTION: u64 = 20_000;
 /// Frames that are written at once.
 const BATCH: u32 = 50;
 
-/// Sends what `batch` makes, again and again, over one connection after the other. Each batch counts as so many units.
+/// Repeatedly sends the bytes that `batch` makes, over one connection after the other. A batch counts `units` units.
 async fn flood(
     scene: Arc<Scene>,
     units: f64,

@@ -142,7 +142,7 @@ async fn owner(scene: &Scene, organization: usize) -> io::Result<Owner> {
 
 async fn reads(scene: Arc<Scene>) -> io::Result<Breach> {
     let capability = readable(&scene).await?;
-    // A connection that the node ends, or takes no more verbs of, makes room for the next one.
+    // When the node ends a connection, or stops taking verbs from it, the attack opens the next one.
     while !matches!(read_ahead(&scene, &capability).await, Ok(())) {
         if !scene.pace.take(1.0).await {
             break;

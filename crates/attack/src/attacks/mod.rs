@@ -82,7 +82,7 @@ pub fn all() -> Vec<Attack> {
 /// The attack cannot be made at all, for lack of a key or a port.
 pub async fn run(attack: &Attack, scene: Scene) -> io::Result<Done> {
     let scene = Arc::new(scene);
-    // Whoever still waits for an answer when the time is over has waited long enough.
+    // Tasks that still wait for an answer when the time is over are ended.
     let over = async {
         scene.pace.over().await;
         tokio::time::sleep(AFTER_TIME_MAX).await;
@@ -112,7 +112,7 @@ pub async fn run(attack: &Attack, scene: Scene) -> io::Result<Done> {
 /// How long an attack may go on after its time, to see what its last unit does.
 const AFTER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Tasks that an attack has at once; the oldest makes room for one more.
+/// Tasks that an attack runs at once; starting one more ends the oldest.
 const TASKS_MAX: usize = 6_000;
 
 impl Scene {
