@@ -3,17 +3,19 @@
 //! 1. It builds `fuzz_all`, which has all targets, with coverage counters in every crate. These are flags of the stable compiler,
 //!    in a target folder of its own; a C++ compiler builds libFuzzer.
 //! 2. It runs each target for the given time, from its seeds, from `fuzz/corpus/TARGET`, and from what earlier searches on this
-//!    machine have found in `target/fuzz/work/TARGET`.
+//!    machine have found in `target/fuzz/work/TARGET`. A target is *searched out*, and ends early, when it has taken enough inputs
+//!    and has covered nothing new for long enough.
 //! 3. What has covered something is minimised; the smallest files of it, up to the bounds below, become
 //!    `fuzz/corpus/TARGET`, which every `cargo test` replays.
-//! 4. A table says how far each target came. After a failure the command says which file repeats it, and how.
+//! 4. A table in Markdown says how far each target came. After a failure the command says which file repeats it, and how.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::step::run;
@@ -35,10 +37,26 @@ const INPUT_SECONDS_MAX: &str = "10";
 
 /// What is to be done.
 pub struct Options {
+    /// A target ends after that many, searched out or not.
     pub seconds: u64,
+    pub enough: Enough,
     pub targets: Vec<String>,
     pub jobs: usize,
     pub replay: Option<PathBuf>,
+}
+
+/// When a target is searched out: both hold.
+#[derive(Clone, Copy)]
+pub struct Enough {
+    pub inputs: u64,
+    /// Seconds without new coverage.
+    pub quiet_seconds: u64,
+}
+
+impl Enough {
+    fn is(self, inputs: u64, quiet: Duration) -> bool {
+        inputs >= self.inputs && quiet.as_secs() >= self.quiet_seconds
+    }
 }
 
 /// How far a target came.
@@ -46,7 +64,13 @@ struct Outcome {
     target: String,
     inputs: u64,
     edges: u64,
-    seconds_since_new: u64,
+    /// When it last covered something new; what it began with is not new.
+    newest: Instant,
+    /// From then to the end.
+    quiet: Duration,
+    /// Of processor time.
+    processor: Duration,
+    searched_out: bool,
     crash: Option<PathBuf>,
 }
 
@@ -66,15 +90,15 @@ pub fn search(options: &Options) -> Result<(), String> {
         return run(Command::new(PROGRAM).arg(input).env("HEDDLE_FUZZ_TARGET", target));
     }
     let count = chosen.len();
-    println!("{count} targets for {} s each, {} at a time", options.seconds, options.jobs);
+    println!("{count} targets for up to {} s each, {} at a time", options.seconds, options.jobs);
     let waiting = Mutex::new(VecDeque::from(chosen));
     let outcomes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..options.jobs.clamp(1, count) {
             scope.spawn(|| {
                 while let Some(target) = next(&waiting) {
-                    let outcome = attack(&target, options.seconds);
-                    outcomes.lock().expect("nobody panics with it").push(outcome);
+                    let outcome = attack(&target, options);
+                    locked(&outcomes).push(outcome);
                 }
             });
         }
@@ -94,7 +118,11 @@ pub fn search(options: &Options) -> Result<(), String> {
 }
 
 fn next(waiting: &Mutex<VecDeque<String>>) -> Option<String> {
-    waiting.lock().expect("nobody panics with it").pop_front()
+    locked(waiting).pop_front()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panics with it")
 }
 
 fn build() -> Result<(), String> {
@@ -112,7 +140,7 @@ fn targets() -> Result<Vec<String>, String> {
 }
 
 /// Searches one target, and keeps what is new.
-fn attack(target: &str, seconds: u64) -> Result<Outcome, String> {
+fn attack(target: &str, options: &Options) -> Result<Outcome, String> {
     let folder = |kind: &str| -> Result<PathBuf, String> {
         let folder = Path::new(FOLDER).join(kind).join(target);
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -123,53 +151,93 @@ fn attack(target: &str, seconds: u64) -> Result<Outcome, String> {
     fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
     let mut command = Command::new(PROGRAM);
     command.args([&work, &kept, &seeds]).env("HEDDLE_FUZZ_TARGET", target).env("HEDDLE_FUZZ_SEEDS", &seeds);
-    command.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={INPUT_BYTES_MAX}"));
+    command.arg(format!("-max_total_time={}", options.seconds)).arg(format!("-max_len={INPUT_BYTES_MAX}"));
     command.arg(format!("-timeout={INPUT_SECONDS_MAX}")).arg(format!("-artifact_prefix={}/", crashes.display()));
     command.args(["-print_final_stats=1", "-use_value_profile=1"]);
-    let outcome = follow(&mut command, target)?;
+    let outcome = follow(&mut command, target, options.enough)?;
     if outcome.crash.is_none() {
         keep(target, &[&work, &kept, &seeds])?;
     }
     Ok(outcome)
 }
 
-/// Runs a search and reads what it says.
-fn follow(command: &mut Command, target: &str) -> Result<Outcome, String> {
+/// Runs a search, reads what it says, and ends it when the target is searched out.
+fn follow(command: &mut Command, target: &str, enough: Enough) -> Result<Outcome, String> {
     let failed = |error: std::io::Error| format!("{PROGRAM}: {error}");
     let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().map_err(failed)?;
+    let process = child.id();
     let lines = BufReader::new(child.stderr.take().expect("it is piped")).split(b'\n');
-    let (start, mut shown) = (Instant::now(), Instant::now());
-    let mut newest = start;
-    let mut outcome = Outcome { target: target.to_owned(), inputs: 0, edges: 0, seconds_since_new: 0, crash: None };
-    for line in lines.map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line);
-        if let Some(path) = line.split("Test unit written to ").nth(1) {
-            outcome.crash = Some(PathBuf::from(path.trim()));
+    let start = Instant::now();
+    let (quiet, processor) = (Duration::ZERO, Duration::ZERO);
+    let target = target.to_owned();
+    let outcome =
+        Outcome { target, inputs: 0, edges: 0, newest: start, quiet, processor, searched_out: false, crash: None };
+    let outcome = Mutex::new(outcome);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A target that covers nothing new says nothing for long: the time is not watched where its lines are read.
+        scope.spawn(|| watch(process, start, enough, &outcome, &ended));
+        for line in lines.map_while(Result::ok) {
+            hear(&String::from_utf8_lossy(&line), &mut locked(&outcome));
         }
-        if let Some(inputs) = line.strip_prefix("stat::number_of_executed_units:") {
-            outcome.inputs = inputs.trim().parse().unwrap_or(outcome.inputs);
-        }
-        if let Some((inputs, edges)) = progress(&line) {
-            outcome.inputs = inputs;
-            if edges > outcome.edges {
-                (outcome.edges, newest) = (edges, Instant::now());
-            }
-            if shown.elapsed() > Duration::from_secs(30) {
-                shown = Instant::now();
-                println!("{target}: {inputs} inputs, {edges} edges after {} s", start.elapsed().as_secs());
-            }
-        } else if line.contains("panicked at") || line.contains("ERROR: libFuzzer") {
-            println!("{target}: {line}");
-        }
-    }
+        ended.store(true, Ordering::Release);
+    });
     let status = child.wait().map_err(failed)?;
+    let mut outcome = outcome.into_inner().expect("nobody panics with it");
     if !status.success() && outcome.crash.is_none() {
         // Before any search there are the seeds, which libFuzzer does not write again.
-        outcome.crash = Some(Path::new(FOLDER).join("seeds").join(target).join("seed-000"));
+        outcome.crash = Some(Path::new(FOLDER).join("seeds").join(&outcome.target).join("seed-000"));
     }
-    outcome.seconds_since_new = newest.elapsed().as_secs();
-    println!("{target}: {} inputs, {} edges", outcome.inputs, outcome.edges);
+    outcome.quiet = outcome.newest.elapsed();
+    outcome.searched_out = outcome.crash.is_none() && enough.is(outcome.inputs, outcome.quiet);
+    println!("{}: {} inputs, {} edges", outcome.target, outcome.inputs, outcome.edges);
     Ok(outcome)
+}
+
+/// What a search says in one line.
+fn hear(line: &str, outcome: &mut Outcome) {
+    if let Some(path) = line.split("Test unit written to ").nth(1) {
+        outcome.crash = Some(PathBuf::from(path.trim()));
+    }
+    if let Some(inputs) = line.strip_prefix("stat::number_of_executed_units:") {
+        outcome.inputs = inputs.trim().parse().unwrap_or(outcome.inputs);
+    }
+    if let Some((inputs, edges)) = progress(line) {
+        outcome.inputs = inputs;
+        if edges > outcome.edges {
+            (outcome.edges, outcome.newest) = (edges, Instant::now());
+        }
+    } else if line.contains("panicked at") || line.contains("ERROR: libFuzzer") {
+        println!("{}: {line}", outcome.target);
+    }
+}
+
+/// Takes the processor time of a search each second, tells of it each minute, and asks it to end when its target is searched out.
+fn watch(process: u32, start: Instant, enough: Enough, outcome: &Mutex<Outcome>, ended: &AtomicBool) {
+    let mut shown = start;
+    let mut asked = false;
+    while !ended.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_secs(1));
+        let mut outcome = locked(outcome);
+        outcome.processor = processor_time(process).unwrap_or(outcome.processor);
+        if shown.elapsed() > Duration::from_secs(60) {
+            shown = Instant::now();
+            let Outcome { target, inputs, edges, newest, .. } = &*outcome;
+            let (seconds, quiet) = (start.elapsed().as_secs(), newest.elapsed().as_secs());
+            println!("{target}: {inputs} inputs, {edges} edges after {seconds} s, the last new one {quiet} s ago");
+        }
+        if !asked && enough.is(outcome.inputs, outcome.newest.elapsed()) {
+            asked = true;
+            // libFuzzer ends at this signal, with its figures.
+            let _ = Command::new("kill").args(["-USR1", &process.to_string()]).status();
+        }
+    }
+}
+
+/// What a process has used; none when it has ended.
+fn processor_time(process: u32) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
+    Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
 }
 
 /// Inputs and covered edges of a line such as `#4096 pulse cov: 120 ft: 300 corp: 12/90b …`.
@@ -218,15 +286,21 @@ fn keep(target: &str, from: &[&PathBuf]) -> Result<(), String> {
 }
 
 fn table(outcomes: &[Outcome]) {
-    println!("\n{:<30} {:>12} {:>8} {:>12}  failure", "target", "inputs", "edges", "s since new");
+    println!("\n| target | inputs | edges | s without a new edge | processor s | searched out |");
+    println!("|---|--:|--:|--:|--:|---|");
     for outcome in outcomes {
-        let crash = outcome.crash.as_ref().map_or_else(|| "none".to_owned(), |crash| crash.display().to_string());
-        let Outcome { target, inputs, edges, seconds_since_new, .. } = outcome;
-        println!("{target:<30} {inputs:>12} {edges:>8} {seconds_since_new:>12}  {crash}");
+        let Outcome { target, inputs, edges, quiet, processor, .. } = outcome;
+        let verdict = match &outcome.crash {
+            Some(crash) => format!("FAILED: {}", crash.display()),
+            None if outcome.searched_out => "yes".to_owned(),
+            None => "no".to_owned(),
+        };
+        println!("| {target} | {inputs} | {edges} | {} | {} | {verdict} |", quiet.as_secs(), processor.as_secs());
     }
     let total: u64 = outcomes.iter().map(|outcome| outcome.inputs).sum();
-    let crashes = outcomes.iter().filter(|outcome| outcome.crash.is_some()).count();
-    println!("{} targets, {total} inputs, {crashes} failures", outcomes.len());
+    let count = |wanted: fn(&&Outcome) -> bool| outcomes.iter().filter(wanted).count();
+    let (out, failed) = (count(|outcome| outcome.searched_out), count(|outcome| outcome.crash.is_some()));
+    println!("\n{} targets, {total} inputs, {out} searched out, {failed} failed", outcomes.len());
 }
 
 #[cfg(test)]

@@ -58,8 +58,8 @@ enum Task {
         /// List the steps and stop.
         #[arg(long)]
         list: bool,
-        /// How long each decoder is searched.
-        #[arg(long, default_value_t = 600)]
+        /// How long each decoder is searched at most; one that is searched out, as `fuzz` has it, ends before.
+        #[arg(long, default_value_t = 1800)]
         fuzz_seconds: u64,
     },
     /// Run whole-cluster simulation seeds; a failure prints the command that repeats it.
@@ -127,10 +127,19 @@ enum Task {
     /// Search for inputs that a decoder does not withstand: coverage-guided, every decoder of bytes from outside.
     ///
     /// Needs a C++ compiler. What covers something new is kept in `fuzz/corpus`, which every test run replays.
+    ///
+    /// A target is searched out, and ends before its time, after `--inputs` inputs and `--quiet-for` seconds in which it has
+    /// covered nothing new.
     Fuzz {
-        /// How long each target is searched.
+        /// How long each target is searched at most.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
+        /// Seconds without new coverage after which a target is searched out.
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        quiet_for: u64,
+        /// Inputs before which no target is searched out.
+        #[arg(long, default_value_t = 1_000_000)]
+        inputs: u64,
         /// Only these targets (repeatable).
         #[arg(long, value_name = "NAME")]
         target: Vec<String>,
@@ -187,8 +196,9 @@ fn main() -> ExitCode {
             let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
-        Task::Fuzz { seconds, target, jobs, replay } => {
-            let options = fuzz::Options { seconds, targets: target, jobs, replay };
+        Task::Fuzz { seconds, quiet_for, inputs, target, jobs, replay } => {
+            let enough = fuzz::Enough { inputs, quiet_seconds: quiet_for };
+            let options = fuzz::Options { seconds, enough, targets: target, jobs, replay };
             fuzz::search(&options).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::Advisories { refresh } => {
@@ -272,7 +282,9 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("soak-store", || soak_store(5.0)),
         Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_NIGHTLY.to_string()])),
         Step::new("fuzz", move || {
-            fuzz::search(&fuzz::Options { seconds: fuzz_seconds, targets: Vec::new(), jobs: 2, replay: None })
+            let enough = fuzz::Enough { inputs: 1_000_000, quiet_seconds: 600 };
+            let targets = Vec::new();
+            fuzz::search(&fuzz::Options { seconds: fuzz_seconds, enough, targets, jobs: 2, replay: None })
         }),
     ]
 }
