@@ -8,7 +8,8 @@
 //! 3. A new budget is first written to [`budget::FILE`] in the same folder, durably, and then takes effect. Sections above a
 //!    lower one are given back in the background; whoever wants to wait asks again until they are.
 //!
-//! Bounds: [`LINE_BYTES_MAX`] of a line, [`CONNECTIONS_MAX`] at a time, [`REQUEST_MAX`] for a request.
+//! Bounds: [`REQUEST_BYTES_MAX`] of a request and [`REPLY_BYTES_MAX`] of a reply, [`CONNECTIONS_MAX`] at a time, [`REQUEST_MAX`] for
+//! a request.
 
 pub(crate) mod budget;
 mod orderers;
@@ -40,8 +41,10 @@ pub use report::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMem
 
 /// The socket's name in the folder of a compute node or an orderer.
 pub const SOCKET: &str = "control.socket";
-/// Bytes of a request or a reply.
-const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a request: more than the longest address of an orderer takes.
+pub const REQUEST_BYTES_MAX: u64 = 16 << 10;
+/// Bytes of a reply.
+const REPLY_BYTES_MAX: u64 = 1 << 20;
 /// Connections at once; one more is closed.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a request may take to arrive, to be answered, and its answer to leave.
@@ -221,7 +224,7 @@ async fn reply(folder: &Path, request: &Request) -> Result<Reply, ControlError> 
         let line = serde_json::to_string(request).expect("a request has a JSON form") + "\n";
         socket.write_all(line.as_bytes()).await.map_err(absent)?;
         let mut answer = String::new();
-        BufReader::new(socket.take(LINE_BYTES_MAX)).read_line(&mut answer).await.map_err(absent)?;
+        BufReader::new(socket.take(REPLY_BYTES_MAX)).read_line(&mut answer).await.map_err(absent)?;
         match serde_json::from_str(&answer) {
             Ok(Reply::Refused { message }) => Err(ControlError::Refused(message)),
             Ok(reply) => Ok(reply),
@@ -290,7 +293,7 @@ async fn answer(mut socket: UnixStream, operated: &dyn Operated) -> std::io::Res
         false => refused(format!("user {caller} may not operate this process, which user {own} runs")),
         true => {
             let mut line = String::new();
-            BufReader::new((&mut socket).take(LINE_BYTES_MAX)).read_line(&mut line).await?;
+            BufReader::new((&mut socket).take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
             match serde_json::from_str(&line) {
                 Ok(request) => operated.answer(request).await,
                 Err(error) => refused(format!("this is no request: {error}; run the same release of both")),
