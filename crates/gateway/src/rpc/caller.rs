@@ -37,6 +37,8 @@ pub struct Caller {
     principal: OnceLock<Principal>,
     /// Bytes of unfinished messages.
     unfinished_bytes: AtomicU64,
+    /// Bytes of messages that have arrived since the connection began.
+    arrived_bytes: AtomicU64,
     member_bytes_max: u64,
     /// Bodies of calls that were answered just now, whose client has not ended its side.
     unended: Mutex<Vec<RecvStream>>,
@@ -61,6 +63,7 @@ impl Caller {
             admitted,
             principal: OnceLock::new(),
             unfinished_bytes: AtomicU64::new(0),
+            arrived_bytes: AtomicU64::new(0),
             member_bytes_max,
             unended: Mutex::default(),
             places: Default::default(),
@@ -92,6 +95,16 @@ impl Caller {
             // Failing means that another call was faster.
             let _ = self.principal.set(principal);
         }
+    }
+
+    /// Bytes of messages that have arrived on the connection.
+    pub(crate) fn arrived_bytes(&self) -> u64 {
+        self.arrived_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes of a message. All calls of a connection are polled by one task, so a load and a store lose nothing.
+    pub(crate) fn arrived(&self, bytes: usize) {
+        self.arrived_bytes.store(self.arrived_bytes().wrapping_add(bytes as u64), Ordering::Relaxed);
     }
 
     /// Fires when the connection is to make room for another one.

@@ -30,7 +30,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::call::{Call, Responder};
 use super::caller::Caller;
-use super::message::{Messages, Pace};
+use super::message::{Beginning, Messages, Pace};
 use super::status::{Code, Status};
 use super::timeout;
 use crate::events::ConnectionsIdle;
@@ -71,7 +71,7 @@ pub struct Settings {
     pub keep_alive_interval: Duration,
     /// When the first ping must be answered, and with it HTTP/2's preface be there.
     pub preface_timeout: Duration,
-    /// A message that has begun, and the first one of a call, may pause for this long.
+    /// While a message that has begun, or the first one of a call, is waited for, its connection may pause for this long.
     pub message_pause_max: Duration,
     /// A client that takes nothing of an answer for this long has the call reset.
     pub send_pause_max: Duration,
@@ -278,7 +278,8 @@ fn admit<S: Service>(
     let (method, deadline) = formed;
     let authorization = request.headers().get(AUTHORIZATION).cloned();
     let message_bytes_max = settings.message_bytes_max.min(service.message_bytes_max(method));
-    let pace = Pace { pause_max: settings.message_pause_max, begun: Some(now), bytes: 0 };
+    let begun = Beginning { at: now, arrived: caller.arrived_bytes() };
+    let pace = Pace { pause_max: settings.message_pause_max, begun: Some(begun) };
     let messages = Messages::requests(request.into_body(), message_bytes_max, Arc::clone(caller), pace);
     let call = Call {
         messages,

@@ -4,8 +4,9 @@
 //!    one that spans several is put together in memory that grows with what has arrived, never with what was announced.
 //! 2. At a server, that memory is claimed from the sender's budget as it grows, and so is each call whose first message
 //!    is not there yet ([`super::caller`]).
-//! 3. A server waits for a message that has begun, and for the first one of a call, as long as it keeps arriving at
-//!    [`ARRIVAL_BYTES_PER_SECOND_MIN`] ([`Pace`]).
+//! 3. A server waits for a message that has begun, and for the first one of a call, as long as bytes keep arriving at
+//!    [`ARRIVAL_BYTES_PER_SECOND_MIN`] on its connection ([`Pace`]). The bytes of all calls count: a message may wait behind
+//!    others of its connection, for the line or for the connection's window.
 //!
 //! Invariant: the sender has flow-control credit back once a handler has taken all messages of a frame, or once their bytes are
 //! claimed, so that a slow handler slows the sender and bytes that nobody has claimed stay within HTTP/2's windows.
@@ -27,7 +28,7 @@ use super::status::{Code, Status};
 pub const PREFIX_BYTES: usize = 5;
 /// Memory taken at once for a message that spans frames; it grows as more arrives.
 const FIRST_RESERVE_BYTES: usize = 64 << 10;
-/// A message that has arrived more slowly, since it began, is not waited for.
+/// A message whose connection has been slower since the message began is not waited for.
 const ARRIVAL_BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 /// A stranger's message that is not there by then is not waited for, however fast it arrives.
 const STRANGER_MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
@@ -35,21 +36,28 @@ const STRANGER_MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
 /// How fast the messages of a call have to arrive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// A message may pause for this long, and has as much time before its rate counts.
+    /// The connection may pause for this long, and has as much time before its rate counts.
     pub(crate) pause_max: Duration,
-    /// When the message that is expected began; nothing while the next one need not come.
-    pub(crate) begun: Option<Instant>,
-    /// Bytes of it that have arrived.
-    pub(crate) bytes: u64,
+    /// The beginning of the message that is expected; nothing while the next one need not come.
+    pub(crate) begun: Option<Beginning>,
+}
+
+/// When a message began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beginning {
+    pub(crate) at: Instant,
+    /// Bytes that had arrived on the connection by then.
+    pub(crate) arrived: u64,
 }
 
 impl Pace {
-    /// Until when the next bytes are waited for.
-    fn deadline(&self, now: Instant, is_member: bool) -> Option<Instant> {
+    /// Until when the next bytes are waited for, where `arrived` bytes have arrived on the connection.
+    fn deadline(&self, now: Instant, arrived: u64, is_member: bool) -> Option<Instant> {
         let begun = self.begun?;
-        let by_rate = Duration::from_millis(self.bytes.saturating_mul(1000) / ARRIVAL_BYTES_PER_SECOND_MIN);
-        let by = (now + self.pause_max).min(begun + self.pause_max + by_rate);
-        Some(if is_member { by } else { by.min(begun + STRANGER_MESSAGE_TIME_MAX) })
+        let bytes = arrived.saturating_sub(begun.arrived);
+        let by_rate = Duration::from_millis(bytes.saturating_mul(1000) / ARRIVAL_BYTES_PER_SECOND_MIN);
+        let by = (now + self.pause_max).min(begun.at + self.pause_max + by_rate);
+        Some(if is_member { by } else { by.min(begun.at + STRANGER_MESSAGE_TIME_MAX) })
     }
 }
 
@@ -73,6 +81,33 @@ struct Receiving {
     pace: Pace,
     /// What was received is wrong, and the rest of it is not wanted.
     is_broken: bool,
+}
+
+impl Receiving {
+    /// A message begins, unless it has begun already.
+    fn begin(&mut self) {
+        let arrived = self.claim.caller().arrived_bytes();
+        self.pace.begun.get_or_insert_with(|| Beginning { at: Instant::now(), arrived });
+    }
+
+    /// The next bytes of a body, which are waited for as long as the pace allows.
+    async fn in_time(&self, body: &mut RecvStream) -> Result<Option<Result<Bytes, h2::Error>>, Status> {
+        let caller = self.claim.caller();
+        let mut arrived = caller.arrived_bytes();
+        loop {
+            let now = Instant::now();
+            let Some(by) = self.pace.deadline(now, arrived, caller.is_member()) else { return Ok(body.data().await) };
+            if by > now
+                && let Ok(chunk) = tokio::time::timeout_at(by, body.data()).await
+            {
+                return Ok(chunk);
+            }
+            let before = std::mem::replace(&mut arrived, caller.arrived_bytes());
+            if arrived == before {
+                return Err(Status::new(Code::DeadlineExceeded, "the request's message did not arrive in time"));
+            }
+        }
+    }
 }
 
 impl Messages {
@@ -184,25 +219,23 @@ impl Messages {
         // As a rule they are there already, and there is no timer.
         let chunk = match body.data().now_or_never() {
             Some(chunk) => chunk,
-            None => {
-                let deadline = self.receiving.as_ref().and_then(|receiving| {
-                    let is_member = receiving.claim.caller().is_member();
-                    receiving.pace.deadline(Instant::now(), is_member)
-                });
-                match deadline {
-                    None => body.data().await,
-                    Some(by) => tokio::time::timeout_at(by, body.data()).await.map_err(|_| {
-                        Status::new(Code::DeadlineExceeded, "the request's message did not arrive in time")
-                    })?,
+            None => match &mut self.receiving {
+                None => body.data().await,
+                Some(receiving) => {
+                    // A message may have begun in the frame that ended the one before it.
+                    if !(self.pending.is_empty() && self.partial.is_empty()) {
+                        receiving.begin();
+                    }
+                    receiving.in_time(body).await?
                 }
-            }
+            },
         };
         let Some(chunk) = chunk else { return Ok(None) };
         let chunk = chunk.map_err(|error| from_h2(&error))?;
         self.uncredited += chunk.len();
-        if let Some(Receiving { pace, .. }) = &mut self.receiving {
-            pace.bytes = if pace.begun.is_some() { pace.bytes + chunk.len() as u64 } else { chunk.len() as u64 };
-            pace.begun.get_or_insert_with(Instant::now);
+        if let Some(receiving) = &mut self.receiving {
+            receiving.begin();
+            receiving.claim.caller().arrived(chunk.len());
         }
         Ok(Some(chunk))
     }

@@ -176,7 +176,7 @@ async fn a_deadline_ends_the_call_at_the_server() {
     let deadline = Some(Duration::from_millis(100));
     let status = channel.unary::<_, Envelope>("/echo/Forever", &envelope(3), deadline).await.expect_err("an error");
     assert_eq!(status.code, Code::DeadlineExceeded);
-    assert!(begin.elapsed() < Duration::from_secs(2));
+    assert!(begin.elapsed() < Duration::from_secs(20));
     echo(&channel, 10).await;
     server.end().await;
 }
@@ -185,41 +185,83 @@ async fn a_deadline_ends_the_call_at_the_server() {
 /// connections of 2048 calls held them all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_without_a_message_is_ended() {
-    let settings = Settings { message_pause_max: Duration::from_millis(300), ..Settings::default() };
+    let settings = Settings { message_pause_max: Duration::from_secs(1), ..Settings::default() };
     let server = Server::start(true, settings, Limits::default()).await;
     let channel = server.channel().await;
-    for path in ["/echo/Once", "/echo/Stream"] {
-        for begun in [&b""[..], &b"\0\0\0\0"[..], &b"\0\0\0\0\x09half"[..]] {
-            let (mut requests, mut responses) = channel.open(path, None).await.expect("a stream");
-            requests.send_framed(Bytes::from_static(begun)).await.expect("room in the window");
-            let status = responses.next::<Envelope>().await.expect_err("an error");
-            assert_eq!(status.code, Code::DeadlineExceeded, "{path} {begun:?}");
-        }
-    }
+    let calls = ["/echo/Once", "/echo/Stream"].into_iter().flat_map(|path| {
+        [&b""[..], &b"\0\0\0\0"[..], &b"\0\0\0\0\x09half"[..]].map(|begun| {
+            let channel = channel.clone();
+            async move {
+                let (mut requests, mut responses) = channel.open(path, None).await.expect("a stream");
+                requests.send_framed(Bytes::from_static(begun)).await.expect("room in the window");
+                let status = responses.next::<Envelope>().await.expect_err("an error");
+                assert_eq!(status.code, Code::DeadlineExceeded, "{path} {begun:?}");
+            }
+        })
+    });
+    futures_util::future::join_all(calls).await;
     // A stream that has begun may be silent for as long as it likes.
     let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
     for _ in 0..2 {
         requests.send(&envelope(10)).await.expect("an open stream");
         assert!(responses.next::<Envelope>().await.expect("an open stream").is_some());
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(1200)).await;
     }
+    server.end().await;
+}
+
+/// The story: a message that began in the frame that ended the one before it was waited for without end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_begins_in_the_frame_of_another_one_is_not_waited_for_without_end() {
+    let settings = Settings { message_pause_max: Duration::from_secs(1), ..Settings::default() };
+    let server = Server::start(true, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    let (mut requests, mut responses) = channel.open("/echo/Stream", None).await.expect("a stream");
+    let one_and_a_half = [&frame(&envelope(10))[..], &frame(&envelope(10))[..8]].concat();
+    requests.send_framed(one_and_a_half.into()).await.expect("room in the window");
+    assert_eq!(responses.next().await, Ok(Some(envelope(10))));
+    let status = responses.next::<Envelope>().await.expect_err("an error");
+    assert_eq!(status.code, Code::DeadlineExceeded);
     server.end().await;
 }
 
 /// The limit on waiting for a first message is not to hurt those whose message is long and whose line is slow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_message_that_keeps_arriving_is_waited_for() {
-    let settings = Settings { message_pause_max: Duration::from_millis(300), ..Settings::default() };
+    let settings = Settings { message_pause_max: Duration::from_secs(3), ..Settings::default() };
     let server = Server::start(true, settings, Limits::default()).await;
     let channel = server.channel().await;
     let (mut requests, mut responses) = channel.open("/echo/Once", None).await.expect("a stream");
-    let mut rest = frame(&envelope(100_000));
+    let mut rest = frame(&envelope(800_000));
     while !rest.is_empty() {
-        requests.send_framed(rest.split_to(rest.len().min(10_000))).await.expect("room in the window");
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        requests.send_framed(rest.split_to(rest.len().min(100_000))).await.expect("room in the window");
+        tokio::time::sleep(Duration::from_millis(400)).await;
     }
     requests.close();
-    assert_eq!(responses.next().await, Ok(Some(envelope(100_000))));
+    assert_eq!(responses.next().await, Ok(Some(envelope(800_000))));
+    server.end().await;
+}
+
+/// The story: each message had its own deadline. Of many calls at once on a slow line, those whose messages waited behind
+/// others of their connection were ended as if their client were silent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_may_wait_behind_others_of_its_connection() {
+    let settings = Settings { message_pause_max: Duration::from_secs(3), ..Settings::default() };
+    let server = Server::start(true, settings, Limits::default()).await;
+    let channel = server.channel().await;
+    let (mut waiting, mut answer) = channel.open("/echo/Once", None).await.expect("a stream");
+    waiting.send_framed(Bytes::from_static(b"\0")).await.expect("room in the window");
+    let (mut requests, mut responses) = channel.open("/echo/Once", None).await.expect("a stream");
+    let mut rest = frame(&envelope(800_000));
+    while !rest.is_empty() {
+        requests.send_framed(rest.split_to(rest.len().min(100_000))).await.expect("room in the window");
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    waiting.send_framed(frame(&envelope(10)).slice(1..)).await.expect("room in the window");
+    waiting.close();
+    assert_eq!(answer.next().await, Ok(Some(envelope(10))));
+    requests.close();
+    assert_eq!(responses.next().await, Ok(Some(envelope(800_000))));
     server.end().await;
 }
 
@@ -227,7 +269,7 @@ async fn a_first_message_that_keeps_arriving_is_waited_for() {
 /// held their places for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unary_call_ends_without_a_deadline_of_its_client() {
-    let settings = Settings { unary_time_max: Duration::from_millis(300), ..Settings::default() };
+    let settings = Settings { unary_time_max: Duration::from_secs(2), ..Settings::default() };
     let server = Server::start(true, settings, Limits::default()).await;
     let channel = server.channel().await;
     for deadline in [None, Some(Duration::from_secs(1 << 30))] {
@@ -285,21 +327,22 @@ async fn a_stream_echoes_until_the_client_closes_it() {
     server.end().await;
 }
 
+/// A member's connection admits more unread bytes than one of its streams does, so other calls go on. A stranger's does
+/// not: there the echo at the end arrived when the last update of the connection's window happened to be later than that
+/// of the stream's, and else waited until its deadline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_does_not_read_stops_the_server_from_reading() {
     let server = Server::default().await;
     let channel = server.channel().await;
+    prove(&channel).await;
     let (mut requests, responses) = channel.open("/echo/Stream", None).await.expect("a stream");
-    let mut sent = 0usize;
-    let mut send = async || {
-        loop {
-            requests.send(&envelope(1 << 20)).await.expect("an open stream");
-            sent += 1;
-        }
-    };
-    let stuck: Result<(), _> = tokio::time::timeout(Duration::from_secs(2), send()).await;
-    assert!(stuck.is_err());
-    assert!(sent < 64, "the server took {sent} MiB that nobody reads");
+    let mut sent = 0;
+    while let Ok(taken) = tokio::time::timeout(Duration::from_secs(2), requests.send(&envelope(1 << 20))).await {
+        taken.expect("an open stream");
+        sent += 1;
+        assert!(sent < 64, "the server took {sent} MiB that nobody reads");
+    }
+    echo(&channel, 10).await;
     drop(responses);
     echo(&channel, 10).await;
     server.end().await;
@@ -307,7 +350,7 @@ async fn a_client_that_does_not_read_stops_the_server_from_reading() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_bytes_disturb_nobody() {
-    let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { handshake_timeout: Duration::from_secs(2), ..Limits::default() };
     let server = Server::start(true, Settings::default(), limits).await;
     let channel = server.channel().await;
     for seed in 0..50u64 {
@@ -324,7 +367,7 @@ async fn random_bytes_disturb_nobody() {
         // The server may close while we write.
         let _ = socket.write_all(&garbage).await;
         let mut rest = Vec::new();
-        let closed = tokio::time::timeout(Duration::from_secs(2), socket.read_to_end(&mut rest)).await;
+        let closed = tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "the server keeps a connection that is not TLS");
         echo(&channel, 100).await;
     }
@@ -333,14 +376,14 @@ async fn random_bytes_disturb_nobody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_answers_no_pings_is_dropped_and_one_that_does_is_kept() {
-    let settings = Settings { keep_alive_interval: Duration::from_millis(150), ..Settings::default() };
+    let settings = Settings { keep_alive_interval: Duration::from_secs(1), ..Settings::default() };
     let server = Server::start(false, settings, Limits::default()).await;
     let channel = server.channel().await;
     let mut mute = TcpStream::connect(server.address).await.expect("a port that listens");
     // A connection preface and empty settings: a client that then says nothing more.
     mute.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("room");
     let mut heard = Vec::new();
-    let closed = tokio::time::timeout(Duration::from_secs(5), mute.read_to_end(&mut heard)).await;
+    let closed = tokio::time::timeout(Duration::from_secs(20), mute.read_to_end(&mut heard)).await;
     assert!(closed.is_ok(), "the server keeps a connection whose other side is silent");
     echo(&channel, 10).await;
     server.end().await;
@@ -348,7 +391,7 @@ async fn a_client_that_answers_no_pings_is_dropped_and_one_that_does_is_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_lets_calls_finish_and_then_closes() {
-    let settings = Settings { grace: Duration::from_millis(300), ..Settings::default() };
+    let settings = Settings { grace: Duration::from_secs(2), ..Settings::default() };
     let server = Server::start(true, settings, Limits::default()).await;
     let channel = server.channel().await;
     let stuck = tokio::spawn({
