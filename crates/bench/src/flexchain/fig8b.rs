@@ -11,14 +11,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::Bytes;
 use base::rt::Stop;
-use base::rt::channel::{WatchReceiver, WatchSender, watch};
-use base::{BlockNumber, Bytes, Epoch, Version};
 use pool::Donor;
 use state::disaggregated::DisaggregatedSettings;
 use state::{Disaggregated, WorldState as _};
-use storage::StateStore;
-use storage::tables::{RangePage, Row, Savepoint};
+use storage::MemoryStateStore;
 
 use super::limiter::{Kind, PERCENT_MIN};
 use super::memory_process::{Form, MemoryProcess};
@@ -28,7 +26,7 @@ use crate::figure::{Bound, Curves, Figure};
 use crate::progress::{Measuring, Tell};
 use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
-use crate::state::setup::{self, NAMESPACE, block, failed, keys, median, value};
+use crate::state::setup::{self, NAMESPACE, block, failed, keys, median, stored, value};
 use crate::state::two_sided::TwoSided;
 
 /// Transactions of a block.
@@ -93,7 +91,7 @@ struct Side {
 }
 
 enum Compute {
-    Ours(Box<Disaggregated>),
+    Ours { state: Box<Disaggregated>, store: MemoryStateStore },
     TwoSided(Box<TwoSided>),
 }
 
@@ -192,6 +190,14 @@ async fn run_all(options: &Options, stop: &Stop, tell: Tell<'_>) -> Result<Figur
         "The ratios are of {} % of a processor, the lesser of both mixes. Along the axis {UNLIMITED_PERCENT} % is no limit.",
         options.percents.iter().min().unwrap_or(&PERCENT_MIN)
     ));
+    if let Compute::Ours { store, .. } = &sides[0].compute
+        && store.reads() > 0
+    {
+        figure.note(format!(
+            "{} reads went to storage: the memory node had not granted a section in time.",
+            store.reads()
+        ));
+    }
     figure.note(format!("Limited by {}; its period is {} ms.", sides[0].limiter, super::limiter::PERIOD.as_millis()));
     figure.note(format!(
         "The two-sided memory node answers from one thread; {CONTRACTS_AT_ONCE} reads are a message, and all writes of a block \
@@ -225,8 +231,9 @@ async fn ours(options: &Options) -> Result<Side, Error> {
         data_cache_bytes: (options.data_bytes / CACHE_DIVISOR).max(CACHE_BYTES_MIN) as usize,
         ..DisaggregatedSettings::default()
     };
-    let state = Disaggregated::open(Arc::new(space), Arc::new(Nothing::default()), settings).await;
-    let compute = Compute::Ours(Box::new(state.map_err(|error| failed("the state", error))?));
+    let store = MemoryStateStore::new();
+    let state = Disaggregated::open(Arc::new(space), Arc::new(store.clone()), settings).await;
+    let compute = Compute::Ours { state: Box::new(state.map_err(|error| failed("the state", error))?), store };
     Ok(Side { name: "passive", limiter, compute, memory })
 }
 
@@ -241,7 +248,7 @@ impl Compute {
     async fn read(&mut self, keys: &[Arc<str>]) -> Result<(), Error> {
         let lacking = || failed("a read", "a record is missing, or has another length");
         match self {
-            Compute::Ours(state) => {
+            Compute::Ours { state, .. } => {
                 let view = state.view();
                 for key in keys {
                     let found = view.read(NAMESPACE, key).await.map_err(|error| failed("a read", error))?;
@@ -263,12 +270,13 @@ impl Compute {
 
     async fn write(&mut self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         match self {
-            Compute::Ours(state) => {
+            Compute::Ours { state, store } => {
                 let number = state.height();
                 if number.is_multiple_of(PERSIST_BLOCKS) || state.wants_persist() {
                     state.persist().await.map_err(|error| failed("a savepoint", error))?;
                 }
-                let (batch, _) = block(number, writes);
+                let (batch, rows) = block(number, writes);
+                store.add_block(stored(rows));
                 state.apply(number, batch).await.map_err(|error| failed("a block", error))
             }
             Compute::TwoSided(two_sided) => two_sided.put(writes).await,
@@ -316,61 +324,6 @@ impl Data {
         rates.tps.push(transactions as f64 / took.as_secs_f64());
         rates.busy_us += side.memory.cpu_us()?.saturating_sub(before);
         rates.took += took;
-        Ok(())
-    }
-}
-
-/// Storage that keeps nothing but how far its rows would be: whatever is read from it is not there.
-struct Nothing {
-    savepoint: WatchSender<u64>,
-}
-
-impl Default for Nothing {
-    fn default() -> Nothing {
-        Nothing { savepoint: watch(0).0 }
-    }
-}
-
-#[async_trait::async_trait]
-impl StateStore for Nothing {
-    async fn get(&self, _: &str, _: &[u8], _: BlockNumber) -> Result<Option<Row>, storage::Error> {
-        Ok(None)
-    }
-
-    async fn get_many(&self, keys: &[(&str, &[u8])], _: BlockNumber) -> Result<Vec<Option<Row>>, storage::Error> {
-        Ok(vec![None; keys.len()])
-    }
-
-    async fn versions(
-        &self,
-        keys: &[(&str, &[u8])],
-        _: BlockNumber,
-    ) -> Result<Vec<Option<(Version, bool)>>, storage::Error> {
-        Ok(vec![None; keys.len()])
-    }
-
-    async fn range(&self, _: &str, _: &[u8], _: &[u8], _: BlockNumber, _: usize) -> Result<RangePage, storage::Error> {
-        Ok(RangePage::default())
-    }
-
-    async fn namespaces(&self) -> Result<Vec<String>, storage::Error> {
-        Ok(Vec::new())
-    }
-
-    fn savepoint(&self) -> Savepoint {
-        Savepoint { height: *self.savepoint.borrow(), epoch: Epoch(0), block_hash: [0; 32] }
-    }
-
-    fn subscribe_savepoint(&self) -> WatchReceiver<u64> {
-        self.savepoint.subscribe()
-    }
-
-    async fn materialize(&self, height: u64) -> Result<Savepoint, storage::Error> {
-        self.savepoint.send(height);
-        Ok(self.savepoint())
-    }
-
-    async fn prune(&self, _: BlockNumber) -> Result<(), storage::Error> {
         Ok(())
     }
 }

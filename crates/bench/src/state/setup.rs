@@ -124,10 +124,7 @@ impl Remote {
     pub async fn apply(&self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
         let number = self.state.height();
         let (batch, rows) = block(number, writes);
-        let rows = rows
-            .into_iter()
-            .map(|(key, version, value)| (NAMESPACE.to_owned(), key.as_bytes().to_vec(), version, Some(value)));
-        self.store.add_block(rows.collect());
+        self.store.add_block(stored(rows));
         if self.state.wants_persist() {
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }
@@ -149,6 +146,14 @@ pub fn block(number: u64, writes: &[(Arc<str>, Bytes)]) -> (UpdateBatch, Rows) {
         rows.push((key.clone(), version, value.clone()));
     }
     (batch, rows)
+}
+
+/// The rows of a block as storage takes them.
+pub fn stored(rows: Rows) -> Vec<(String, Vec<u8>, Version, Option<Bytes>)> {
+    let row = |(key, version, value): (Arc<str>, Version, Bytes)| {
+        (NAMESPACE.to_owned(), key.as_bytes().to_vec(), version, Some(value))
+    };
+    rows.into_iter().map(row).collect()
 }
 
 /// The keys of a data set.
