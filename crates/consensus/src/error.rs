@@ -59,6 +59,18 @@ pub enum Error {
     /// This node was removed from its Raft group.
     #[error("this node was removed from its group; it may come back under another number")]
     Removed,
+    /// Another node of a Raft group knows this one with another log, which was lost.
+    #[error(
+        "node {by} of the group knows node {node} with another log: its log was lost, and with it what it has voted for and \
+         confirmed, so it takes no part any more; bring its data back, or remove it from the group (`heddle orderer remove`) and \
+         add another one (`heddle orderer add`)"
+    )]
+    Disowned {
+        /// This node.
+        node: u64,
+        /// Who says so.
+        by: u64,
+    },
     /// Of the nodes with a vote that would be left in a Raft group too few are heard of; nothing was done.
     #[error(
         "without it {up} of the {left} nodes with a vote that are left would answer, and {needed} are needed: nothing would be \
@@ -106,6 +118,9 @@ pub enum Error {
     /// A processor's journal could not be read or written.
     #[error("the journal: {0}")]
     Journal(String),
+    /// The host of a memory node has ended by a defect of its own, and everybody's way to its memory with it.
+    #[error("the memory of this node is not served any more: {0}")]
+    HostFailed(String),
     /// Another node, of this process or another, has the directory.
     #[error("{} is in use by another node: stop that one, or choose another directory", .0.display())]
     Locked(PathBuf),
@@ -151,8 +166,8 @@ impl Error {
             // Its disk is full, or fails: what it holds is not in question.
             Error::Journal(_) | Error::Locked(_) => ErrorKind::Retry,
             Error::MemoryLost { .. } | Error::Corrupt(_) => ErrorKind::Corrupt,
-            Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed => ErrorKind::Fenced,
-            Error::Panicked(_) | Error::Closed => ErrorKind::Closed,
+            Error::Fenced(_) | Error::LeaseLost(_) | Error::Removed | Error::Disowned { .. } => ErrorKind::Fenced,
+            Error::Panicked(_) | Error::HostFailed(_) | Error::Closed => ErrorKind::Closed,
             Error::Rma { error, .. } => error.kind(),
         }
     }

@@ -31,6 +31,8 @@ pub enum Mutant {
     LeaveSnapshot,
     /// A message goes to the crate, whatever it says.
     TakeAnything,
+    /// A node whose log was lost is taken for the one that it was.
+    BlankVotes,
     /// A change of members is answered when the leader has its entry, before a majority has.
     AnswerChange,
 }

@@ -2,7 +2,8 @@
 //!
 //! 1. Each node listens, and keeps one link to every other member over which it only sends. The first message is a hello; each
 //!    further one is a frame of Raft messages. A link that ends is made again after a while.
-//!    The hello says where the sender listens, so that a node which is added can answer before it knows the members.
+//!    The hello says where the sender listens, so that a node which is added can answer before it knows the members, and
+//!    its incarnation. One whose log was lost is refused with one message, and the link's end ([`super::incarnations`]).
 //! 2. The engine sends without waiting: what a link has no room for is dropped, and the crate is told that the other side
 //!    cannot be reached. Raft is made for lost messages.
 //! 3. A snapshot travels over a link of its own, in parts, and waits for room.
@@ -11,7 +12,9 @@
 //!    from there on, as many as there are, and the link's end.
 //!
 //! ```text
-//! hello  magic u64 | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) | address u32 | address of the sender
+//! hello  magic u64 | group u64 | from u64 | to u64 | kind u32 (1 messages, 2 a snapshot, 3 entries) | address u32 |
+//!        incarnation u64 | address of the sender
+//! refusal  magic u64
 //! frame  messages u32 | messages
 //! part   bytes of one message that has a snapshot; the sender drops the link behind the last
 //! ```
@@ -32,10 +35,12 @@ use raft::eraftpb::Message;
 
 use super::codec::{self, Reader};
 use super::engine::{Event, check_snapshot};
+use super::incarnations::Incarnations;
 use crate::Error;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaft1");
-const HELLO_BYTES: usize = 40;
+const MAGIC: u64 = u64::from_le_bytes(*b"HdlRaft2");
+const REFUSAL: u64 = u64::from_le_bytes(*b"HdlRaftN");
+const HELLO_BYTES: usize = 48;
 /// Bytes of an address.
 const ADDRESS_BYTES_MAX: usize = 4096;
 pub(super) const KIND_MESSAGES: u32 = 1;
@@ -60,9 +65,19 @@ pub(super) type Serve = Arc<dyn Fn(u64) -> Option<Bytes> + Send + Sync>;
 pub(super) struct Ends {
     pub group: u64,
     pub from: u64,
+    /// Which log the sender has.
+    pub incarnation: u64,
     /// Where the sender listens.
     pub address: String,
     pub to: u64,
+}
+
+/// Who greets.
+struct Greeting {
+    from: u64,
+    incarnation: u64,
+    address: String,
+    kind: u32,
 }
 
 pub(super) fn hello(ends: &Ends, kind: u32) -> Bytes {
@@ -72,12 +87,13 @@ pub(super) fn hello(ends: &Ends, kind: u32) -> Bytes {
     }
     bytes.put_u32_le(kind);
     bytes.put_u32_le(ends.address.len() as u32);
+    bytes.put_u64_le(ends.incarnation);
     bytes.put_slice(ends.address.as_bytes());
     bytes.freeze()
 }
 
 /// Who sends, from where, and what comes; an error when it is not for this node.
-fn understand(bytes: Bytes, group: u64, node: u64) -> Result<(u64, String, u32), Error> {
+fn understand(bytes: Bytes, group: u64, node: u64) -> Result<Greeting, Error> {
     let mut reader = Reader(bytes);
     if reader.u64()? != MAGIC {
         return Err(Error::Corrupt("the other side of a link does not speak Raft"));
@@ -90,10 +106,14 @@ fn understand(bytes: Bytes, group: u64, node: u64) -> Result<(u64, String, u32),
     if from == 0 || from == node {
         return Err(Error::Corrupt("a link is from nobody, or from this node itself"));
     }
-    let length = reader.count(ADDRESS_BYTES_MAX)?;
+    let length = reader.u32()? as usize;
+    if length > ADDRESS_BYTES_MAX {
+        return Err(Error::Corrupt("the address of a member of a Raft group is too long"));
+    }
+    let incarnation = reader.u64()?;
     let address = String::from_utf8(reader.bytes(length)?.to_vec());
     let address = address.map_err(|_| Error::Corrupt("the address of a member of a Raft group is no text"))?;
-    Ok((from, address, kind))
+    Ok(Greeting { from, incarnation, address, kind })
 }
 
 /// Makes a link to another member, again and again, and hands its sending half to the engine.
@@ -112,8 +132,14 @@ pub(super) async fn connect<O: Send + 'static>(
                     if events.send(Event::Linked(ends.to, sender)).await.is_err() {
                         return;
                     }
-                    // Nothing ever comes but the end.
-                    while receiver.receive().await.is_ok() {}
+                    // Nothing ever comes but a refusal and the end.
+                    while let Ok(said) = receiver.receive().await {
+                        if said.as_ref() == REFUSAL.to_le_bytes()
+                            && events.send(Event::Disowned(ends.to)).await.is_err()
+                        {
+                            return;
+                        }
+                    }
                     if events.send(Event::Unlinked(ends.to)).await.is_err() {
                         return;
                     }
@@ -182,41 +208,38 @@ pub(super) async fn send_snapshot(address: &str, ends: Ends, message: Message) -
     rt::timeout(PART_MAX, async { while receiver.receive().await.is_ok() {} }).await.is_ok()
 }
 
+/// What whoever makes a link to a node meets there.
+pub(super) struct Hall<O> {
+    pub group: u64,
+    pub node: u64,
+    pub snapshot_bytes_max: usize,
+    pub serve: Option<Serve>,
+    pub incarnations: Arc<Incarnations>,
+    pub events: Sender<Event<O>>,
+}
+
 /// Accepts links, and hands what arrives to the engine.
-pub(super) async fn accept<O: Send + 'static>(
-    listener: Listener,
-    group: u64,
-    node: u64,
-    snapshot_bytes_max: usize,
-    serve: Option<Serve>,
-    events: Sender<Event<O>>,
-    stop: Stop,
-) {
+pub(super) async fn accept<O: Send + 'static>(listener: Listener, hall: Hall<O>, stop: Stop) {
     // Whoever bears the group's token is a member: the transport lets in nobody else.
     let mut door = Door::new(listener, &Parties::anyone(), LINKS_MAX);
+    let hall = Arc::new(hall);
     while let Some(Ok((link, place))) = stop.or_stopped(door.accept()).await {
-        let (events, stop, serve) = (events.clone(), stop.clone(), serve.clone());
+        let (hall, stop) = (Arc::clone(&hall), stop.clone());
         rt::spawn(async move {
-            let receiving = receive(link, group, node, snapshot_bytes_max, serve, events);
+            let receiving = receive(link, &hall);
             if let Some(Some(Err(error))) = stop.or_stopped(place.displaced().or_stopped(receiving)).await {
-                tracing::warn!(%error, node, "a link of a Raft group ends");
+                tracing::warn!(%error, node = hall.node, "a link of a Raft group ends");
             }
         });
     }
 }
 
-async fn receive<O: Send + 'static>(
-    link: Link,
-    group: u64,
-    node: u64,
-    snapshot_bytes_max: usize,
-    serve: Option<Serve>,
-    events: Sender<Event<O>>,
-) -> Result<(), Error> {
+async fn receive<O: Send + 'static>(link: Link, hall: &Hall<O>) -> Result<(), Error> {
+    let Hall { group, node, snapshot_bytes_max, serve, incarnations, events } = hall;
     let (sender, mut receiver) = link.split();
     // Whoever says nothing takes a link from others.
     let Ok(Ok(first)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
-    let (from, address, kind) = understand(first, group, node)?;
+    let Greeting { from, incarnation, address, kind } = understand(first, *group, *node)?;
     let wrong = Error::Corrupt("a Raft message tells of another sender or receiver");
     if kind == KIND_ENTRIES {
         let Ok(Ok(asked)) = rt::timeout(HELLO_MAX, receiver.receive()).await else { return Ok(()) };
@@ -229,9 +252,15 @@ async fn receive<O: Send + 'static>(
         }
         return Ok(());
     }
+    // Asking for entries promises nothing.
+    if !incarnations.is_known(from, incarnation).await? {
+        let _ = rt::timeout(PART_MAX, sender.send(Bytes::copy_from_slice(&REFUSAL.to_le_bytes()))).await;
+        tracing::error!(from, node, "a member of the Raft group has lost its log, and nothing that it says is taken");
+        return Ok(());
+    }
     if kind == KIND_SNAPSHOT {
-        let message = receive_snapshot(&mut receiver, snapshot_bytes_max).await?;
-        if (message.from, message.to) != (from, node) {
+        let message = receive_snapshot(&mut receiver, *snapshot_bytes_max).await?;
+        if (message.from, message.to) != (from, *node) {
             return Err(wrong);
         }
         check_snapshot(message.get_snapshot())?;
@@ -245,7 +274,7 @@ async fn receive<O: Send + 'static>(
     }
     while let Ok(frame) = receiver.receive().await {
         let messages = messages(frame)?;
-        if messages.iter().any(|message| (message.from, message.to) != (from, node)) {
+        if messages.iter().any(|message| (message.from, message.to) != (from, *node)) {
             return Err(wrong);
         }
         if events.send(Event::Received(messages)).await.is_err() {
@@ -291,7 +320,7 @@ impl Fetching {
 pub(super) async fn fetch(address: &str, (group, from): (u64, u64), to: u64, position: u64) -> Option<Fetching> {
     let link = rt::timeout(PART_MAX, net::connect(address)).await.ok()?.ok()?;
     let (sender, receiver) = link.split();
-    let ends = Ends { group, from, address: String::new(), to };
+    let ends = Ends { group, from, incarnation: 0, address: String::new(), to };
     sender.send(hello(&ends, KIND_ENTRIES)).await.ok()?;
     sender.send(Bytes::copy_from_slice(&position.to_le_bytes())).await.ok()?;
     Some(Fetching { receiver, _sender: sender })

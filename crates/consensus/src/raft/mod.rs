@@ -43,6 +43,7 @@
 //! * What was answered is never lost: while a majority of disks outlives what happens, or, without disks, a majority of nodes.
 //! * Reads are linearizable.
 //! * A log that is damaged before its last records ends its node; it is not taken for a short one ([`disk`]).
+//! * A node whose log was lost has no vote, and confirms nothing, at members that have heard of it before ([`incarnations`]).
 //! * A directory has one node at a time, of all processes.
 //! * Bounded: proposals that wait ([`WAITING_MAX`]), reads and changes that wait ([`ASKING_MAX`]), entries that are not committed
 //!   ([`Options::uncommitted_bytes_max`]), frames on their way, and entries in memory: [`Options::log_bytes`], four times that while a
@@ -61,6 +62,7 @@ mod entries;
 pub mod fault;
 #[doc(hidden)]
 pub mod fuzz;
+mod incarnations;
 pub mod kv;
 mod links;
 mod ordered;
@@ -88,6 +90,7 @@ use crate::{Error, Term};
 use disk::DiskLog;
 use engine::{Asker, Engine, Event};
 use entries::Entries;
+use incarnations::Incarnations;
 pub use ordered::{Admission, RaftLog};
 
 /// Proposals that are not answered.
@@ -325,6 +328,8 @@ pub struct Role {
 /// What callers and the task share.
 struct Shared<O> {
     node: u64,
+    /// Which log it has.
+    incarnation: u64,
     events: Sender<Event<O>>,
     permits: Semaphore,
     asking: Semaphore,
@@ -395,7 +400,8 @@ impl<O: Default + Send + 'static> Raft<O> {
         serve: Option<links::Serve>,
     ) -> Result<Raft<O>, Error> {
         options.check()?;
-        let (disk, state) = stored(&options, &mut machine).await?;
+        let (disk, incarnations, state) = stored(&options, &mut machine).await?;
+        let incarnations = Arc::new(incarnations);
         let listener = net::listen(&options.listen)
             .await
             .map_err(|error| Error::Invalid(format!("listening at {}: {error}", options.listen)))?;
@@ -405,6 +411,7 @@ impl<O: Default + Send + 'static> Raft<O> {
         let role = Role { term: Term(state.0.hard.term), ..Role::default() };
         let shared = Arc::new(Shared {
             node: options.node,
+            incarnation: incarnations.own(),
             events: events.clone(),
             permits: Semaphore::new(WAITING_MAX),
             asking: Semaphore::new(ASKING_MAX),
@@ -417,9 +424,10 @@ impl<O: Default + Send + 'static> Raft<O> {
             ended: Mutex::default(),
             over: Stop::new(),
         });
-        let (group, node, bytes_max) = (options.group, options.node, options.snapshot_bytes_max);
+        let Options { group, node, snapshot_bytes_max, .. } = options;
         let engine = Engine::new(options, Arc::clone(&shared), state, disk, machine, events.clone(), stop.clone())?;
-        rt::spawn(links::accept(listener, group, node, bytes_max, serve, events, stop.clone()));
+        let hall = links::Hall { group, node, snapshot_bytes_max, serve, incarnations, events };
+        rt::spawn(links::accept(listener, hall, stop.clone()));
         let (ending, stopping) = (Arc::clone(&shared), stop.clone());
         rt::spawn(guarded(engine.run(receiver), move || ending.end(Error::Panicked("a Raft node"), &stopping)));
         Ok(Raft { shared, alive: Arc::new(Alive(stop)) })
@@ -571,12 +579,12 @@ impl<O: Default + Send + 'static> Raft<O> {
     }
 }
 
-/// What a node has: its log, and the snapshot to begin with.
+/// What a node has: its log, whom it knows, and the snapshot to begin with.
 async fn stored<M: Machine>(
     options: &Options,
     machine: &mut M,
-) -> Result<(Option<DiskLog>, (Entries, Snapshot)), Error> {
-    let mut disk = None;
+) -> Result<(Option<DiskLog>, Incarnations, (Entries, Snapshot)), Error> {
+    let (mut disk, mut incarnations) = (None, Incarnations::volatile());
     if let Some(path) = &options.directory {
         let journal = |error: &dyn fmt::Display| Error::Journal(format!("{}: {error}", path.display()));
         let directory = Directory::open(path).await.map_err(|error| journal(&error))?;
@@ -584,13 +592,15 @@ async fn stored<M: Machine>(
             Error::Disk { .. } => journal(&error),
             error => error,
         })?;
+        let kept = owned.clone();
         let (opened, found) = DiskLog::open(owned, options.group, options.node, options.segment_bytes).await?;
         if let Some(found) = found {
-            return Ok((Some(opened), found));
+            return Ok((Some(opened), Incarnations::open(kept, false).await?, found));
         }
         if options.founders.iter().any(|founder| founder.id == options.node) {
             machine.may_found()?;
         }
+        incarnations = Incarnations::open(kept, true).await?;
         disk = Some(opened);
     }
     let snapshot = engine::first_snapshot(&options.founders, &machine.snapshot().await?);
@@ -601,7 +611,7 @@ async fn stored<M: Machine>(
     let metadata = snapshot.get_metadata();
     let mut entries = Entries::at(metadata.index, metadata.term, metadata.get_conf_state().clone());
     (entries.hard.term, entries.hard.commit) = (metadata.term, metadata.index);
-    Ok((disk, (entries, snapshot)))
+    Ok((disk, incarnations, (entries, snapshot)))
 }
 
 impl<O> fmt::Debug for Raft<O> {

@@ -20,6 +20,10 @@ fn founders() -> Vec<Member> {
     (1..=3).map(|id| Member { id, address: format!("n{id}"), learns: false }).collect()
 }
 
+fn ends() -> Ends {
+    Ends { group: GROUP, from: 1, incarnation: 0, address: "n1".into(), to: 2 }
+}
+
 fn options() -> Options {
     Options { directory: Some(PathBuf::from(DIRECTORY)), ..Options::new(GROUP, 2, founders()) }
 }
@@ -48,7 +52,7 @@ fn snapshot_of(machine: &[u8], members: &[Member]) -> Message {
 async fn unreadable(sim: Sim) -> u64 {
     let taking = sim.node("n2").spawn(async move {
         let store = Store::start(options()).await.expect("the directory is blank");
-        let send = |message| send_snapshot("n2", Ends { group: GROUP, from: 1, address: "n1".into(), to: 2 }, message);
+        let send = |message| send_snapshot("n2", ends(), message);
         // Of members whom nobody counts.
         let mut strange = snapshot_of(&[], &founders());
         strange.mut_snapshot().mut_metadata().mut_conf_state().voters.push(4);
@@ -140,9 +144,9 @@ async fn silent(sim: Sim) -> u64 {
             links.push(net::connect("n2").await.expect("it listens"));
         }
         rt::sleep(Duration::from_secs(10)).await;
-        let ends = Ends { group: GROUP, from: 1, address: "n1".into(), to: 2 };
+        let greeting = ends();
         let (sender, mut receiver) = net::connect("n2").await.expect("it listens").split();
-        sender.send(links::hello(&ends, links::KIND_MESSAGES)).await.expect("there is room");
+        sender.send(links::hello(&greeting, links::KIND_MESSAGES)).await.expect("there is room");
         let stays = rt::timeout(Duration::from_secs(1), receiver.receive()).await.is_err();
         assert!(stays, "a link that says who it is is one too many");
     });

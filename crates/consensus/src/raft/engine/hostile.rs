@@ -184,7 +184,7 @@ async fn lie(targets: &Targets) -> u64 {
         if link.is_none()
             && let Ok(made) = net::connect(NODES[to as usize - 1]).await
         {
-            let ends = links::Ends { group: GROUP, from: LIAR, address: NODES[2].to_owned(), to };
+            let ends = links::Ends { group: GROUP, from: LIAR, incarnation: 0, address: NODES[2].to_owned(), to };
             let (sender, _) = made.split();
             *link = links::greet(&sender, &ends).await.then_some(sender);
         }

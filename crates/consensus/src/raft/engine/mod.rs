@@ -55,6 +55,8 @@ pub(super) enum Event<O> {
     Received(Vec<Message>),
     /// Somebody has made a link to this node, and listens there.
     Met(u64, String),
+    /// Another member knows this node with another log.
+    Disowned(u64),
     Linked(u64, LinkSender),
     Unlinked(u64),
     Synced(Result<u64, Error>, u64),
@@ -376,6 +378,7 @@ impl<M: Machine> Engine<M> {
                         self.reconnect();
                     }
                 }
+                Event::Disowned(by) => return Err(Error::Disowned { node: self.options.node, by }),
                 Event::Linked(to, link) => {
                     if self.connectors.contains_key(&to) {
                         self.links.insert(to, link);
@@ -586,7 +589,8 @@ impl<M: Machine> Engine<M> {
     }
 
     fn ends(&self, to: u64) -> Ends {
-        Ends { group: self.options.group, from: self.options.node, address: self.options.listen.clone(), to }
+        let (group, from, address) = (self.options.group, self.options.node, self.options.listen.clone());
+        Ends { group, from, incarnation: self.shared.incarnation, address, to }
     }
 
     /// Tells what the crate says of this node, and ends what ends with its leading.

@@ -247,7 +247,10 @@ fn a_group_goes_on_where_it_has_moved_to() {
 async fn serve(node: u64, serve: impl Fn(u64) -> Option<Bytes> + Send + Sync + 'static) -> Stop {
     let (stop, listener) = (Stop::new(), rt::net::listen(&format!("node-{node}")).await.expect("it is free"));
     let (events, _) = bounded::<Event<bool>>(1);
-    drop(rt::spawn(links::accept(listener, 1, node, 1000, Some(Arc::new(serve)), events, stop.clone())));
+    let incarnations = Arc::new(super::super::incarnations::Incarnations::volatile());
+    let serve: Option<links::Serve> = Some(Arc::new(serve));
+    let hall = links::Hall { group: 1, node, snapshot_bytes_max: 1000, serve, incarnations, events };
+    drop(rt::spawn(links::accept(listener, hall, stop.clone())));
     stop
 }
 

@@ -531,6 +531,56 @@ fn a_blank_journal_does_not_lead_below_what_memory_nodes_know_was_shown() {
     must_be_caught("TrimLast", &["lost", "one entry", "readable"], |seed| run(seed, Mutant::TrimLast));
 }
 
+/// As [`blank`], of processors that have no memory nodes to remember: what one of them has forgotten the others know.
+async fn forgotten(sim: Sim, mutant: raft::fault::Mutant) -> u64 {
+    raft::fault::plant(mutant);
+    let world = World::begin(&sim, Engine::Raft, 8192);
+    let truth = Arc::clone(&world.truth);
+    world.come_to_rest(20).await;
+    let [behind, wiped, whole] = {
+        let first = sim.chance().index(PROCESSORS.len());
+        [0, 1, 2].map(|at| PROCESSORS[(first + at) % PROCESSORS.len()])
+    };
+    sim.node(behind).crash();
+    let (before, start) = (truth.height(), rt::now());
+    while truth.height() < before + 5 {
+        assert!(start.elapsed() < CALM_MAX, "progress: two of three processors do not go on");
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+    world.may_end.store(true, Ordering::Relaxed);
+    sim.node(wiped).crash();
+    sim.node(whole).crash();
+    sim.node(wiped).disk().wipe();
+    sim.node(wiped).restart();
+    sim.node(behind).restart();
+    let shown = truth.height();
+    rt::sleep(Duration::from_secs(3)).await;
+    assert_eq!(truth.height(), shown, "lost: entries were shown by processors that lack earlier ones");
+    // Without it, which stays away, the two others are a majority.
+    sim.node(whole).restart();
+    let start = rt::now();
+    while truth.height() < shown + 20 {
+        assert!(start.elapsed() < CALM_MAX, "progress: a majority that has forgotten nothing does not go on");
+        rt::sleep(Duration::from_millis(1)).await;
+    }
+    truth.check_failed();
+    truth.height()
+}
+
+/// An orderer's folder was emptied, log and blocks, while another one was behind and the third had ended: the two elected the one
+/// that was behind, and 51 of 63 blocks that had been shown and acknowledged were gone.
+#[test]
+fn a_blank_log_has_no_vote_where_another_one_is_known() {
+    let run = |seed, mutant| Simulation::new(seed).trace_lines_max(60).run(move |sim| forgotten(sim, mutant));
+    for seed in 0..40 {
+        run(seed, raft::fault::Mutant::None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+    must_be_caught("BlankVotes", &["lost", "one entry", "readable", "leads"], |seed| {
+        run(seed, raft::fault::Mutant::BlankVotes)
+    });
+    raft::fault::plant(raft::fault::Mutant::None);
+}
+
 /// Of the memory nodes all but one lose what they hold, and whoever makes the group anew crashes between any two steps of that, again
 /// and again. The last memory node holds its copy of what the group was before: it answers all the time, or sleeps and comes back
 /// meanwhile. Or it comes back only when the others serve; then nobody crashes.
