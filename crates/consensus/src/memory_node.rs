@@ -24,7 +24,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use base::Bytes;
@@ -182,8 +184,8 @@ impl MemoryNode {
         self.shared.host.address()
     }
 
-    /// Completes when a disk has failed, with the error: the node acknowledges nothing more until it is started anew, from
-    /// what the disk has. Never completes otherwise.
+    /// Completes when the node is of no more use until it is started anew, with the error: a disk has failed, and it goes on
+    /// from what the disk has; or its host has ended by a defect ([`Error::HostFailed`]). Never completes otherwise.
     pub async fn failed(&self) -> Error {
         self.shared.failed.stopped().await;
         self.shared.failure.get().cloned().unwrap_or(Error::Closed)
@@ -226,7 +228,15 @@ async fn accept(shared: Arc<Shared>, outer: Stop, owned: Option<DataDirectory>) 
                 Some(permit) => drop(rt::spawn(serve(Arc::clone(&shared), endpoint, permit))),
                 None => endpoint.close(),
             },
-            Err(error) if error.kind() == ErrorKind::Closed => break,
+            Err(error) if error.kind() == ErrorKind::Closed => {
+                // A host that has failed has said so before it closes.
+                if let Poll::Ready(reason) = pin!(shared.host.failed()).poll(&mut Context::from_waker(Waker::noop())) {
+                    tracing::error!(reason, "a memory node has lost its host");
+                    let _ = shared.failure.set(Error::HostFailed(reason));
+                    shared.failed.stop();
+                }
+                break;
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection to the memory node could not be accepted");
                 rt::sleep(ACCEPT_PAUSE).await;

@@ -33,6 +33,8 @@ base::events! {
     counter DonorsConnected("heddle_pool_space_donors_connected_total");
     /// Connections of address spaces to donors that were lost.
     counter DonorsLost("heddle_pool_space_donors_lost_total");
+    /// Times that a donor, connected, did not answer an address space any more.
+    counter DonorsFoundSilent("heddle_pool_space_donors_silent_total");
     /// Bytes of the sections of address spaces.
     gauge SpaceBytes("heddle_pool_space_bytes");
     /// Time to be given a section.

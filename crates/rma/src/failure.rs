@@ -3,7 +3,12 @@
 use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 
-use base::rt::Stop;
+use base::rt::{Stop, fault_point};
+
+/// Panics where a test has asked for it: what a host does for nobody in particular calls this.
+pub(crate) fn may_panic() {
+    assert!(!fault_point("rma.host.panics"), "a panic that a test has asked for");
+}
 
 /// What a panic said.
 pub(crate) fn reason_of(panic: &(dyn Any + Send)) -> String {

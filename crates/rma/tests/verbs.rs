@@ -305,3 +305,27 @@ fn a_stopped_holder_loses_its_connection_and_nothing_it_does_lands() {
         }
     });
 }
+
+/// Names this program run for one test alone: a fault that it asks for must find no other test's host.
+const ALONE: &str = "RMA_VERBS_ALONE";
+
+#[test]
+fn a_host_whose_listening_thread_panics_says_that_it_has_failed() {
+    if std::env::var_os(ALONE).is_none() {
+        let program = std::env::current_exe().expect("this program has a path");
+        let mut again = Command::new(program);
+        again.args(["--exact", "a_host_whose_listening_thread_panics_says_that_it_has_failed"]).env(ALONE, "1");
+        let status = again.status().expect("this program can be started");
+        assert!(status.success(), "{status}");
+        return;
+    }
+    run(async {
+        let Pair { fabric, host, near, far, .. } = pair(4096).await;
+        base::rt::inject_fault("rma.host.panics");
+        assert!(fabric.connect(&host.address(), &credential()).await.is_err());
+        assert!(host.failed().await.contains("panicked"));
+        assert_eq!(host.accept().await.map(drop), Err(Error::Closed));
+        assert_eq!(host.register("test", 4096).await, Err(Error::Closed));
+        assert!(near.receive().await.is_err() && far.receive().await.is_err());
+    });
+}

@@ -1,6 +1,14 @@
 //! Randomness and fault points.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
 use super::context;
+
+/// The faults that a test of a whole process has asked for; each happens once.
+static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Whether there are any: what production looks at.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Fills `bytes` with randomness: cryptographically secure in production, from the seed in simulation.
 ///
@@ -31,13 +39,42 @@ pub fn random_below(bound: u64) -> u64 {
 
 /// A named place where a simulation may inject a fault: true when the caller is to behave as if the fault happened.
 ///
-/// Always false in production. A simulation counts how often each name was reached and how often it was injected.
+/// False in production, unless [`inject_fault`] has asked for it. A simulation counts how often each name was reached and how
+/// often it was injected.
 #[inline]
 pub fn fault_point(name: &'static str) -> bool {
-    context::is_simulation() && reached(name)
+    (context::is_simulation() && reached(name)) || (IS_ASKED.load(Ordering::Relaxed) && is_asked(name))
+}
+
+/// Has the fault of this name happen once in this process, where it is reached next. For tests of real processes; simulations
+/// inject their own.
+pub fn inject_fault(name: &str) {
+    ASKED.lock().unwrap_or_else(PoisonError::into_inner).push(name.to_owned());
+    IS_ASKED.store(true, Ordering::Relaxed);
+}
+
+#[cold]
+fn is_asked(name: &str) -> bool {
+    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = asked.iter().position(|fault| fault == name);
+    place.map(|place| asked.swap_remove(place)).is_some()
 }
 
 #[cold]
 fn reached(name: &'static str) -> bool {
     context::world().is_some_and(|world| world.fault_point(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_was_asked_for_happens_once_and_no_other_does() {
+        assert!(!fault_point("base.test.asked"));
+        inject_fault("base.test.asked");
+        assert!(!fault_point("base.test.other"));
+        assert!(fault_point("base.test.asked"));
+        assert!(!fault_point("base.test.asked"));
+    }
 }

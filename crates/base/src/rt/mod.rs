@@ -25,7 +25,7 @@ pub mod sync;
 mod task;
 mod time;
 
-pub use chance::{fault_point, fill_random, random_below, random_u64};
+pub use chance::{fault_point, fill_random, inject_fault, random_below, random_u64};
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
 pub use stop::Stop;

@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 
 use base::rt::disk::Directory;
 use gateway::client::Connection;
+use node::Ended;
 use node::kv::{KvClient, KvEndpoint, KvOptions, KvPart, KvPlan, KvProcess, KvProcessEndpoint, KvRole};
 
 use super::isolate::{Sockets, sockets};
+use crate::cli::exit;
 use crate::failure::Failure;
 use crate::signals::StopSignals;
 use crate::{instance, output};
@@ -341,15 +343,16 @@ pub async fn part() -> Result<(), Failure> {
     output::print(&format!("{READY} {}\n", ports.join(" ")))?;
     let failed = tokio::select! {
         () = signals.received() => None,
-        error = process.failed() => Some(error),
+        ended = process.failed() => Some(ended),
     };
-    if let Some(error) = failed {
+    if let Some(Ended { reason, is_defect }) = failed {
         if process.is_memory() {
             // The supervisor starts it again; the stores go on with the others.
-            return Err(Failure::new(format!("this memory node has failed: {error}")));
+            let code = if is_defect { exit::DEFECT } else { exit::FAILURE };
+            return Err(Failure::with_code(code, format!("this memory node has failed: {reason}")));
         }
-        output::print(&format!("{FAILED} {error}\n"))?;
-        return Err(Failure::new(format!("a store cannot go on: {error}")));
+        output::print(&format!("{FAILED} {reason}\n"))?;
+        return Err(Failure::new(format!("a store cannot go on: {reason}")));
     }
     process.stop().await;
     Ok(())

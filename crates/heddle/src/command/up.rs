@@ -14,9 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use node::config::organization_names;
-use node::{Config, Endpoints, Network};
+use node::{Config, Ended, Endpoints, Network};
 
 use super::isolate::Isolated;
+use crate::cli::exit;
 use crate::cli::network::Up;
 use crate::failure::Failure;
 use crate::signals::StopSignals;
@@ -24,6 +25,8 @@ use crate::{instance, output};
 
 /// How long a detached network may take: it may have blocks to replay.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
+/// How long a network may take to end in order that has lost a part of itself.
+const HASTY_PATIENCE: Duration = Duration::from_secs(5);
 
 pub async fn run(arguments: Up) -> Result<(), Failure> {
     let start = Instant::now();
@@ -61,10 +64,18 @@ pub async fn run(arguments: Up) -> Result<(), Failure> {
             () = signals.received() => Err(Failure::interrupted()),
         }
     };
-    stopping.await?;
+    if failed.as_ref().is_some_and(|ended| ended.is_defect) {
+        // What is left may never end: what is on disk is as after a crash, which it is made for.
+        let _ = tokio::time::timeout(HASTY_PATIENCE, stopping).await;
+    } else {
+        stopping.await?;
+    }
     match failed {
         None => Ok(()),
-        Some(reason) => Err(Failure::new(format!("the network has ended: {reason}"))),
+        Some(Ended { reason, is_defect }) => {
+            let code = if is_defect { exit::DEFECT } else { exit::FAILURE };
+            Err(Failure::with_code(code, format!("the network has ended: {reason}")))
+        }
     }
 }
 

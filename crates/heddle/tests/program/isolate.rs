@@ -9,6 +9,7 @@ use crate::support::load::{Load, check, connect, end_with_all};
 use crate::support::{Network, run, text};
 use node::{Endpoints, ProcessRole, Ready};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const CLIENTS: usize = 8;
 /// For a process to be started again and ready, on a machine with much else to do.
@@ -29,6 +30,15 @@ fn processes(dir: &Path) -> Vec<Ready> {
 fn one(dir: &Path, role: ProcessRole) -> Ready {
     let mut processes = processes(dir).into_iter();
     processes.find(|process| process.role == role).unwrap_or_else(|| panic!("there is no {role:?}"))
+}
+
+/// What a page of metrics and health says.
+async fn page(at: std::net::SocketAddr, path: &str) -> String {
+    let mut socket = tokio::net::TcpStream::connect(at).await.expect("it listens");
+    socket.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).await.expect("room");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.expect("text");
+    answer
 }
 
 /// Kills a process and waits until it is back.
@@ -65,6 +75,17 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
         processes(&dir).into_iter().filter(|process| process.role == ProcessRole::Memory).collect();
     memory.iter().for_each(|process| send(process.process, Signal::STOP));
     load.progress(SOME, "with memory nodes stopped").await;
+    // They close nothing and say nothing; their owners notice.
+    let owner = processes(&dir).into_iter().find(|process| process.name == "compute-org1").expect("it runs");
+    let start = Instant::now();
+    loop {
+        let health = page(owner.metrics, "/healthz").await;
+        if health.matches("answers nothing, though it is connected").count() == memory.len() {
+            break;
+        }
+        assert!(start.elapsed() < RESTART_PATIENCE, "{health}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     memory.iter().for_each(|process| send(process.process, Signal::CONT));
 
     for role in
@@ -83,6 +104,58 @@ async fn any_process_may_be_killed_under_load_and_nothing_told_is_lost() {
     let told = load.end().await;
     let network = Network::start(&dir, &["--isolate"]);
     end_with_all(network, &dir, 2, &told).await;
+}
+
+/// The story: the thread behind a memory node's port died of a mistake of the program. Its process lived on, its health was
+/// good, nobody started it again, and its owners waited.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_whose_port_dies_of_a_panic_ends_with_a_code_of_its_own_and_is_started_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (dir, faults) = (folder.path().join("network"), folder.path().join("faults"));
+    std::fs::create_dir(&faults).expect("an empty folder");
+    let network = Network::start_with(&dir, &["--orgs", "1", "--isolate", "--ordering", "raft"], Some(&faults));
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "at first").await;
+
+    // Whoever is killed connects again, and the port that it comes to panics.
+    let rounds: [(&[&str], &str); 3] = [
+        (&["memory-1", "storage-org1"], "compute-org1"),
+        (&["compute-org1"], "gateway-org1"),
+        (&["orderer"], "orderer-2"),
+    ];
+    for (doomed, killed) in rounds {
+        let before = processes(&dir);
+        for name in doomed {
+            std::fs::write(faults.join(format!("{name}.new")), "rma.host.panics").expect("there is room");
+            std::fs::rename(faults.join(format!("{name}.new")), faults.join(name)).expect("it is there");
+        }
+        let start = Instant::now();
+        while doomed.iter().any(|name| faults.join(name).exists()) {
+            assert!(start.elapsed() < RESTART_PATIENCE, "{doomed:?} do not look for faults");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let number =
+            |known: &[Ready], name: &str| known.iter().find(|process| process.name == name).map(|one| one.process);
+        send(number(&before, killed).expect("it runs"), Signal::KILL);
+        loop {
+            let known = Endpoints::load(&dir).map(|endpoints| endpoints.processes).unwrap_or_default();
+            let is_back = |name: &&str| number(&known, name).is_some_and(|now| Some(now) != number(&before, name));
+            let log = std::fs::read_to_string(dir.with_extension("log")).expect("the supervisor has a log");
+            let told = |name: &&str| log.contains(&format!("{name} has ended with code 70; it is started again"));
+            if doomed.iter().all(|name| is_back(name) && told(name)) {
+                break;
+            }
+            if start.elapsed() > RESTART_PATIENCE {
+                let own = |name: &&str| std::fs::read_to_string(dir.join("nodes").join(name).join("heddle.log"));
+                let own: Vec<String> = doomed.iter().filter_map(|name| own(name).ok()).collect();
+                panic!("{doomed:?} are not started again:\n{log}\n{}", own.join("\n"));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        load.progress(SOME, &format!("after panics in {doomed:?}")).await;
+    }
+    let told = load.end().await;
+    end_with_all(network, &dir, 1, &told).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,6 +28,8 @@ impl Store {
 
     fn start_with(dir: &Path, more: &[&str]) -> Store {
         let mut command = heddle(&["kv", "up", "--bound", "--listen", "127.0.0.1:0", "--keys", "2000", "--dir"]);
+        // What its processes are to fail of, as tests ask.
+        command.env("HEDDLE_FAULTS", dir.with_extension("faults"));
         let child = command.arg(dir).args(more).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut child = child.expect("the program can be started");
         let start = Instant::now();
@@ -426,6 +428,21 @@ fn a_store_of_processes_outlives_the_kill_of_its_coordinator_and_of_a_memory_nod
     let killed = kill("memory-1");
     assert_eq!(store.ask(&["put", "other", "Mary"]).0, Some(0));
     runs_again("memory-1", killed);
+    until("all memory nodes are back", &|| status()["memoryNodesLive"] == 3);
+
+    // The task behind its port panics when a processor comes back: the process must not live on without it.
+    let faults = store.dir.with_extension("faults");
+    std::fs::create_dir(&faults).expect("it is not there");
+    std::fs::write(faults.join("new"), "rma.host.panics").expect("there is room");
+    std::fs::rename(faults.join("new"), faults.join("memory-2")).expect("it is there");
+    until("memory-2 looks for faults", &|| !faults.join("memory-2").exists());
+    let endpoint = KvEndpoint::load(&store.dir).expect("a file").expect("it runs");
+    let doomed = endpoint.parts.into_iter().find(|part| part.name == "memory-2").expect("it runs").process;
+    let killed = kill("processor-1");
+    runs_again("processor-1", killed);
+    runs_again("memory-2", doomed);
+    let log = std::fs::read_to_string(store.dir.join("memory-2.log")).expect("it has a log");
+    assert!(log.contains("this memory node has failed: the memory of this node is not served any more"), "{log}");
     until("all memory nodes are back", &|| status()["memoryNodesLive"] == 3);
     for (key, value) in [("name", "Grace\n"), ("other", "Mary\n")] {
         assert_eq!(store.ask(&["get", key]), (Some(0), value.to_owned()));

@@ -331,7 +331,7 @@ async fn memory_node(
     outcome
 }
 
-/// A memory node of this process, started again after its disk has failed.
+/// A memory node of this process, started again after its disk or its host has failed.
 struct KeptNode {
     options: KvOptions,
     layout: Layout,
@@ -350,7 +350,7 @@ impl KeptNode {
                 let failed = stop.or_stopped(node.failed()).await;
                 node.stop().await;
                 let Some(error) = failed else { return };
-                tracing::error!(slot, %error, "a memory node is started again after its disk has failed");
+                tracing::error!(slot, %error, "a memory node has failed and is started again");
                 if since.elapsed() > STEADY_AFTER {
                     pause = RESTART_PAUSE_MIN;
                 }

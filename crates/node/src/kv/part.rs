@@ -30,6 +30,8 @@ use serde::{Deserialize, Serialize};
 use super::stores::{Processors, Stores};
 use super::{AUTHORITY, HOST, KvEndpoint, KvOptions, KvToken, NAME, Persistence, Sizes};
 use crate::network::{NodeError, write};
+use crate::process::Ended;
+use crate::services::{FAULTS, inject_faults};
 use crate::{Boxed, plan};
 
 /// What a process is.
@@ -236,6 +238,9 @@ impl KvProcess {
 
     async fn start_part(part: &KvPart) -> Result<KvProcess, NodeError> {
         let (options, stop) = (part.options(), Stop::new());
+        if let Some(folder) = std::env::var_os(FAULTS) {
+            drop(tokio::spawn(inject_faults(folder.into(), part.role.name(), stop.clone())));
+        }
         let (layout, places) = (super::layout(&options)?, part.places());
         let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
         let mut process = KvProcess { addresses: Vec::new(), node: None, stores: None, serving: Vec::new(), stop };
@@ -275,17 +280,21 @@ impl KvProcess {
         &self.addresses
     }
 
-    /// Completes when this process is of no more use, with the reason: a store cannot go on, anywhere, or the disk of this
-    /// memory node has failed, and it is to be started again.
-    pub async fn failed(&self) -> Error {
-        if let Some(node) = &self.node {
-            return node.failed().await;
-        }
-        loop {
-            rt::sleep(super::LOOK).await;
-            if let Some(error) = self.stores.as_ref().and_then(|stores| stores.failed()) {
-                return error;
-            }
+    /// Completes when this process is of no more use, with the reason: a store cannot go on, anywhere, or the disk or the
+    /// host of this memory node has failed, and it is to be started again.
+    pub async fn failed(&self) -> Ended {
+        let error = match &self.node {
+            Some(node) => node.failed().await,
+            None => loop {
+                rt::sleep(super::LOOK).await;
+                if let Some(error) = self.stores.as_ref().and_then(|stores| stores.failed()) {
+                    break error;
+                }
+            },
+        };
+        match error {
+            Error::HostFailed(_) | Error::Panicked(_) => Ended::defect(error.to_string()),
+            error => Ended::of_surroundings(error.to_string()),
         }
     }
 

@@ -41,13 +41,14 @@ use crate::Boxed;
 use crate::config::{Config, Engine, Form};
 use crate::control::{ComputeReport, orderer_of};
 use crate::network::roster::Roster;
+use crate::process::Ended;
 use crate::roles::compute::{self, Among, Compute, Elsewhere, Local};
 use crate::roles::gateway as gateway_role;
 use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Ordering};
 use crate::roles::storage::{self, Storage};
-use crate::services::Services;
+use crate::services::{Services, Watched};
 use crate::{contracts, control, credentials, disk, metrics, ports, profile, rules};
 
 /// How long a stop waits for peers to commit what was ordered; what they miss they fetch at the next start.
@@ -83,12 +84,12 @@ pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let services = Services::new(stop.clone());
     let sync = GroupSync::new();
 
-    let (log_memory, orderings) = start_orderers(&network, &sync).await?;
+    let (log_memory, orderings) = start_orderers(&network, &sync, &services).await?;
     let blocks: Vec<String> = orderings.iter().map(|(place, _)| blocks_address(&network, *place)).collect();
     let orderings: Vec<Ordering> = orderings.into_iter().map(|(_, ordering)| ordering).collect();
     let ordering = &orderings[0];
     let shared = match config.pool.form {
-        Form::Disaggregated => Some(start_memory(&network).await?),
+        Form::Disaggregated => Some(start_memory(&network, &services).await?),
         Form::Monolithic => None,
     };
     let opening =
@@ -227,10 +228,14 @@ fn blocks_address(network: &Network, place: usize) -> String {
 /// Starts the orderers, and what their log is in.
 type Numbered = (usize, Ordering);
 
-async fn start_orderers(network: &Network, sync: &GroupSync) -> Result<(Vec<LogMemory>, Vec<Numbered>), NodeError> {
+async fn start_orderers(
+    network: &Network,
+    sync: &GroupSync,
+    services: &Services,
+) -> Result<(Vec<LogMemory>, Vec<Numbered>), NodeError> {
     let config = &network.config.ordering;
     let roster = Roster::load(&network.path, config.count())?;
-    let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+    let fabric: Arc<dyn Fabric> = Arc::new(Watched::new(Arc::new(Shm::default()), services.clone()));
     let tokens: Vec<(String, Token)> =
         roster.numbers.iter().map(|number| (orderer_of(*number), Token::random())).collect();
     let mut memory = Vec::new();
@@ -313,11 +318,11 @@ struct Shared {
 }
 
 /// Starts memory nodes, on hosts of this process.
-async fn start_memory(network: &Network) -> Result<Shared, NodeError> {
+async fn start_memory(network: &Network, services: &Services) -> Result<Shared, NodeError> {
     let config = &network.config.pool;
     let tokens = || (0..config.memory_nodes).map(|_| Token::random()).collect::<Vec<_>>();
     let tokens: Vec<Vec<Token>> = network.organizations.iter().map(|_| tokens()).collect();
-    let fabric: Arc<dyn Fabric> = Arc::new(Shm::default());
+    let fabric: Arc<dyn Fabric> = Arc::new(Watched::new(Arc::new(Shm::default()), services.clone()));
     let mut memory = Vec::new();
     for index in 0..config.memory_nodes {
         let owners = network.organizations.iter().zip(&tokens);
@@ -543,13 +548,13 @@ impl Running {
     }
 
     /// Completes when a peer, its storage node, the orderer, memory or a port has stopped by itself, and says why.
-    pub async fn failed(&self) -> String {
+    pub async fn failed(&self) -> Ended {
         let peers = self.computes.iter().flatten().map(|compute| compute.failed().boxed());
         let storages = self.storages.iter().map(|storage| storage.failed().boxed());
         tokio::select! {
-            (reason, _, _) = select_all(peers.chain(storages)) => reason,
-            (reason, _, _) = select_all(self.orderings.iter().map(|ordering| ordering.failed().boxed())) => reason,
-            reason = self.services.failed() => reason,
+            (ended, _, _) = select_all(peers.chain(storages)) => ended,
+            (ended, _, _) = select_all(self.orderings.iter().map(|ordering| ordering.failed().boxed())) => ended,
+            reason = self.services.failed() => Ended::defect(reason),
         }
     }
 

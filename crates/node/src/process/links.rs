@@ -23,6 +23,7 @@ use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Token, Tokens}
 
 use super::file::{GENESIS, Secret, TRUST};
 use crate::network::NodeError;
+use crate::services::{Services, Watched};
 use crate::transport::{self, Organisation, TlsTransport};
 
 const SHM: &str = "shm";
@@ -30,14 +31,16 @@ const TCP: &str = "tcp";
 
 /// The providers of remote memory access, told apart by the schemes of addresses.
 pub(crate) struct Fabrics {
-    shm: Shm,
-    tcp: Tcp,
+    shm: Watched,
+    tcp: Watched,
 }
 
 impl Fabrics {
-    /// With this TLS below the frames of tcp, if any.
-    pub(crate) fn new(tls: Option<TcpTls>) -> Fabrics {
-        Fabrics { shm: Shm::default(), tcp: Tcp::new(TcpOptions { tls, ..TcpOptions::default() }) }
+    /// With this TLS below the frames of tcp, if any. A host that fails ends the process.
+    pub(crate) fn new(tls: Option<TcpTls>, services: &Services) -> Fabrics {
+        let tcp = Tcp::new(TcpOptions { tls, ..TcpOptions::default() });
+        let watched = |fabric| Watched::new(fabric, services.clone());
+        Fabrics { shm: watched(Arc::new(Shm::default())), tcp: watched(Arc::new(tcp)) }
     }
 
     fn of<'a>(&self, address: &'a str) -> Result<(&dyn Fabric, &'a str), Error> {
@@ -104,8 +107,8 @@ impl Accepted {
 }
 
 /// Makes links within the organisation known: this process proves itself with `own`, and each of its ports lets in those
-/// that it is for and nobody else. There is no listening at other addresses.
-pub(crate) fn register(name: &str, own: Option<&Secret>, tls: Option<&TcpTls>, ports: Vec<Port>) {
+/// that it is for and nobody else; one that fails ends the process. There is no listening at other addresses.
+pub(crate) fn register(name: &str, own: Option<&Secret>, tls: Option<&TcpTls>, ports: Vec<Port>, services: &Services) {
     // Who only answers connects to nobody; its own token opens no door.
     let token = own.map_or_else(Token::random, Secret::token);
     let credential = Credential { name: name.to_owned(), token };
@@ -115,6 +118,7 @@ pub(crate) fn register(name: &str, own: Option<&Secret>, tls: Option<&TcpTls>, p
     let tokens: Arc<BTreeMap<String, Tokens>> = Arc::new(tokens.collect());
     let fabrics: [(&'static str, Arc<dyn Fabric>); 2] = [(SHM, Arc::new(Shm::default())), (TCP, Arc::new(tcp))];
     for (scheme, fabric) in fabrics {
+        let fabric = Arc::new(Watched::new(fabric, services.clone()));
         let links = OwnLinks { scheme, fabric, credential: credential.clone(), tokens: Arc::clone(&tokens) };
         base::rt::net::register(scheme, Arc::new(links));
     }

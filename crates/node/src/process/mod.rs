@@ -43,7 +43,7 @@ use crate::roles::log_memory::{self, LogMemory};
 use crate::roles::memory::{self, Memory};
 use crate::roles::orderer::{self, Guarded, Ordering};
 use crate::roles::storage::{self as storage_role, Storage};
-use crate::services::Services;
+use crate::services::{FAULTS, Services, inject_faults};
 use crate::{contracts, control, credentials, disk, metrics, ports, rules};
 
 use file::Secret;
@@ -74,6 +74,18 @@ pub struct Ended {
     pub reason: String,
     /// Whether a part of it ended that must not, by a mistake of the program: to be started again, and to be reported.
     pub is_defect: bool,
+}
+
+impl Ended {
+    /// A part ended that must not.
+    pub(crate) fn defect(reason: String) -> Ended {
+        Ended { reason, is_defect: true }
+    }
+
+    /// The process cannot go on with what is around it: a disk, a configuration, another process.
+    pub(crate) fn of_surroundings(reason: String) -> Ended {
+        Ended { reason, is_defect: false }
+    }
 }
 
 enum Kind {
@@ -121,6 +133,9 @@ impl Process {
             }
         };
         let services = Services::new(stop.clone());
+        if let Some(folder) = std::env::var_os(FAULTS) {
+            drop(tokio::spawn(inject_faults(folder.into(), file.name.clone(), stop.clone())));
+        }
         let here = Here { file: &file, folder: &folder, stop: &stop, services: &services, tcp_tls };
         let started = match role {
             ProcessRole::Memory => here.memory().await?,
@@ -175,8 +190,8 @@ impl Process {
             }
         };
         tokio::select! {
-            reason = role => Ended { reason, is_defect: false },
-            reason = self.services.failed() => Ended { reason, is_defect: true },
+            ended = role => ended,
+            reason = self.services.failed() => Ended::defect(reason),
         }
     }
 
@@ -318,12 +333,12 @@ impl Here<'_> {
     }
 
     fn fabrics(&self) -> Fabrics {
-        Fabrics::new(self.tcp_tls.clone())
+        Fabrics::new(self.tcp_tls.clone(), self.services)
     }
 
     /// Makes links within the organisation known.
     fn register(&self, own: Option<&Secret>, ports: Vec<Port>) {
-        links::register(&self.file.name, own, self.tcp_tls.as_ref(), ports);
+        links::register(&self.file.name, own, self.tcp_tls.as_ref(), ports, self.services);
     }
 
     /// The organisations that are members of the channel, but for one.

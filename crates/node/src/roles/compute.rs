@@ -43,6 +43,7 @@ use crate::control::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, Nod
 use crate::load;
 use crate::metrics;
 use crate::network::NodeError;
+use crate::process::Ended;
 
 /// The wait before a storage node that does not answer is asked again; it doubles.
 const ASK_AGAIN_MIN: Duration = Duration::from_millis(50);
@@ -50,6 +51,8 @@ const ASK_AGAIN_MIN: Duration = Duration::from_millis(50);
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(2);
 /// How often one of several compute nodes is looked at until it has found its place.
 const READY_PERIOD: Duration = Duration::from_millis(5);
+/// How often memory nodes are asked whether they still answer.
+const PROBE_PERIOD: Duration = Duration::from_secs(2);
 /// What a compute node is that has no memory of its own to show.
 const READER: &str = "a reader: the peer's primary, another compute node, holds its memory";
 
@@ -186,6 +189,17 @@ impl PeerMemory for Pooled {
 }
 
 impl Pooled {
+    /// Sees to it that a memory node which hangs shows in health, also while nobody asks it for memory.
+    async fn probe(memory: Weak<Pooled>) {
+        loop {
+            rt::sleep(PROBE_PERIOD).await;
+            let Some(memory) = memory.upgrade() else { return };
+            if let Some(space) = memory.space() {
+                space.probe().await;
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<AddressSpace>> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -258,6 +272,7 @@ impl Compute {
         let (address, token) = (elsewhere.storage.clone(), Bytes::new());
         let (space, state) = Default::default();
         let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), space, state });
+        drop(rt::spawn(Pooled::probe(Arc::downgrade(&memory))));
         if let Some(among) = &elsewhere.among {
             return Compute::among(options, among.clone(), memory);
         }
@@ -432,7 +447,7 @@ impl Compute {
             });
             let space = memory.as_ref().and_then(|memory| memory.space());
             let donors = space.map(|space| space.donors()).unwrap_or_default();
-            let missed = donors.into_iter().filter(|donor| !donor.connected);
+            let missed = donors.into_iter().filter(|donor| !donor.answers);
             let missed = missed.map(|donor| {
                 let problem = donor.problem.unwrap_or_else(|| "it is not connected yet".to_owned());
                 format!("the memory node at {} is missed: {problem}", donor.address)
@@ -511,7 +526,7 @@ impl Compute {
     }
 
     /// Completes when it has stopped by itself, and says why.
-    pub(crate) async fn failed(&self) -> String {
+    pub(crate) async fn failed(&self) -> Ended {
         match &self.node {
             Node::Alone { channel, .. } => channel.stopped().await,
             Node::Among(node) => node.failed().await,

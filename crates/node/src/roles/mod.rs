@@ -19,8 +19,32 @@ pub(crate) mod storage;
 
 use std::sync::Arc;
 
+use crate::process::Ended;
+
 /// Why a part of a network has stopped.
-fn said(name: &str, failure: Option<Arc<chain::Error>>) -> String {
-    let cause = failure.map_or_else(|| "no cause given".to_owned(), |error| error.to_string());
-    format!("{name} has stopped: {cause}")
+fn said(name: &str, failure: Option<Arc<chain::Error>>) -> Ended {
+    let cause = failure.as_ref().map_or_else(|| "no cause given".to_owned(), |error| error.to_string());
+    let reason = format!("{name} has stopped: {cause}");
+    match failure.as_deref() {
+        Some(chain::Error::Panicked(_) | chain::Error::Consensus(consensus::Error::Panicked(_))) => {
+            Ended::defect(reason)
+        }
+        _ => Ended::of_surroundings(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_defect_and_a_full_disk_is_none() {
+        let panicked = said("peer0", Some(Arc::new(chain::Error::Panicked("it was impossible".to_owned()))));
+        assert_eq!(panicked, Ended::defect("peer0 has stopped: a stage panicked: it was impossible".to_owned()));
+        let of_engine = said("orderer", Some(Arc::new(consensus::Error::Panicked("a Raft node").into())));
+        assert!(of_engine.is_defect, "{of_engine:?}");
+        let full = consensus::Error::Journal("no space left on device".to_owned());
+        assert!(!said("orderer", Some(Arc::new(full.into()))).is_defect);
+        assert!(!said("orderer", None).is_defect);
+    }
 }

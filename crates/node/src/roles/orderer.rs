@@ -23,6 +23,7 @@ use storage::{DataDirectory, GroupSync};
 
 use crate::config;
 use crate::network::NodeError;
+use crate::process::Ended;
 
 /// What an orderer is made of.
 pub(crate) struct Options<'a> {
@@ -87,10 +88,12 @@ impl Ordering {
     }
 
     /// Completes when it has stopped by itself, and says why.
-    pub(crate) async fn failed(&self) -> String {
+    pub(crate) async fn failed(&self) -> Ended {
         tokio::select! {
             () = self.chain.stopped() => super::said(&self.name, self.chain.failure()),
-            () = self.orderer.unserved().stopped() => format!("{} streams no blocks any more: its port has ended", self.name),
+            () = self.orderer.unserved().stopped() => {
+                Ended::defect(format!("{} streams no blocks any more: its port has ended", self.name))
+            }
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use base::Bytes;
 use base::rt::net::Parties;
+use base::{Bytes, ErrorKind};
 use storage::blocks::BlockOptions;
 use storage::node::{NodeOptions, StorageNode};
 use storage::tables::{FjallEngine, FjallOptions};
@@ -11,6 +11,7 @@ use storage::{DataDirectory, GroupSync};
 
 use crate::network::NodeError;
 use crate::network::layout::TABLES;
+use crate::process::Ended;
 
 /// What a storage node is made of.
 pub(crate) struct Options<'a> {
@@ -53,8 +54,11 @@ impl Storage {
     }
 
     /// Completes when it is of no more use until it is started again, and says why.
-    pub(crate) async fn failed(&self) -> String {
-        format!("{} takes no more writes: {}; start it again", self.name, self.node.failed().await)
+    pub(crate) async fn failed(&self) -> Ended {
+        let error = self.node.failed().await;
+        let reason = format!("{} takes no more writes: {error}; start it again", self.name);
+        // Its port has ended; else the engine says what is wrong with the disk.
+        if error.kind() == ErrorKind::Closed { Ended::defect(reason) } else { Ended::of_surroundings(reason) }
     }
 
     /// Makes everything durable and ends.

@@ -364,7 +364,8 @@ async fn an_orderer_that_stops_by_itself_does_not_go_unseen() {
     let proposal = client.proposal(CHANNEL, "events", "DeleteAsset", &args(&["a"])).sign();
     let transaction = client.endorse(&proposal).await.expect("the peer is well");
     client.submit(&transaction).await.expect("it is taken before it is stored");
-    let reason = tokio::time::timeout(Duration::from_secs(20), running.failed()).await.expect("it is noticed");
+    let ended = tokio::time::timeout(Duration::from_secs(20), running.failed()).await.expect("it is noticed");
+    let reason = ended.reason;
     assert!(reason.starts_with("orderer.example.com has stopped: ordering: "), "{reason}");
     assert_eq!(health(running).await, format!("HTTP/1.1 503 Service Unavailable: {reason}"));
     let status = client.submit(&transaction).await.expect_err("nobody takes it");

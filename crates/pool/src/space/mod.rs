@@ -44,7 +44,7 @@ use base::rt::{self, Stop};
 use base::{Epoch, ErrorKind};
 use rma::{Completion, Fabric, Token};
 
-use crate::events::{GrowTime, SectionsGrown, SectionsLost, SpaceBytes};
+use crate::events::{DonorsFoundSilent, GrowTime, SectionsGrown, SectionsLost, SpaceBytes};
 use crate::message::{Refusal, Reply, Request};
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
 pub use lent::{Lent, LentSpace, LentSpaceOptions};
@@ -135,7 +135,9 @@ pub struct DonorStatus {
     pub free_bytes: u64,
     /// What it may give, to all its owners together; 0 while it is not connected.
     pub budget_bytes: u64,
-    /// Why it is not connected.
+    /// Whether it is connected and answered what it was asked last.
+    pub answers: bool,
+    /// Why it is not connected, or that it does not answer.
     pub problem: Option<String>,
 }
 
@@ -545,11 +547,35 @@ impl AddressSpace {
                 address: place.donor.address.clone(),
                 connected: link.is_some(),
                 free_bytes: link.as_ref().map_or(0, |link| link.free_bytes()),
+                problem: match &link {
+                    Some(link) if !link.is_answering() => Some("it answers nothing, though it is connected".to_owned()),
+                    _ => lock(&place.problem).clone(),
+                },
+                answers: link.as_ref().is_some_and(|link| link.is_answering()),
                 budget_bytes: link.map_or(0, |link| link.budget_bytes()),
-                problem: lock(&place.problem).clone(),
             }
         };
         self.shared.donors.iter().map(status).collect()
+    }
+
+    /// Asks every donor of which nothing was heard for a while how much room it has, so that one which has stopped without
+    /// closing its connections shows in [`AddressSpace::donors`].
+    pub async fn probe(&self) {
+        for link in self.shared.links().into_iter().filter(|link| link.free_age() > ROOM_AGE_MAX) {
+            let answered = link.is_answering();
+            if let Ok(mut turn) = link.turn(ROOM_ANSWER_MAX).await {
+                // Its room is noted when the answer arrives, and that none came when its time is up.
+                let _ = turn.ask(Request::Room, ROOM_ANSWER_MAX).await;
+            }
+            match (answered, link.is_answering()) {
+                (true, false) => {
+                    DonorsFoundSilent.add(1);
+                    tracing::warn!(donor = %link.address, owner = %self.shared.owner, "a memory node answers nothing");
+                }
+                (false, true) => tracing::info!(donor = %link.address, "a memory node answers again"),
+                _ => {}
+            }
+        }
     }
 
     /// The next loss: each section is reported once. One task at a time; dropping the future loses nothing. Never

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::Loopback;
-use base::rt::simulation::Simulation;
+use base::rt::simulation::{Sim, Simulation};
 use base::rt::{self, Stop};
 use base::{Bytes, BytesMut, Epoch, ErrorKind};
 use pool::{
     AddressSpace, Donor, Error, Lent, LentSpace, LentSpaceOptions, LossReason, MemoryNode, MemoryNodeOptions,
     SpaceOptions, Usage,
 };
+use rma::sim::SimFabric;
 use rma::{Fabric as _, HostOptions, NodeId, TOKEN_BYTES, Token};
 
 const SECTION: u64 = 4096;
@@ -238,6 +239,49 @@ fn a_lost_donor_is_reported_once_and_grown_from_again_when_it_is_back() {
         assert!(sections.iter().all(|section| section.id != again.id && section.address != again.address));
         assert_eq!((back.usage().sections, kept.usage().sections), (1, 1));
     });
+}
+
+/// A memory node that hung without closing its connections was good in its owner's health for ever.
+#[test]
+fn a_donor_that_stops_without_a_word_shows_when_it_is_probed() {
+    let scenario = |sim: Sim| async move {
+        let fabric = SimFabric::new(&sim);
+        let hosted = fabric.clone();
+        sim.node("memory").start(move || {
+            let fabric = hosted.clone();
+            async move {
+                let options = HostOptions { node: NodeId(1), tokens: Arc::new(token) };
+                let host = fabric.host("a", options).await.expect("the address is free");
+                let (budget_bytes, section_bytes, stop) = (SECTION, SECTION, Stop::new());
+                let options = MemoryNodeOptions { host, budget_bytes, section_bytes, stop };
+                let _node = MemoryNode::start(options).await.expect("the options are good");
+                std::future::pending::<()>().await;
+            }
+        });
+        let memory = sim.node("memory");
+        let watching = sim.node("owner").spawn(async move {
+            rt::sleep(Duration::from_millis(100)).await;
+            let fabric = Arc::new(fabric) as Arc<dyn rma::Fabric>;
+            let options = SpaceOptions { fabric, ..options(&Arc::default(), "owner", 1, &["a"]) };
+            let space = AddressSpace::open(options).await.expect("the donor is there");
+            let probed = async || {
+                rt::sleep(Duration::from_secs(2)).await;
+                space.probe().await;
+                let [status] = &space.donors()[..] else { panic!("there is one donor") };
+                status.clone()
+            };
+            assert!(probed().await.answers);
+            memory.pause();
+            let status = probed().await;
+            assert!(status.connected && !status.answers, "{status:?}");
+            assert!(status.problem.as_ref().is_some_and(|problem| problem.contains("answers nothing")), "{status:?}");
+            memory.resume();
+            let status = probed().await;
+            assert!(status.answers && status.problem.is_none(), "{status:?}");
+        });
+        watching.await.expect("it does not crash");
+    };
+    Simulation::new(1).run(scenario).expect("it holds");
 }
 
 #[test]

@@ -299,6 +299,7 @@ pub(super) fn serve(host: &Arc<Inner>, path: &Path) -> Result<(), Error> {
                     rt::sleep(ACCEPT_AGAIN).await;
                     continue;
                 };
+                crate::failure::may_panic();
                 let Some(host) = host.upgrade() else { return };
                 let stop = host.stop.clone();
                 let _ends_in_time = rt::spawn(async move {

@@ -216,6 +216,7 @@ impl Progress {
     }
 
     fn accept(&mut self) {
+        crate::failure::may_panic();
         for _ in 0..ACCEPTS_MAX {
             match self.listener.accept() {
                 // A socket that cannot be set up was lost already.

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,6 +29,7 @@ use super::connection::{Draft, Link, Peer, Shared};
 use super::device::{Access, Device};
 use super::memory::Memory;
 use super::wire::{self, Frame, PairAddress, Refusal, Transcript, VERSION};
+use crate::failure::{Failure, may_panic, reason_of};
 use crate::{Capability, Endpoint, Error, GrantId, Host, HostOptions, NodeId, RegionId, Rights, Secret, Token, Tokens};
 
 /// How long the holders of a revoked capability may take to let go before they lose their connections.
@@ -87,6 +89,8 @@ pub struct Regions {
     handshakes: AtomicUsize,
     stop: AtomicBool,
     wake: OwnedFd,
+    /// A defect of the listening thread.
+    failure: Failure,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -221,6 +225,7 @@ impl Regions {
             if !matches!(rustix::event::poll(&mut waiting, None), Ok(_) | Err(rustix::io::Errno::INTR)) {
                 return;
             }
+            may_panic();
             // The listener does not block: who came may have gone again.
             let Ok((control, _)) = listener.accept() else { continue };
             if self.stop.load(Ordering::Acquire) || self.handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
@@ -326,6 +331,7 @@ impl VerbsHost {
             handshakes: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             wake: wake.map_err(|error| system(error.into()))?,
+            failure: Failure::default(),
         });
         let (sender, accepted) = bounded(ACCEPTED_MAX);
         lock(&regions.connections).listening = true;
@@ -334,10 +340,22 @@ impl VerbsHost {
         // The thread is the provider's own and of production only; no simulation comes here.
         #[allow(clippy::disallowed_methods)]
         let spawned = thread.spawn(move || {
-            Arc::clone(&listening).listen(&listener, &sender);
+            let regions = Arc::clone(&listening);
+            let outcome = catch_unwind(AssertUnwindSafe(|| regions.listen(&listener, &sender)));
             drop(listener);
             lock(&listening.connections).listening = false;
             listening.ended.notify_all();
+            // A host that nobody can reach any more ends as a whole, and says so before anybody can see the end.
+            let reason = match outcome {
+                Err(panic) => Some(format!("its listening thread panicked: {}", reason_of(&*panic))),
+                Ok(()) if !listening.stop.load(Ordering::Acquire) => Some("its port cannot be waited for".to_owned()),
+                Ok(()) => None,
+            };
+            if let Some(reason) = reason {
+                listening.failure.fail(reason);
+                listening.close();
+            }
+            drop(sender);
         });
         spawned.map_err(system)?;
         let accepted = base::rt::sync::Mutex::new(accepted);
@@ -452,6 +470,10 @@ impl Host for VerbsHost {
 
     async fn accept(&self) -> Result<Endpoint, Error> {
         self.accepted.lock().await.recv().await.ok_or(Error::Closed)
+    }
+
+    async fn failed(&self) -> String {
+        self.regions.failure.wait().await
     }
 
     fn address(&self) -> String {

@@ -55,9 +55,17 @@ pub struct Network {
 impl Network {
     /// Starts `heddle up` in a directory, on any free ports, and waits until it is ready.
     pub fn start(dir: &Path, arguments: &[&str]) -> Network {
+        Network::start_with(dir, arguments, None)
+    }
+
+    /// As [`Network::start`]; processes look in a folder for faults that they are to have.
+    pub fn start_with(dir: &Path, arguments: &[&str], faults: Option<&Path>) -> Network {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.with_extension("log")).expect("a log");
         let mut command = heddle(&["up", "--bound", "--any-ports", "--dir"]);
         command.arg(dir).args(arguments);
+        if let Some(faults) = faults {
+            command.env("HEDDLE_FAULTS", faults);
+        }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         let mut child = child.expect("the program can be started");
         let start = Instant::now();
