@@ -2,7 +2,7 @@
 //!
 //! 1. A [`workload`] says what to load and what each client calls.
 //! 2. The [`driver`] runs the clients against a [`network`] behind [`outcome::Submit`] and measures one window.
-//! 3. [`floor`] prices the signatures that no server can save; [`process`] reads what the servers really spent.
+//! 3. [`floor`] prices the signatures that no server can save, [`latency_floor`] the fsyncs and round trips that no commit can; [`process`] reads what the servers really spent.
 //! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
 //!
 //! Left to others: starting and stopping a network (`heddle bench`), and everything that is measured.
@@ -14,6 +14,7 @@ pub mod flexchain;
 pub mod floor;
 pub mod histogram;
 pub mod interval;
+pub mod latency_floor;
 pub mod network;
 pub mod ordering;
 pub mod outcome;

@@ -48,6 +48,11 @@ pub fn disk_bytes(folder: &Path) -> u64 {
         .sum()
 }
 
+/// Processors of this machine that this process may use.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Model name and number of processors, memory: what a figure is measured on.
 pub fn machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -56,7 +61,7 @@ pub fn machine() -> String {
         .find(|line| line.starts_with("model name"))
         .and_then(|line| line.split(':').nth(1))
         .map_or("unknown processor", str::trim);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = processors();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory_kib: u64 = meminfo
         .lines()

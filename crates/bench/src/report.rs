@@ -9,8 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::driver::Measurement;
 use crate::error::Error;
+use crate::figure::Bound;
 use crate::floor::{Needs, Prices};
 use crate::histogram::Histogram;
+use crate::latency_floor::{FSYNCS, LatencyPrices, ROUND_TRIPS};
 use crate::outcome::{BY_CONTRACT, STAGES};
 use crate::process;
 use crate::tally::VALID;
@@ -47,12 +49,20 @@ pub struct Settings {
     pub workload: Map<String, Value>,
 }
 
+/// Processors that servers and clients together keep busy at least, of two, with [`PROCESSORS_CLIENTS`] clients.
+const PROCESSORS_USED_MIN: f64 = 1.95;
+const PROCESSORS_CLIENTS: usize = 400;
+/// What the median latency of a lone client may be over its floor.
+const P50_OVER_FLOOR_MAX: f64 = 2.0;
+
 /// A measurement with all that is needed to judge it.
 pub struct Report {
     settings: Settings,
     measurement: Measurement,
     prices: Prices,
     needs: Needs,
+    /// Of one client alone.
+    latency: Option<LatencyPrices>,
 }
 
 impl Report {
@@ -60,7 +70,13 @@ impl Report {
     pub fn new(settings: Settings, measurement: Measurement, prices: Prices) -> Report {
         let count = |number: usize| u32::try_from(number).expect("a network has few organisations");
         let needs = Needs::new(count(settings.endorsers), count(settings.organizations), settings.wait == "status");
-        Report { settings, measurement, prices, needs }
+        Report { settings, measurement, prices, needs, latency: None }
+    }
+
+    /// The same report, which compares the latency of its only client with what that needs.
+    #[must_use]
+    pub fn with_latency_floor(self, prices: Option<LatencyPrices>) -> Report {
+        Report { latency: prices, ..self }
     }
 
     /// What was measured.
@@ -87,6 +103,30 @@ impl Report {
     /// How many times the cost of its signatures a transaction costs the servers.
     pub fn server_cpu_over_crypto_floor(&self) -> f64 {
         self.server_cpu_us() / self.needs.floor_us(&self.prices)
+    }
+
+    /// Processors that servers and clients together kept busy.
+    pub fn processors_used(&self) -> f64 {
+        let Measurement { server_cpu_us, client_cpu_us, elapsed, .. } = &self.measurement;
+        (server_cpu_us + client_cpu_us) as f64 / elapsed.as_micros() as f64
+    }
+
+    /// The median latency over its floor, where that was measured.
+    pub fn p50_over_floor(&self) -> Option<f64> {
+        let median = self.measurement.tally.latency.quantile_us(0.5) as f64 / 1e3;
+        self.latency.map(|prices| median / prices.floor_ms())
+    }
+
+    /// What ratios of this report alone are held against.
+    fn bounds(&self) -> Map<String, Value> {
+        let mut bounds = Map::new();
+        if self.settings.clients == PROCESSORS_CLIENTS && process::processors() == 2 {
+            bounds.insert("processors_used".to_owned(), Bound::AtLeast(PROCESSORS_USED_MIN).text().into());
+        }
+        if self.latency.is_some() {
+            bounds.insert("p50_over_floor".to_owned(), Bound::AtMost(P50_OVER_FLOOR_MAX).text().into());
+        }
+        bounds
     }
 
     fn for_each_valid(&self, amount: u64) -> f64 {
@@ -147,6 +187,7 @@ impl Report {
             "server_cpu_us_per_valid": rounded(self.server_cpu_us()),
             "client_cpu_us_per_valid": rounded(self.for_each_valid(self.measurement.client_cpu_us)),
             "server_processors": rounded(self.measurement.server_cpu_us as f64 / elapsed.as_micros() as f64),
+            "client_processors": rounded(self.measurement.client_cpu_us as f64 / elapsed.as_micros() as f64),
             "verifications_per_valid": self.verifications_per_valid().map(rounded),
             "server_resident_bytes": self.measurement.server_resident_bytes,
             "disk_bytes": self.measurement.disk_bytes.1,
@@ -163,14 +204,31 @@ impl Report {
             "verify_us": rounded(self.prices.verify_us),
             "sign_us": rounded(self.prices.sign_us),
         });
+        let mut rows = vec![heddle, floor];
+        let mut ratios = json!({
+            "server_cpu_over_crypto_floor": rounded(self.server_cpu_over_crypto_floor()),
+            "processors_used": rounded(self.processors_used()),
+        });
+        if let (Some(prices), Some(over)) = (self.latency, self.p50_over_floor()) {
+            rows.push(json!({
+                "name": "latency floor",
+                "latency_ms": rounded(prices.floor_ms()),
+                "fsyncs": FSYNCS,
+                "round_trips": ROUND_TRIPS,
+                "fsync_us": rounded(prices.fsync_us),
+                "round_trip_us": rounded(prices.round_trip_us),
+            }));
+            ratios["p50_over_floor"] = rounded(over).into();
+        }
         json!({
             "figure": self.settings.figure,
             "version": env!("CARGO_PKG_VERSION"),
             "machine": process::machine(),
             "settings": self.settings,
             "valid_tps": rounded(self.valid_tps()),
-            "rows": [heddle, floor],
-            "ratios": { "server_cpu_over_crypto_floor": rounded(self.server_cpu_over_crypto_floor()) },
+            "rows": rows,
+            "ratios": ratios,
+            "bounds": self.bounds(),
         })
     }
 
@@ -213,6 +271,21 @@ impl Report {
         for (stage, times) in STAGES.iter().zip(&tally.stages) {
             table.row(&format!("  {}", stage.name()), latency_text(times));
         }
+        if let (Some(prices), Some(over)) = (self.latency, self.p50_over_floor()) {
+            let bound = Bound::AtMost(P50_OVER_FLOOR_MAX);
+            table.row(
+                "  floor",
+                format!(
+                    "{:.2} ms: {FSYNCS} fsyncs of {:.0} µs, {ROUND_TRIPS} round trips of {:.0} µs; p50 is {over:.2} times that; \
+                     bound {}: {}",
+                    prices.floor_ms(),
+                    prices.fsync_us,
+                    prices.round_trip_us,
+                    bound.text(),
+                    if bound.is_kept_by(over) { "kept" } else { "not kept" }
+                ),
+            );
+        }
         table.row("a block", format!("{:.0} transactions", self.block_transactions()));
         table.row(
             "servers' processor",
@@ -238,6 +311,7 @@ impl Report {
         }
         let client = self.for_each_valid(self.measurement.client_cpu_us);
         table.row("clients' processor", format!("{client:.0} µs a valid transaction"));
+        table.row("processors used", format!("{:.2} by servers and clients", self.processors_used()));
         table.row("servers' memory", format!("{:.0} MiB", self.measurement.server_resident_bytes as f64 / MIB));
         let disk = self.measurement.disk_bytes.1 as f64 / MIB;
         table.row(

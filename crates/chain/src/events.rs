@@ -7,8 +7,10 @@ base::events! {
     counter ProposalsFailed("heddle_chain_proposals_failed_total");
     /// Proposals that were refused before a contract ran.
     counter ProposalsRefused("heddle_chain_proposals_refused_total");
-    /// Proposals that were turned away because too many were running.
+    /// Proposals that were turned away because too many were running and waiting, or because they had waited for too long.
     counter ProposalsOverloaded("heddle_chain_proposals_overloaded_total");
+    /// Proposals that wait until fewer contracts run.
+    gauge ProposalsWaiting("heddle_chain_proposals_waiting");
     /// Time to run a proposal's contract, from snapshot to encoded read-write set.
     histogram SimulationTime("heddle_chain_simulation_seconds", seconds);
 

@@ -17,7 +17,7 @@ use ledger::config::BatchLimits;
 use ledger::config::genesis::EndorsementRule;
 use serde::{Deserialize, Serialize};
 
-pub use ordering::{Engine, Ordering};
+pub use ordering::{Cut, Engine, Ordering};
 pub use pool::{Borrow, Form, Pool, Provider};
 
 /// Organisations that one process holds at most.
@@ -137,7 +137,7 @@ pub struct Limits {
     pub calls: usize,
     /// Streams at once, at each port.
     pub streams: usize,
-    /// Proposals that run at once, at each peer.
+    /// Proposals that run and wait at once, at each peer.
     pub proposals: usize,
     /// Connections at once, at each port.
     pub connections: usize,
@@ -220,7 +220,7 @@ impl Default for Limits {
         Limits {
             calls: 4096,
             streams: 2048,
-            proposals: 256,
+            proposals: 4096,
             connections: 1024,
             connections_per_address: 128,
             message_bytes: 100 << 20,

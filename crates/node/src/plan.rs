@@ -556,6 +556,7 @@ impl Planner<'_> {
                     intake_address: at.intakes[place].clone(),
                     directory: self.data(&orderer_data(self.orderers[place])),
                     free_bytes_min: config.storage.free_bytes_min,
+                    cut: config.ordering.cut,
                     limits: config.limits.clone(),
                     sift: (config.ordering.engine == Engine::Sift).then(|| SiftFile {
                         number: place as u64 + 1,

@@ -1,8 +1,8 @@
 //! Measurements of two networks in turn: the one that was asked for, and what it is compared with.
 //!
 //! Beside the monolithic form the median of the ratios counts. Beside an older build, where the difference looked for is
-//! smaller than that between two runs, it is the mean with its interval, and a bound holds unless the whole interval lies
-//! beyond it.
+//! smaller than that between two runs, and beside blocks that limits alone cut, it is the mean with its interval, and a bound
+//! holds unless the whole interval lies beyond it.
 
 use serde_json::{Map, Value, json};
 
@@ -17,6 +17,8 @@ pub enum Baseline {
     Monolithic(Option<Bound>),
     /// The same network by an older build; the bound is for throughput.
     Before(Bound),
+    /// The same network, whose orderers cut blocks at the channel's limits alone; the bound is for throughput.
+    Timer(Option<Bound>),
 }
 
 impl Baseline {
@@ -25,6 +27,19 @@ impl Baseline {
         match self {
             Baseline::Monolithic(_) => "monolithic",
             Baseline::Before(_) => "before",
+            Baseline::Timer(_) => "timer",
+        }
+    }
+
+    /// Whether it is throughput that is compared, by its mean; else processor time, by its median.
+    fn compares_throughput(self) -> bool {
+        !matches!(self, Baseline::Monolithic(_))
+    }
+
+    fn bound(self) -> Option<Bound> {
+        match self {
+            Baseline::Before(bound) => Some(bound),
+            Baseline::Monolithic(bound) | Baseline::Timer(bound) => bound,
         }
     }
 }
@@ -42,14 +57,14 @@ pub struct Pairs {
 
 impl Pairs {
     /// Takes pairs of what was asked for and the baseline; gives the former of the pair with the median ratio: of processor
-    /// time, or of throughput beside an older build. Of an even number of pairs it is the higher one of the middle.
+    /// time, or of throughput where that is compared. Of an even number of pairs it is the higher one of the middle.
     ///
     /// # Panics
     /// If there is no pair.
     pub fn new(pairs: Vec<(Report, Report)>, baseline: Baseline) -> (Report, Pairs) {
         let (cpu, tps): (Vec<f64>, Vec<f64>) =
             pairs.iter().map(|(asked, compared)| (cpu_ratio(asked, compared), tps_ratio(asked, compared))).unzip();
-        let decisive = if matches!(baseline, Baseline::Before(_)) { &tps } else { &cpu };
+        let decisive = if baseline.compares_throughput() { &tps } else { &cpu };
         let middle = order(decisive)[pairs.len() / 2];
         let (asked, compared) = pairs.into_iter().nth(middle).expect("there is a pair");
         (asked, Pairs { baseline, compared, cpu, tps })
@@ -64,36 +79,34 @@ impl Pairs {
             compared.server_cpu_us(),
             cpu_ratio(asked, compared)
         );
-        match baseline {
-            Baseline::Monolithic(_) => cpu,
-            Baseline::Before(_) => format!(
-                "{:.0} a second, {name} {:.0}: {:.3}; {cpu}",
-                asked.valid_tps(),
-                compared.valid_tps(),
-                tps_ratio(asked, compared)
-            ),
+        if !baseline.compares_throughput() {
+            return cpu;
         }
+        format!(
+            "{:.0} a second, {name} {:.0}: {:.3}; {cpu}",
+            asked.valid_tps(),
+            compared.valid_tps(),
+            tps_ratio(asked, compared)
+        )
     }
 
     /// What is said below the table of the pair that is shown.
     pub fn to_table(&self) -> String {
         let mut table = Table(String::new());
         let cost = format!("{:.0} µs a valid transaction", self.compared.server_cpu_us());
-        match self.baseline {
-            Baseline::Monolithic(bound) => {
-                let ratio = median(&self.cpu);
-                let ratios: Vec<String> = self.cpu.iter().map(|ratio| format!("{ratio:.3}")).collect();
-                let bound = bound.map_or_else(String::new, |bound| verdict(bound, bound.is_kept_by(ratio)));
-                table.row("  monolithic", cost);
-                table.row("  over monolithic", format!("{ratio:.3}, the median of {}{bound}", ratios.join(", ")));
-            }
-            Baseline::Before(bound) => {
-                let (tps, cpu) = (Interval::of_ratios(&self.tps), Interval::of_ratios(&self.cpu));
-                table.row("  before", format!("{:.0} a second, {cost}", self.compared.valid_tps()));
-                let verdict = verdict(bound, tps.may_keep(bound));
-                table.row("  tps_over_before", format!("{}{verdict}", interval_text(&tps, self.tps.len())));
-                table.row("  cpu_over_before", interval_text(&cpu, self.cpu.len()));
-            }
+        let (name, bound) = (self.baseline.name(), self.baseline.bound());
+        if self.baseline.compares_throughput() {
+            let (tps, cpu) = (Interval::of_ratios(&self.tps), Interval::of_ratios(&self.cpu));
+            table.row(&format!("  {name}"), format!("{:.0} a second, {cost}", self.compared.valid_tps()));
+            let bound = bound.map_or_else(String::new, |bound| verdict(bound, tps.may_keep(bound)));
+            table.row(&format!("  tps_over_{name}"), format!("{}{bound}", interval_text(&tps, self.tps.len())));
+            table.row(&format!("  cpu_over_{name}"), interval_text(&cpu, self.cpu.len()));
+        } else {
+            let ratio = median(&self.cpu);
+            let ratios: Vec<String> = self.cpu.iter().map(|ratio| format!("{ratio:.3}")).collect();
+            let bound = bound.map_or_else(String::new, |bound| verdict(bound, bound.is_kept_by(ratio)));
+            table.row(&format!("  {name}"), cost);
+            table.row(&format!("  over {name}"), format!("{ratio:.3}, the median of {}{bound}", ratios.join(", ")));
         }
         table.0
     }
@@ -102,29 +115,29 @@ impl Pairs {
         let mut row = self.compared.to_json()["rows"][0].take();
         row["name"] = self.baseline.name().into();
         json["rows"].as_array_mut().expect("a report has rows").push(row);
-        match self.baseline {
-            Baseline::Monolithic(bound) => {
-                json["ratios"]["server_cpu_over_monolithic"] = rounded(median(&self.cpu)).into();
-                json["pairs"] = self.cpu.iter().copied().map(rounded).collect();
-                if let Some(bound) = bound {
-                    json["bounds"] = json!({ "server_cpu_over_monolithic": bound.text() });
-                }
+        let (name, bound) = (self.baseline.name(), self.baseline.bound());
+        let bounded = if self.baseline.compares_throughput() {
+            let (tps, cpu) = (format!("tps_over_{name}"), format!("cpu_over_{name}"));
+            let mut intervals = Map::new();
+            for (ratio, values) in [(&tps, &self.tps), (&cpu, &self.cpu)] {
+                let interval = Interval::of_ratios(values);
+                json["ratios"][ratio] = rounded(interval.mean).into();
+                let ends = interval.ends.map(|(low, high)| json!([rounded(low), rounded(high)]));
+                intervals.insert(ratio.clone(), ends.unwrap_or(Value::Null));
             }
-            Baseline::Before(bound) => {
-                let mut intervals = Map::new();
-                for (name, values) in [("tps_over_before", &self.tps), ("cpu_over_before", &self.cpu)] {
-                    let interval = Interval::of_ratios(values);
-                    json["ratios"][name] = rounded(interval.mean).into();
-                    let ends = interval.ends.map(|(low, high)| json!([rounded(low), rounded(high)]));
-                    intervals.insert(name.to_owned(), ends.unwrap_or(Value::Null));
-                }
-                json["intervals"] = intervals.into();
-                let pairs = self.tps.iter().zip(&self.cpu);
-                json["pairs"] = pairs
-                    .map(|(tps, cpu)| json!({ "tps_over_before": rounded(*tps), "cpu_over_before": rounded(*cpu) }))
-                    .collect();
-                json["bounds"] = json!({ "tps_over_before": bound.text() });
-            }
+            json["intervals"] = intervals.into();
+            let pairs = self.tps.iter().zip(&self.cpu);
+            json["pairs"] =
+                pairs.map(|(of_tps, of_cpu)| json!({ &tps: rounded(*of_tps), &cpu: rounded(*of_cpu) })).collect();
+            tps
+        } else {
+            let ratio = format!("server_cpu_over_{name}");
+            json["ratios"][&ratio] = rounded(median(&self.cpu)).into();
+            json["pairs"] = self.cpu.iter().copied().map(rounded).collect();
+            ratio
+        };
+        if let Some(bound) = bound {
+            json["bounds"][bounded] = bound.text().into();
         }
     }
 }

@@ -26,11 +26,12 @@ use crate::access::Rules;
 use crate::channel::Channel;
 use crate::endorse::{Endorse, EndorseError};
 use crate::order::protocol::{Reply, Request};
-use crate::order::{Broadcast, Orderer};
+use crate::order::{Broadcast, Cutting, Orderer};
 use crate::peer::Peer;
 use crate::stores::{ChannelStores, Stores};
 use crate::support::{
-    CHANNEL, Client, Consortium, Terms_, directory, orderer, orderer_address, peer, peer_options, submit,
+    CHANNEL, Client, Consortium, Terms_, directory, orderer, orderer_address, orderer_options, peer, peer_options,
+    submit,
 };
 use crate::validate::Code;
 
@@ -208,7 +209,12 @@ fn repetitions_within_a_block_are_duplicates() {
     production::run(async {
         let consortium = Consortium::found(Terms_::seeded(1, EndorsementRule::Any));
         let root = root(&scratch).await;
-        let orderer = orderer(&consortium, &root).await;
+        // One block has all three.
+        let mut options = orderer_options(&consortium, &root).await;
+        options.settings.cutting = Cutting::Limits;
+        let orderer = Orderer::open(options).await.expect("the orderer opens");
+        orderer.join(&consortium.genesis).await.expect("the orderer joins");
+        orderer.serve(&orderer_address(&root)).await.expect("the address is free");
         let peer = peer(&consortium, &root, 0).await;
         let client = consortium.client();
         let proposal = client.proposal("basic", "InitLedger", &[]);

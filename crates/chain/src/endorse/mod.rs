@@ -2,14 +2,15 @@
 //!
 //! The steps of [`Endorser::process`], which are those of Fabric's endorser:
 //!
-//! 1. Take a place; without one the proposal is turned away ([`EndorseError::Overloaded`]).
-//! 2. Read the proposal's headers ([`proposal`]) and find its channel.
-//! 3. Check its form, the clock it claims, its creator's membership, expiry and signature. From here on it counts against the
-//!    [share](share) of the creator's organisation. Check that its transaction is not on the ledger and that the creator may
-//!    propose, and read what is to be run.
-//! 4. Run the contract against one snapshot of the state ([`simulate`]), for [`Settings::execution_max`] at most. Fabric's
-//!    system contracts answer from the ledger instead ([`system`]).
-//! 5. Encode what was read and written, the response and the event, together with the proposal's hash, and sign that.
+//! 1. Read the proposal's headers ([`proposal`]) and find its channel.
+//! 2. Check its form, the clock it claims, its creator's membership, expiry and signature; nothing is awaited or kept until then.
+//! 3. Take a place of the [share](share) of the creator's organisation; without one the proposal is turned away
+//!    ([`EndorseError::Overloaded`]). Check that its transaction is not on the ledger and that the creator may propose, and read
+//!    the invocation.
+//! 4. Wait for a [turn](turns), which organisations get one after the other, for [`Settings::wait_max`] at most.
+//! 5. Run the contract against one snapshot of the state ([`simulate`]), for [`Settings::execution_max`] at most. Fabric's
+//!    system contracts answer from the ledger instead ([`system`]), without a turn.
+//! 6. Encode what was read and written, the response and the event, together with the proposal's hash, and sign that.
 //!    A response with a status of 400 or more is carried unsigned.
 //!
 //! Invariants: nothing is changed here or anywhere else by a proposal; of equal states and equal proposals the signed
@@ -19,6 +20,7 @@ pub mod proposal;
 mod share;
 pub mod simulate;
 pub mod system;
+mod turns;
 
 #[cfg(test)]
 mod tests;
@@ -48,6 +50,7 @@ use crate::view::ChannelView;
 use proposal::{Invocation, Proposal, shown};
 use share::{Share, Shares};
 use simulate::{Context, Elsewhere, Simulation};
+use turns::Turns;
 
 /// Runs proposals.
 #[async_trait]
@@ -96,8 +99,8 @@ pub enum EndorseError {
     /// The transaction is on the ledger already.
     #[error("duplicate transaction found [{0}]")]
     Duplicate(TxId),
-    /// Too many proposals are running.
-    #[error("too many proposals are running; try again")]
+    /// Too many proposals are running and waiting, or it has waited for too long.
+    #[error("too many proposals are running and waiting; try again after a pause that grows")]
     Overloaded,
     /// The contract took too long.
     #[error("the contract did not finish within {} ms", .0.as_millis())]
@@ -138,13 +141,15 @@ impl EndorseError {
 /// How an endorser behaves.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Proposals that may run at once.
+    /// Proposals that may run and wait at once.
     pub concurrency_max: usize,
-    /// Bytes of proposals that may be at work at once, of all organisations.
+    /// Bytes of proposals that may run and wait at once, of all organisations.
     pub bytes_max: usize,
-    /// Contracts that may be at work at once; others of those proposals wait, so that commits get their turn.
+    /// Contracts that may run at once; other proposals wait, so that commits get their turn.
     pub running_max: usize,
-    /// How long a contract may wait and run.
+    /// How long a proposal may wait for its turn.
+    pub wait_max: Duration,
+    /// How long a contract may run.
     pub execution_max: Duration,
     /// How far a proposal's time may be from this peer's, either way.
     pub clock_window: Duration,
@@ -153,9 +158,10 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            concurrency_max: 2500,
+            concurrency_max: 4096,
             bytes_max: 256 << 20,
             running_max: 64,
+            wait_max: Duration::from_secs(10),
             execution_max: Duration::from_secs(30),
             clock_window: Duration::from_secs(15 * 60),
         }
@@ -219,9 +225,8 @@ pub struct Endorser {
     signer: Signer,
     registry: Registry,
     settings: Settings,
-    places: rt::sync::Semaphore,
     shares: Arc<Shares>,
-    running: rt::sync::Semaphore,
+    turns: Arc<Turns>,
     channels: Arc<dyn Channels>,
 }
 
@@ -247,10 +252,9 @@ struct Executed {
 impl Endorser {
     /// An endorser over the channels of a peer.
     pub fn new(signer: Signer, registry: Registry, settings: Settings, channels: Arc<dyn Channels>) -> Endorser {
-        let places = rt::sync::Semaphore::new(settings.concurrency_max);
-        let running = rt::sync::Semaphore::new(settings.running_max);
+        let turns = Turns::new(settings.running_max);
         let shares = Shares::new(settings.concurrency_max, settings.bytes_max);
-        Endorser { signer, registry, settings, places, shares, running, channels }
+        Endorser { signer, registry, settings, shares, turns, channels }
     }
 
     /// See [`Endorse::process`].
@@ -258,9 +262,8 @@ impl Endorser {
     /// # Errors
     /// See [`EndorseError`].
     pub async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
-        let _place = self.places.try_acquire().ok_or_else(overloaded)?;
         let admitted = self.admit(&signed_proposal).await.inspect_err(count_refusal)?;
-        let executed = self.execute(&admitted, true).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
+        let executed = self.execute(&admitted, true).await.inspect_err(count_failure)?;
         Ok(self.respond(&admitted, executed))
     }
 
@@ -269,13 +272,12 @@ impl Endorser {
     /// # Errors
     /// See [`EndorseError`].
     pub async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError> {
-        let _place = self.places.try_acquire().ok_or_else(overloaded)?;
         let admitted = self.admit(&signed_proposal).await.inspect_err(count_refusal)?;
-        let executed = self.execute(&admitted, false).await.inspect_err(|_| events::ProposalsFailed.add(1))?;
+        let executed = self.execute(&admitted, false).await.inspect_err(count_failure)?;
         Ok(wire(executed.response))
     }
 
-    /// Steps 2 and 3.
+    /// Steps 1 to 3.
     async fn admit(&self, signed_proposal: &Bytes) -> Result<Admitted, EndorseError> {
         let proposal = Proposal::parse(signed_proposal)?;
         let name = proposal.header.channel();
@@ -355,7 +357,7 @@ impl Endorser {
         Ok(creator)
     }
 
-    /// Step 4.
+    /// Steps 4 and 5.
     async fn execute(&self, admitted: &Admitted, record: bool) -> Result<Executed, EndorseError> {
         let invocation = &admitted.invocation;
         if system::is_system(&invocation.chaincode) {
@@ -386,10 +388,11 @@ impl Endorser {
             });
         }
         let definition = channel.rules().definitions().get(&invocation.chaincode).ok_or_else(unknown)?;
+        let turn = rt::timeout(self.settings.wait_max, self.turns.take(admitted.creator.msp_id())).await;
+        let _turn = turn.map_err(|_| overloaded())?;
         let started = rt::now();
         let run = async {
-            let _turn = self.running.acquire().await;
-            // Taken when it is wanted, so that who waited for a turn does not read what was.
+            // Taken after the wait for the turn, so that the contract does not read an old state.
             let snapshot = channel.snapshot().await?;
             let context = Context {
                 channel: channel.rules().channel().clone(),
@@ -421,7 +424,7 @@ impl Endorser {
         Ok(Executed { response: outcome.response, event: outcome.event, results, version: definition.version.clone() })
     }
 
-    /// Step 5.
+    /// Step 6.
     fn respond(&self, admitted: &Admitted, executed: Executed) -> ProposalResponse {
         let invocation = &admitted.invocation;
         let response = wire(executed.response);
@@ -473,6 +476,13 @@ fn overloaded() -> EndorseError {
 fn count_refusal(error: &EndorseError) {
     if !matches!(error, EndorseError::Overloaded) {
         events::ProposalsRefused.add(1);
+    }
+}
+
+/// As [`count_refusal`].
+fn count_failure(error: &EndorseError) {
+    if !matches!(error, EndorseError::Overloaded) {
+        events::ProposalsFailed.add(1);
     }
 }
 

@@ -1,7 +1,8 @@
 //! What each organisation's proposals take of an endorser: places and bytes.
 //!
-//! A proposal counts from when its creator's signature is checked until it is answered. While the peer has plenty, an
-//! organisation may use nearly all of it; what it may always have is an equal share:
+//! A proposal counts from when its creator's signature is checked until it is answered, also while it waits for its
+//! [turn](super::turns). While the peer has plenty, an organisation may use nearly all of it; what it may always have is an equal
+//! share:
 //!
 //! 1. Of the places, the last eighth ([`KEPT_PARTS`]) is for organisations that are below their equal share.
 //! 2. Of the bytes, each organisation has its equal share. A single proposal that is larger than the share is taken while its

@@ -4,8 +4,8 @@
 //! [`ChainJournal`], and says who leads and which blocks may be shown. Two tasks stand before and behind it:
 //!
 //! 1. **Cut**: while this orderer leads it takes envelopes from the queue, as many at once as there are, and offers them to the
-//!    cutter; builds and signs each block that is cut, behind the last one that its log has, and appends it. While it does
-//!    not lead it turns envelopes away, with the name of whoever does.
+//!    cutter, which cuts at the channel's limits, and earlier when [`Pace`] says so; builds and signs each block that is cut, behind
+//!    the last one that its log has, and appends it. While it does not lead it turns envelopes away, with the name of whoever does.
 //! 2. **Show**: the engine says which blocks are safe. From then on peers get them; and whoever waits for an envelope of them is told: that it
 //!    is durable, when the block at that number is the one that this orderer built; that it is to be sent again, when it is another's;
 //!    that nobody knows, when that does not show within [`RESOLVE_MAX`].
@@ -32,7 +32,8 @@ use storage::blocks::BlockStore;
 use super::cutter::{Batch, Cutter, Limits};
 use super::filter::{Message, check};
 use super::journal::{ChainJournal, Engines};
-use super::{Acknowledge, BLOCK_BYTES_MAX, BroadcastError, Settings};
+use super::pace::Pace;
+use super::{Acknowledge, BLOCK_BYTES_MAX, BroadcastError, Cutting, Settings};
 use crate::access::Rules;
 use crate::fault::{Failure, run_stage};
 use crate::{Error, events};
@@ -332,6 +333,7 @@ struct Reign {
     term: Term,
     number: u64,
     previous: Hash,
+    pace: Pace,
 }
 
 /// That this orderer leads, counted while it lives: whatever ends the lead, its task's end included, ends the count.
@@ -362,7 +364,7 @@ impl Cut {
             over = Some(term);
             let before = self.chain.journal.block(next - 1)?;
             let before = before.ok_or_else(|| Error::Stored { block: next - 1, reason: "it is missing".to_owned() })?;
-            let reign = Reign { term, number: next, previous: Block::parse(&before)?.hash() };
+            let reign = Reign { term, number: next, previous: Block::parse(&before)?.hash(), pace: Pace::default() };
             let lead = Lead::begin();
             if self.reign(reign, &mut queue).await? {
                 return Ok(());
@@ -425,40 +427,57 @@ impl Cut {
         });
         let stop = self.chain.stop.clone();
         let mut role = self.chain.role();
+        let mut safe = self.chain.durable();
         let mut taken = Vec::with_capacity(TAKE_MAX);
         loop {
             let term = reign.term;
             let take = stop.or_stopped(queue.recv_many(&mut taken, TAKE_MAX));
             let lost = role.wait_for(|role| role.term() != Some(term));
-            let deadline = cutter.deadline().map_or(Duration::MAX, |deadline| deadline - rt::now());
-            let count = match rt::timeout(deadline, select(pin!(take), pin!(lost))).await {
-                Ok(Either::Left((count, _))) => count,
-                Ok(Either::Right(_)) => return Ok(stop.is_stopped()),
-                Err(_) => {
-                    if !self.append(&mut reign, cutter.cut()).await? {
-                        return Ok(false);
-                    }
-                    continue;
+            // Where the engine has ended, others see it.
+            let awaits_safe = self.cuts_early() && reign.pace.is_busy();
+            let grown = async {
+                if !awaits_safe || safe.changed().await.is_err() {
+                    std::future::pending().await
                 }
             };
-            if !self.offer(&mut reign, &mut cutter, taken.drain(..)).await? {
-                return Ok(false);
-            }
-            if count.is_none_or(|count| count == 0) {
-                // Stopping: nobody is told that what waits was lost, so it is not. Received until nobody is left who was
-                // given room: such a sender may still be putting its envelope there, and the queue be empty just now.
-                queue.close();
-                while let Some(queued) = queue.recv().await {
-                    self.offer(&mut reign, &mut cutter, std::iter::once(queued)).await?;
+            let due = self.due(&reign, &cutter).map_or(Duration::MAX, |due| due - rt::now());
+            let count = match rt::timeout(due, select(pin!(take), select(pin!(lost), pin!(grown)))).await {
+                Ok(Either::Left((count, _))) => Some(count),
+                Ok(Either::Right((Either::Left(_), _))) => return Ok(stop.is_stopped()),
+                Ok(Either::Right((Either::Right(((), _)), _))) | Err(_) => None,
+            };
+            reign.pace.safe(*safe.borrow_and_update(), rt::now());
+            if let Some(count) = count {
+                if !self.offer(&mut reign, &mut cutter, taken.drain(..)).await? {
+                    return Ok(false);
                 }
-                self.append(&mut reign, cutter.cut()).await?;
-                return Ok(true);
+                if count.is_none_or(|count| count == 0) {
+                    // Stopping: nobody is told that what waits was lost, so it is not. Received until nobody is left who was
+                    // given room: such a sender may still be putting its envelope there, and the queue be empty just now.
+                    queue.close();
+                    while let Some(queued) = queue.recv().await {
+                        self.offer(&mut reign, &mut cutter, std::iter::once(queued)).await?;
+                    }
+                    self.append(&mut reign, cutter.cut()).await?;
+                    return Ok(true);
+                }
             }
-            let is_due = cutter.deadline().is_some_and(|deadline| deadline <= rt::now());
+            let is_due = self.due(&reign, &cutter).is_some_and(|due| due <= rt::now());
             if is_due && !self.append(&mut reign, cutter.cut()).await? {
                 return Ok(false);
             }
         }
+    }
+
+    fn cuts_early(&self) -> bool {
+        self.chain.settings.cutting == Cutting::Idle
+    }
+
+    /// When the messages that wait are cut, as far as is known by now; nothing if none wait.
+    fn due(&self, reign: &Reign, cutter: &Cutter) -> Option<Instant> {
+        let deadline = cutter.deadline()?;
+        let early = if self.cuts_early() { reign.pace.due() } else { None };
+        Some(early.map_or(deadline, |early| early.min(deadline)))
     }
 
     /// Gives envelopes to the cutter; whether this orderer still leads.
@@ -500,6 +519,7 @@ impl Cut {
         }
         match self.chain.log.append(reign.term, reign.number, bytes).await {
             Ok(()) => {
+                reign.pace.cut(reign.number, cut);
                 reign.number += 1;
                 reign.previous = block.hash();
                 Ok(true)

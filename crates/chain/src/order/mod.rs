@@ -2,9 +2,9 @@
 //!
 //! 1. [`Broadcast::broadcast`]: an envelope is checked ([`filter`]) in the caller's task and joins the queue of its
 //!    channel.
-//! 2. The channel's cutter ([`cutter`]) puts envelopes into blocks by count, bytes and time; each block is hashed, signed
-//!    and handed to the channel's engine ([`chain`]), by whichever orderer leads. The others turn envelopes away, with the
-//!    name of the leader ([`BroadcastError::NotLeading`]).
+//! 2. The channel's cutter ([`cutter`]) puts envelopes into blocks, as soon as no block is under way ([`pace`]) and at the latest
+//!    at a limit of count, bytes or time; each block is hashed, signed and handed to the channel's engine ([`chain`]), by whichever
+//!    orderer leads. The others turn envelopes away, with the name of the leader ([`BroadcastError::NotLeading`]).
 //! 3. The engine ([`consensus::ordered`]) brings blocks into the log of every orderer of its group ([`journal`]), and says which are
 //!    safe. While the next block is being cut, those before it are on their way to memory and disks. Only safe blocks are shown to
 //!    peers, by every orderer.
@@ -27,6 +27,7 @@ pub mod chain;
 pub mod cutter;
 pub mod filter;
 pub mod journal;
+pub mod pace;
 pub mod protocol;
 pub mod serve;
 
@@ -133,6 +134,16 @@ pub const BLOCK_BYTES_MAX: u32 = 96 << 20;
 
 const _: () = assert!(4 * BLOCK_BYTES_MAX as u64 <= storage::blocks::RECORD_BYTES_MAX);
 
+/// When a block is cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cutting {
+    /// As soon as no block is under way, and at the latest at a limit of the channel; see [`pace`].
+    #[default]
+    Idle,
+    /// At a limit of the channel, as in Fabric.
+    Limits,
+}
+
 /// How an orderer behaves.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -144,6 +155,8 @@ pub struct Settings {
     pub queue_wait_max: Duration,
     /// When an envelope is acknowledged.
     pub acknowledge: Acknowledge,
+    /// When a block is cut.
+    pub cutting: Cutting,
     /// Links that may be served at once at each address, shared between the organisations.
     pub connections_max: usize,
 }
@@ -155,6 +168,7 @@ impl Default for Settings {
             queue_bytes_max: 256 << 20,
             queue_wait_max: Duration::from_secs(2),
             acknowledge: Acknowledge::Queued,
+            cutting: Cutting::Idle,
             connections_max: 256,
         }
     }

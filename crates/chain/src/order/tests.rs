@@ -168,7 +168,11 @@ fn blocks_chain_and_carry_the_orderers_signature() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     production::run(async {
         let consortium = consortium();
-        let orderer = orderer(&consortium, &root(&scratch).await).await;
+        // What the limits make of seven messages.
+        let mut options = orderer_options(&consortium, &root(&scratch).await).await;
+        options.settings.cutting = Cutting::Limits;
+        let orderer = Orderer::open(options).await.expect("the orderer opens");
+        orderer.join(&consortium.genesis).await.expect("the orderer joins");
         let client = consortium.client();
         for number in 0..7 {
             orderer.broadcast(CHANNEL, message(&client, Shape::default(), &number.to_string())).await.expect("taken");

@@ -26,6 +26,8 @@ Examples:
   heddle bench smallbank --zipf 0.9      contention on few accounts
   heddle bench smallbank --pairs 5       what pooled memory and storage cost over the monolithic form
   heddle bench smallbank --before ./heddle-1.2      what changed since an older build
+  heddle bench smallbank --clients 50 --timer       what cutting blocks early is worth
+  heddle bench smallbank --clients 1     the latency of one commit beside the fsyncs and round trips that it needs
 
 {AFTER}"))]
     Smallbank(SmallBank),
@@ -602,13 +604,16 @@ pub struct Run {
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
-    /// Measure so many pairs: beside the monolithic form, or beside the build of --before [default there: 20]
+    /// Measure so many pairs: beside the monolithic form, --before [default: 20] or --timer [default: 3]
     #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
           value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: Option<u64>,
     /// Measure the same network of an older heddle in turn, with our clients
     #[arg(long, value_name = "PROGRAM", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"])]
     pub before: Option<PathBuf>,
+    /// Measure the same network in turn with ordering.cut = "limits": blocks cut at the channel's limits
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before"])]
+    pub timer: bool,
     /// Run the network without TLS
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub no_tls: bool,

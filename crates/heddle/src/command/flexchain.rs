@@ -181,6 +181,7 @@ fn run(arguments: &Fig7, monolithic: bool) -> Run {
         monolithic,
         pairs: None,
         before: None,
+        timer: false,
         no_tls: false,
         connect: None,
         no_load: false,

@@ -8,9 +8,11 @@
 //!
 //! With `--pairs`, steps 1 to 3 are done for each pair twice, the second time with the monolithic form, or the first time in
 //! every other pair: what drifts on the machine meanwhile then falls on both. With `--before` the second one is the same
-//! network by an older build of this program; the clients are ours in both.
+//! network by an older build of this program; the clients are ours in both. With `--timer` it is the same network with other
+//! settings.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,7 @@ use base::rt::Stop;
 use bench::driver::{self, Plan, Servers};
 use bench::figure::Bound;
 use bench::floor::Prices;
+use bench::latency_floor::LatencyPrices;
 use bench::network::{Gateway, Network, Wait};
 use bench::plot;
 use bench::process::{self, Usage};
@@ -33,6 +36,7 @@ use bench::workload::kmeans::KMeans;
 use bench::workload::smallbank::SmallBank;
 use bench::workload::ycsb::Ycsb;
 use node::Endpoints;
+use node::config::{Config, Cut};
 
 use crate::cli::bench::{
     Bench, KMeans as KMeansArguments, Run, SmallBank as SmallBankArguments, WaitFor, Ycsb as YcsbArguments,
@@ -52,6 +56,11 @@ const SERVER_CPU_OVER_MONOLITHIC_MAX: f64 = 1.05;
 const TPS_OVER_BEFORE_MIN: f64 = 0.98;
 /// Pairs that are measured beside an older build: their interval has to be narrower than what is looked for.
 const PAIRS_BEFORE: u64 = 20;
+/// The same beside blocks that limits alone cut.
+const PAIRS_TIMER: u64 = 3;
+/// What throughput of so many clients has to be at least over that with blocks that limits alone cut.
+const TPS_OVER_TIMER_MIN: f64 = 3.0;
+const TIMER_CLIENTS: u64 = 50;
 
 pub async fn run(bench: &Bench) -> Result<(), Failure> {
     let stop = Stop::new();
@@ -94,13 +103,13 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
 }
 
 async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<(), Failure> {
-    let pairs = run.pairs.or(run.before.is_some().then_some(PAIRS_BEFORE));
+    let pairs = run.pairs.or(run.before.is_some().then_some(PAIRS_BEFORE)).or(run.timer.then_some(PAIRS_TIMER));
     let (report, pairs) = match (&run.connect, pairs) {
         (Some(dir), _) => {
             let endpoints = instance::expect_running(dir)?;
             (measure(run, workload, dir, &endpoints, stop).await?, None)
         }
-        (None, None) => (measure_own(run, None, workload, stop).await?, None),
+        (None, None) => (measure_own(Side::asked(run), workload, stop).await?, None),
         (None, Some(pairs)) => {
             let (report, pairs) = measure_pairs(run, pairs, workload, stop).await?;
             (report, Some(pairs))
@@ -119,14 +128,41 @@ async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) ->
     Ok(())
 }
 
-/// Measures a network of its own, by this program or another build of it.
-async fn measure_own(
-    run: &Run,
-    program: Option<&Path>,
-    workload: Arc<dyn Workload>,
-    stop: &Stop,
-) -> Result<Report, Failure> {
-    let own = OwnNetwork::start(run, program, stop).await?;
+/// One of two networks that are measured in turn.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    run: &'a Run,
+    /// Another build of this program.
+    program: Option<&'a Path>,
+    /// Another setting than the run's.
+    cut: Option<Cut>,
+}
+
+impl<'a> Side<'a> {
+    fn asked(run: &'a Run) -> Side<'a> {
+        Side { run, program: None, cut: None }
+    }
+
+    async fn start(&self, stop: &Stop) -> Result<OwnNetwork, Failure> {
+        let Some(cut) = self.cut else { return OwnNetwork::start(self.run, self.program, stop).await };
+        let failed = |error: std::io::Error| Failure::new(format!("the settings of the other network: {error}"));
+        let mut config = match &self.run.config {
+            Some(path) => Config::load(path).map_err(|error| Failure::new(error.to_string()))?,
+            None => Config::default(),
+        };
+        config.ordering.cut = cut;
+        // It is read by the time the network is ready.
+        let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
+        file.write_all(config.to_text().as_bytes()).map_err(failed)?;
+        let run = Run { config: Some(file.path().to_path_buf()), ..self.run.clone() };
+        OwnNetwork::start(&run, self.program, stop).await
+    }
+}
+
+/// Measures a network of its own.
+async fn measure_own(side: Side<'_>, workload: Arc<dyn Workload>, stop: &Stop) -> Result<Report, Failure> {
+    let run = side.run;
+    let own = side.start(stop).await?;
     let result = measure(run, workload, &own.dir(), own.endpoints(), stop).await;
     if result.as_ref().is_err_and(|failure| failure.code() == exit::FAILURE) {
         eprintln!("the network's log ends with:\n{}", own.log());
@@ -145,21 +181,26 @@ async fn measure_pairs(
     workload: Arc<dyn Workload>,
     stop: &Stop,
 ) -> Result<(Report, Pairs), Failure> {
-    let (baseline, compared) = match &run.before {
-        Some(_) => (Baseline::Before(Bound::AtLeast(TPS_OVER_BEFORE_MIN)), run.clone()),
-        None => {
-            // The one bound that is asked for is that of one process.
-            let bound = (!run.isolate).then_some(Bound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));
-            (Baseline::Monolithic(bound), Run { monolithic: true, isolate: false, ..run.clone() })
-        }
+    let monolithic = Run { monolithic: true, isolate: false, ..run.clone() };
+    let asked = Side::asked(run);
+    let (baseline, compared) = if let Some(program) = &run.before {
+        (Baseline::Before(Bound::AtLeast(TPS_OVER_BEFORE_MIN)), Side { program: Some(program), ..asked })
+    } else if run.timer {
+        // The one bound that is asked for is that of so many clients.
+        let bound = (run.clients == TIMER_CLIENTS).then_some(Bound::AtLeast(TPS_OVER_TIMER_MIN));
+        (Baseline::Timer(bound), Side { cut: Some(Cut::Limits), ..asked })
+    } else {
+        // The one bound that is asked for is that of one process.
+        let bound = (!run.isolate).then_some(Bound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));
+        (Baseline::Monolithic(bound), Side::asked(&monolithic))
     };
-    let sides = [(run, None), (&compared, run.before.as_deref())];
+    let sides = [asked, compared];
     let mut pairs = Vec::new();
     for number in 1..=count {
         let is_asked_first = number % 2 == 1;
         let [first, second] = if is_asked_first { sides } else { [sides[1], sides[0]] };
-        let first = measure_own(first.0, first.1, workload.clone(), stop).await?;
-        let second = measure_own(second.0, second.1, workload.clone(), stop).await?;
+        let first = measure_own(first, workload.clone(), stop).await?;
+        let second = measure_own(second, workload.clone(), stop).await?;
         let (asked, compared) = if is_asked_first { (first, second) } else { (second, first) };
         let line = Pairs::line(&asked, &compared, baseline);
         output::print(&format!("pair {number} of {count}: {line}\n"))?;
@@ -248,12 +289,14 @@ pub(super) async fn measure(
         dir: dir.to_path_buf(),
     };
     let mut terminal = Terminal::new();
-    let before = Prices::measure();
+    let latency = || (plan.clients == 1).then(|| LatencyPrices::measure(dir)).transpose();
+    let (before, latency_before) = (Prices::measure(), latency()?);
     let measured = driver::run(&plan, workload.clone(), network.clone(), &servers, &mut terminal, stop).await;
     drop(terminal);
     let measurement = measured?;
+    let latency = latency_before.zip(latency()?).map(|(before, after)| before.mean(after));
     settings.endorsers = network.endorsements(workload.as_ref()).await?;
-    Ok(Report::new(settings, measurement, before.mean(Prices::measure())))
+    Ok(Report::new(settings, measurement, before.mean(Prices::measure())).with_latency_floor(latency))
 }
 
 /// The processes that run all servers: one, or one for each role and the one that supervises them.

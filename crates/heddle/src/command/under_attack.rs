@@ -158,6 +158,7 @@ impl Measured<'_> {
             monolithic: false,
             pairs: None,
             before: None,
+            timer: false,
             no_tls: false,
             connect: None,
             no_load: is_loaded,

@@ -34,12 +34,25 @@ impl Engine {
     }
 }
 
+/// When an orderer cuts a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cut {
+    /// As soon as no other block is under way, and at the latest at a limit of the channel.
+    #[default]
+    Idle,
+    /// At a limit of the channel.
+    Limits,
+}
+
 /// What puts transactions in order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ordering {
     /// What orders the channel.
     pub engine: Engine,
+    /// When a block is cut.
+    pub cut: Cut,
     /// Orderers, where several order.
     pub orderers: usize,
     /// Memory nodes of the log, where the engine has some.
@@ -52,7 +65,14 @@ pub struct Ordering {
 
 impl Default for Ordering {
     fn default() -> Ordering {
-        Ordering { engine: Engine::Solo, orderers: 3, memory_nodes: 3, log_bytes: 64 << 20, volatile: false }
+        Ordering {
+            engine: Engine::Solo,
+            cut: Cut::Idle,
+            orderers: 3,
+            memory_nodes: 3,
+            log_bytes: 64 << 20,
+            volatile: false,
+        }
     }
 }
 

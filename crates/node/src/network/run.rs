@@ -285,6 +285,7 @@ async fn start_orderers(
             sync: sync.clone(),
             engines,
             acknowledge: orderer::acknowledge(config),
+            cutting: orderer::cutting(config.cut),
             genesis: &network.genesis,
             address: &blocks_address(network, place),
         };

@@ -18,7 +18,7 @@ use chain::succession::NODES_MAX;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::{Config, ConfigError, Contracts, Limits, SAVEPOINT_BLOCKS_MAX, pool};
+use crate::config::{Config, ConfigError, Contracts, Cut, Limits, SAVEPOINT_BLOCKS_MAX, pool};
 
 /// The file's name.
 pub const FILE: &str = "node.toml";
@@ -240,6 +240,9 @@ pub struct OrdererFile {
     pub directory: PathBuf,
     /// With less room on that disk, new transactions are refused.
     pub free_bytes_min: u64,
+    /// When it cuts a block.
+    #[serde(default)]
+    pub cut: Cut,
     /// Bounds on what clients can start.
     pub limits: Limits,
     /// How it orders together with others on memory nodes, if it does.

@@ -520,6 +520,7 @@ impl Here<'_> {
             sync: GroupSync::new(),
             engines,
             acknowledge,
+            cutting: orderer::cutting(section.cut),
             genesis: &self.genesis()?,
             address: &section.blocks_address,
         })

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use base::Bytes;
 use base::rt::disk::Directory;
 use chain::order::chain::Chain;
-use chain::order::{Acknowledge, Broadcast, BroadcastError, Engines, Orderer, OrdererOptions, Settings};
+use chain::order::{Acknowledge, Broadcast, BroadcastError, Cutting, Engines, Orderer, OrdererOptions, Settings};
 use consensus::ordered::sift::{Neighbour, Sift, SiftOptions};
 use consensus::ordered::{Journal, OrderedLog, Processor};
 use consensus::raft::{self, Member, RaftLog};
@@ -40,6 +40,8 @@ pub(crate) struct Options<'a> {
     pub engines: Arc<dyn Engines>,
     /// When an envelope is acknowledged.
     pub acknowledge: Acknowledge,
+    /// When a block is cut.
+    pub cutting: Cutting,
     /// Of the channel that it orders.
     pub genesis: &'a Block,
     /// Where it streams blocks.
@@ -63,7 +65,7 @@ impl Ordering {
             directory: options.directory,
             sync: options.sync,
             engines: options.engines,
-            settings: Settings { acknowledge: options.acknowledge, ..Settings::default() },
+            settings: Settings { acknowledge: options.acknowledge, cutting: options.cutting, ..Settings::default() },
         })
         .await
         .map_err(failed)?;
@@ -124,6 +126,14 @@ pub(crate) fn acknowledge(config: &config::Ordering) -> Acknowledge {
     match config.engine {
         config::Engine::Solo => Acknowledge::Queued,
         config::Engine::Sift | config::Engine::Raft => Acknowledge::Durable,
+    }
+}
+
+/// When blocks are cut.
+pub(crate) fn cutting(cut: config::Cut) -> Cutting {
+    match cut {
+        config::Cut::Idle => Cutting::Idle,
+        config::Cut::Limits => Cutting::Limits,
     }
 }
 

@@ -121,7 +121,7 @@ pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),
         engines: Arc::clone(&engines) as Arc<dyn Engines>,
-        settings: order::Settings { acknowledge, ..order::Settings::default() },
+        settings: order::Settings { acknowledge, cutting: network.scenario.cutting, ..order::Settings::default() },
     })
     .await?;
     orderer.join(&network.members.genesis).await?;

@@ -8,6 +8,7 @@ mod ordering;
 use std::time::Duration;
 
 use base::rt::simulation::{Chance, Plan};
+use chain::order::Cutting;
 use ledger::config::EndorsementRule;
 
 use crate::mutant::Mutant;
@@ -110,6 +111,8 @@ pub struct Scenario {
     pub endorsements_min: usize,
     /// Whether the orderer acknowledges an envelope only when its block is durable.
     pub durable_acknowledgements: bool,
+    /// When orderers cut a block.
+    pub cutting: Cutting,
     pub batch_messages: u32,
     pub batch_timeout: Duration,
     /// How long messages on links take, in microseconds.
@@ -162,6 +165,7 @@ impl Scenario {
             endorsements_min: *chance.pick(&[2, 2, 2, 1, 3]),
             // A group always does.
             durable_acknowledgements: chance.one_in(2) || ordering.is_group(),
+            cutting: if seed.is_multiple_of(2) { Cutting::Idle } else { Cutting::Limits },
             batch_messages: 4 + chance.below(7) as u32,
             batch_timeout: Duration::from_millis(10 + chance.below(90)),
             link_micros: *chance.pick(link),

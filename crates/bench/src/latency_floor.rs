@@ -1,0 +1,132 @@
+//! The floor of a commit's latency: the fsyncs and round trips on the way of a lone client's transaction, and nothing else.
+//!
+//! On that way, one after the other, in a network of one process with one orderer:
+//! - three round trips between client and gateway: endorse, submit, commit status;
+//! - one fsync by the orderer, then the block goes to the peer, half a round trip;
+//! - one fsync by the peer.
+//!
+//! Signatures, contracts and hand-offs are no part of it. Networks of several processes or orderers have more on their way and
+//! are held against the same floor.
+//!
+//! The price of each is measured in the same run, as the median of many, in elapsed time: an append of a block's size to a file
+//! beside the network's own and its fsync, by a thread that waits for it; a request and a reply of a proposal's size over a
+//! loopback socket between two threads that sleep while they wait.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// Fsyncs on the way of one commit.
+pub const FSYNCS: f64 = 2.0;
+/// Round trips on the way of one commit.
+pub const ROUND_TRIPS: f64 = 3.5;
+/// Bytes of a block of one transaction, and of one message of a client.
+const BLOCK_BYTES: usize = 6 << 10;
+const MESSAGE_BYTES: usize = 2 << 10;
+const FSYNCS_MEASURED: usize = 64;
+const ROUND_TRIPS_MEASURED: usize = 2_000;
+
+/// What the parts of the way take, in microseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct LatencyPrices {
+    /// One fsync of one file.
+    pub fsync_us: f64,
+    /// One round trip.
+    pub round_trip_us: f64,
+}
+
+impl LatencyPrices {
+    /// Measures on the disk of a folder, for as long as 64 fsyncs take.
+    ///
+    /// # Errors
+    /// There is no room in the folder, or no port left.
+    pub fn measure(folder: &Path) -> Result<LatencyPrices, Error> {
+        let failed = |what: &'static str| move |error: std::io::Error| Error::Part { what, reason: error.to_string() };
+        Ok(LatencyPrices {
+            fsync_us: fsync_us(folder).map_err(failed("fsyncs to compare with"))?,
+            round_trip_us: round_trip_us().map_err(failed("round trips to compare with"))?,
+        })
+    }
+
+    /// The mean of two measurements, before and after a load.
+    pub fn mean(self, other: LatencyPrices) -> LatencyPrices {
+        LatencyPrices {
+            fsync_us: (self.fsync_us + other.fsync_us) / 2.0,
+            round_trip_us: (self.round_trip_us + other.round_trip_us) / 2.0,
+        }
+    }
+
+    /// The floor, in milliseconds.
+    pub fn floor_ms(&self) -> f64 {
+        (FSYNCS * self.fsync_us + ROUND_TRIPS * self.round_trip_us) / 1e3
+    }
+}
+
+fn fsync_us(folder: &Path) -> std::io::Result<f64> {
+    let file = tempfile::tempfile_in(folder)?;
+    let block = vec![7; BLOCK_BYTES];
+    let mut times = Vec::with_capacity(FSYNCS_MEASURED);
+    for number in 0..FSYNCS_MEASURED {
+        let start = Instant::now();
+        file.write_all_at(&block, (number * BLOCK_BYTES) as u64)?;
+        file.sync_data()?;
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(times))
+}
+
+fn round_trip_us() -> std::io::Result<f64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut caller = TcpStream::connect(listener.local_addr()?)?;
+    let (mut answering, _) = listener.accept()?;
+    caller.set_nodelay(true)?;
+    answering.set_nodelay(true)?;
+    // It ends with the caller's socket.
+    let answerer = std::thread::Builder::new().name("echo".to_owned()).spawn(move || {
+        let mut message = [0; MESSAGE_BYTES];
+        while answering.read_exact(&mut message).and_then(|()| answering.write_all(&message)).is_ok() {}
+    })?;
+    let mut message = [7; MESSAGE_BYTES];
+    let mut times = Vec::with_capacity(ROUND_TRIPS_MEASURED);
+    for _ in 0..ROUND_TRIPS_MEASURED {
+        let start = Instant::now();
+        caller.write_all(&message)?;
+        caller.read_exact(&mut message)?;
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    drop(caller);
+    answerer.join().expect("the answering thread does not panic");
+    Ok(median(times))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_is_two_fsyncs_and_three_and_a_half_round_trips() {
+        let prices = LatencyPrices { fsync_us: 1_000.0, round_trip_us: 100.0 };
+        assert!((prices.floor_ms() - 2.35).abs() < 1e-9);
+        let other = LatencyPrices { fsync_us: 3_000.0, round_trip_us: 300.0 };
+        assert_eq!(prices.mean(other), LatencyPrices { fsync_us: 2_000.0, round_trip_us: 200.0 });
+    }
+
+    #[test]
+    fn prices_are_those_of_a_disk_and_a_socket() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let prices = LatencyPrices::measure(folder.path()).expect("there is room and a port");
+        assert!(prices.fsync_us > 0.0 && prices.round_trip_us > 0.0);
+        assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 0, "nothing stays");
+    }
+}
