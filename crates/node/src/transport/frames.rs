@@ -11,6 +11,9 @@
 //! 3. A dropped sending half ends its direction once the queue is written. A dropped receiving half has the writing task
 //!    send a frame of kind "stop"; the other side, when it reads that, refuses to send more. What still arrives is read and
 //!    thrown away for a while, so that the medium does not destroy what is under way in the other direction.
+//! 4. The read buffer of a message that needs more than the usual one counts against the other side's organisation
+//!    ([`Arriving`]) until the receiver asks for the next message. A message that exceeds the organisation's budget ends the
+//!    link, and so does one that has begun and arrives more slowly than [`ARRIVAL_BYTES_PER_SECOND_MIN`].
 //!
 //! Invariant: no length that the other side claims makes this side allocate more than [`FIRST_RESERVE_BYTES`] before as
 //! many bytes have come, and none above [`FRAME_BYTES_MAX`] is believed.
@@ -26,8 +29,12 @@ use std::time::Duration;
 
 use base::admission::Principal;
 use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
-use base::rt::net::{BoxFuture, LINK_MESSAGES_MAX, Link, Parts, ReceiveHalf, SendHalf};
+use base::rt::net::{
+    ARRIVING_BYTES_MAX, Arriving, BoxFuture, LINK_MESSAGES_MAX, Link, LinksOverdrawn, LinksStalled, Parts, ReceiveHalf,
+    SendHalf,
+};
 use base::rt::sync::Notify;
+use base::rt::{Instant, Sleep};
 use base::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
@@ -41,6 +48,12 @@ const READ_BYTES: usize = 64 << 10;
 const SLICES_MAX: usize = 64;
 /// How long what arrives for a receiver that was dropped is thrown away, before the connection is cut.
 const LINGER: Duration = Duration::from_secs(5);
+/// A message that has begun may pause for this long, and has as much time before its rate counts.
+const ARRIVAL_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A link whose message arrives more slowly than this ends. The time counts from when the receiver waits for the rest.
+const ARRIVAL_BYTES_PER_SECOND_MIN: u64 = 64 << 10;
+
+const _: () = assert!((FRAME_BYTES_MAX + READ_BYTES) as u64 <= ARRIVING_BYTES_MAX, "the longest message must fit");
 
 const PREFACE: [u8; 8] = *b"HDLLINK\x01";
 const HEADER_BYTES: usize = 8;
@@ -74,7 +87,14 @@ where
     let state = Arc::new(State::default());
     base::rt::spawn(write_until_closed(writer, messages, Arc::clone(&state)));
     let sender = StreamSender { queue, state: Arc::clone(&state) };
-    let receiver = StreamReceiver { reader: Some(reader), buffer: BytesMut::new(), state, ended: false };
+    let receiver = StreamReceiver {
+        reader: Some(reader),
+        buffer: BytesMut::new(),
+        state,
+        ended: false,
+        arriving: None,
+        waiting: Waiting::at_most(ARRIVAL_PAUSE_MAX),
+    };
     let link = Link::new(Box::new(sender), Box::new(receiver), None);
     Ok(match peer {
         Some(principal) => link.with_principal(principal),
@@ -257,21 +277,105 @@ struct StreamReceiver<R: AsyncRead + Send + Sync + Unpin + 'static> {
     buffer: BytesMut,
     state: Arc<State>,
     ended: bool,
+    arriving: Option<Arriving>,
+    waiting: Waiting,
+}
+
+/// How long the receiver has waited for the rest of a message. One timer runs for many messages: it is looked at when it
+/// fires.
+struct Waiting {
+    pause_max: Duration,
+    begun: Option<Begun>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// A message that is not whole, since its receiver waits for it.
+#[derive(Clone, Copy)]
+struct Begun {
+    at: Instant,
+    last: Instant,
+    bytes: u64,
+}
+
+impl Begun {
+    fn deadline(&self, pause_max: Duration) -> Instant {
+        let by_rate = Duration::from_secs(self.bytes / ARRIVAL_BYTES_PER_SECOND_MIN);
+        (self.at + pause_max + by_rate).min(self.last + pause_max)
+    }
+}
+
+impl Waiting {
+    fn at_most(pause_max: Duration) -> Waiting {
+        Waiting { pause_max, begun: None, timer: None }
+    }
+
+    fn arrived(&mut self, bytes: usize) {
+        if let Some(begun) = &mut self.begun {
+            begun.bytes += bytes as u64;
+            begun.last = base::rt::now();
+        }
+    }
+
+    /// Ready when the rest has been waited for long enough.
+    fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let begun = self.begun.get_or_insert_with(|| {
+            let now = base::rt::now();
+            Begun { at: now, last: now, bytes: 0 }
+        });
+        let by = begun.deadline(self.pause_max);
+        loop {
+            let timer = self.timer.get_or_insert_with(|| Box::pin(base::rt::sleep(self.pause_max)));
+            std::task::ready!(timer.as_mut().poll(cx));
+            let now = base::rt::now();
+            if now >= by {
+                return Poll::Ready(());
+            }
+            self.timer = Some(Box::pin(base::rt::sleep(by - now)));
+        }
+    }
 }
 
 impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceiver<R> {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Closed>> {
-        let Some(reader) = self.reader.as_mut().filter(|_| !self.ended) else { return Poll::Ready(Err(Closed)) };
+        if self.ended {
+            return Poll::Ready(Err(Closed));
+        }
         loop {
-            match decode(&mut self.buffer) {
+            let decoded = decode(&mut self.buffer);
+            if !matches!(decoded, Ok(Decoded::Incomplete(_))) {
+                self.waiting.begun = None;
+            }
+            match decoded {
                 Ok(Decoded::Message(message)) => return Poll::Ready(Ok(message)),
                 Ok(Decoded::Stop) => self.state.refuse(),
                 Ok(Decoded::Incomplete(room)) => {
+                    // A short message needs no more than the read buffer that every link has.
+                    let needed = self.buffer.len() + room;
+                    let held = if needed < 2 * READ_BYTES { 0 } else { needed };
+                    if let Some(arriving) = &mut self.arriving
+                        && let Err(over) = arriving.hold(held)
+                    {
+                        let organization = arriving.organization();
+                        LinksOverdrawn.add(1);
+                        tracing::warn!(organization, %over, "ended a link: its message cannot be covered");
+                        self.state.refuse();
+                        break;
+                    }
                     self.buffer.reserve(room);
-                    let read = std::task::ready!(Pin::new(&mut pin!(reader.read_buf(&mut self.buffer))).poll(cx));
+                    let reader = self.reader.as_mut().expect("taken when this is dropped");
+                    let Poll::Ready(read) = Pin::new(&mut pin!(reader.read_buf(&mut self.buffer))).poll(cx) else {
+                        if !self.buffer.is_empty() && self.waiting.poll_too_long(cx).is_ready() {
+                            let organization = self.arriving.as_ref().map(Arriving::organization);
+                            LinksStalled.add(1);
+                            tracing::warn!(organization, "ended a link: its message did not arrive in time");
+                            self.state.refuse();
+                            break;
+                        }
+                        return Poll::Pending;
+                    };
                     match read {
                         Ok(0) => break,
-                        Ok(_) => {}
+                        Ok(bytes) => self.waiting.arrived(bytes),
                         Err(_) => {
                             // The connection is gone in both directions.
                             self.state.refuse();
@@ -287,7 +391,19 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceive
             }
         }
         self.ended = true;
+        self.buffer = BytesMut::new();
+        self.release();
         Poll::Ready(Err(Closed))
+    }
+
+    fn charge(&mut self, arriving: Arriving) {
+        self.arriving = Some(arriving);
+    }
+
+    fn release(&mut self) {
+        if let Some(arriving) = &mut self.arriving {
+            arriving.hold(0).expect("giving back needs no budget");
+        }
     }
 }
 
@@ -309,6 +425,43 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> Drop for StreamReceiver<R> {
                 base::rt::sleep(LINGER).await;
             })
             .await;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_waited_for_while_it_keeps_arriving_at_the_least_rate() {
+        let at = base::rt::Instant::default();
+        let after = |begun: Begun| begun.deadline(ARRIVAL_PAUSE_MAX) - at;
+        assert_eq!(after(Begun { at, last: at, bytes: 0 }), Duration::from_secs(30));
+        let minute = at + Duration::from_secs(60);
+        let fast = 100 * 60 * ARRIVAL_BYTES_PER_SECOND_MIN;
+        assert_eq!(after(Begun { at, last: minute, bytes: fast }), Duration::from_secs(90), "a pause is as long");
+        let slow = 10 * ARRIVAL_BYTES_PER_SECOND_MIN;
+        assert_eq!(after(Begun { at, last: minute, bytes: slow }), Duration::from_secs(40), "it trickles");
+    }
+
+    #[test]
+    fn a_message_that_pauses_for_too_long_ends_the_link_and_keeps_no_memory() {
+        base::rt::production::run(async {
+            let (mut near, far) = tokio::io::duplex(1 << 20);
+            near.write_all(&header(1 << 20, KIND_MESSAGE)).await.expect("there is room");
+            near.write_all(&[7; 1 << 19]).await.expect("there is room");
+            let mut receiver = StreamReceiver {
+                reader: Some(far),
+                buffer: BytesMut::new(),
+                state: Arc::default(),
+                ended: false,
+                arriving: None,
+                waiting: Waiting::at_most(Duration::ZERO),
+            };
+            assert_eq!(std::future::poll_fn(|cx| receiver.poll_receive(cx)).await, Err(Closed));
+            assert!(receiver.state.is_refused(), "the writing task ends too");
+            assert_eq!(receiver.buffer.capacity(), 0);
         });
     }
 }

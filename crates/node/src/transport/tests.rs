@@ -1,8 +1,11 @@
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use base::admission::Principal;
 use base::rt::channel::Closed;
-use base::rt::net::{self, BACKLOG_LINKS_MAX, Link, Listener, Parties};
+use base::rt::net::{self, ARRIVING_BYTES_MAX, BACKLOG_LINKS_MAX, BoxFuture, Door, Link, Listen, Listener, Parties};
 use base::rt::production;
 use base::{Bytes, BytesMut};
 use identity::deny::{Denial, Denied};
@@ -12,9 +15,10 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair,
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::sync::mpsc;
 
-use super::frames::{Decoded, FRAME_BYTES_MAX, decode};
+use super::frames::{Decoded, FRAME_BYTES_MAX, decode, establish};
 use super::{Organisation, STRANGERS_MAX, TcpTransport, TlsIdentity, TlsTransport, UNANSWERED_MAX, dial};
 
 /// Generous: nothing is measured, a test that hangs is to fail.
@@ -274,9 +278,16 @@ fn links_that_nobody_accepts_are_closed_and_the_listener_goes_on() {
         for _ in 0..BACKLOG_LINKS_MAX {
             waiting.push(net::connect(listener.address()).await.expect("it listens"));
         }
-        // The handshakes of those have ended when a later link is closed for want of room.
-        let mut surplus = net::connect(listener.address()).await.expect("it listens");
-        assert_eq!(base::rt::timeout(PATIENCE, surplus.receive()).await, Ok(Err(Closed)));
+        // A handshake ends later at the listener than here, so that any of the links may be the one that finds no room.
+        waiting.push(net::connect(listener.address()).await.expect("it listens"));
+        let closed = std::future::poll_fn(|cx| {
+            let closed = waiting.iter_mut().find_map(|link| match pin!(link.receive()).poll(cx) {
+                Poll::Ready(received) => Some(received),
+                Poll::Pending => None,
+            });
+            closed.map_or(Poll::Pending, Poll::Ready)
+        });
+        assert_eq!(base::rt::timeout(PATIENCE, closed).await, Ok(Err(Closed)));
         for _ in 0..BACKLOG_LINKS_MAX {
             drop(listener.accept().await.expect("they wait"));
         }
@@ -400,4 +411,84 @@ fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
         base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
     });
     DenyList::of_process().replace(Vec::new());
+}
+
+/// A medium whose links the test makes.
+struct Staged(Mutex<Option<mpsc::UnboundedReceiver<Link>>>);
+
+struct StagedListener(mpsc::UnboundedReceiver<Link>);
+
+impl net::Transport for Staged {
+    fn listen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, std::io::Result<Box<dyn Listen>>> {
+        let links = self.0.lock().expect("nobody panics with it").take().expect("it is listened to once");
+        Box::pin(async { Ok(Box::new(StagedListener(links)) as Box<dyn Listen>) })
+    }
+
+    fn connect<'a>(&'a self, _: &'a str) -> BoxFuture<'a, std::io::Result<Link>> {
+        Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) })
+    }
+}
+
+impl Listen for StagedListener {
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Link, Closed>> {
+        self.0.poll_recv(cx).map(|link| link.ok_or(Closed))
+    }
+
+    fn address(&self) -> String {
+        "here".to_owned()
+    }
+}
+
+const MIB: usize = 1 << 20;
+
+/// The raw end of a link of an organisation, and the link as the door lets it in.
+async fn let_in(links: &mpsc::UnboundedSender<Link>, door: &mut Door, organisation: &str) -> (DuplexStream, Link) {
+    let (mut near, far) = tokio::io::duplex(MIB);
+    near.write_all(b"HDLLINK\x01").await.expect("there is room");
+    let (reader, writer) = tokio::io::split(far);
+    let link = establish(reader, writer, Some(Principal::new(organisation, organisation))).await;
+    links.send(link.expect("the preface is there")).expect("the listener is there");
+    (near, door.accept().await.expect("it listens").0)
+}
+
+async fn begin(near: &mut DuplexStream, announced: usize, sent: usize) {
+    let mut header = [0; 8];
+    header[..4].copy_from_slice(&u32::try_from(announced).expect("it is short").to_le_bytes());
+    near.write_all(&header).await.expect("the link is there");
+    let piece = vec![7; MIB];
+    for _ in 0..sent / MIB {
+        // The link may end meanwhile, which its other end says.
+        if near.write_all(&piece).await.is_err() {
+            break;
+        }
+    }
+}
+
+/// A member with a node's certificate opened eight links and left a message unfinished on each: they held 198 MiB for as long as
+/// it liked.
+#[test]
+fn unfinished_messages_of_an_organisation_stay_within_its_budget() {
+    let (links, staged) = mpsc::unbounded_channel();
+    net::register("staged", Arc::new(Staged(Mutex::new(Some(staged)))));
+    production::run(async {
+        let all = async {
+            let mut door = Door::open("staged:here", &Parties::of(["one", "two"]), 64).await.expect("it listens");
+            let (mut first, mut first_far) = let_in(&links, &mut door, "one").await;
+            let (mut second, mut second_far) = let_in(&links, &mut door, "one").await;
+            let (mut other, mut other_far) = let_in(&links, &mut door, "two").await;
+            let first_message = base::rt::spawn(async move { first_far.receive().await });
+            begin(&mut first, 100 * MIB, 80 * MIB).await;
+            const { assert!(ARRIVING_BYTES_MAX < (80 + 78) << 20) };
+            // Whoever serves a link drops it when it has ended, which ends the writing of its other end.
+            let refused = async move { second_far.receive().await };
+            let (refused, ()) = tokio::join!(refused, begin(&mut second, 100 * MIB, 80 * MIB));
+            assert_eq!(refused, Err(Closed), "two such messages are more than the organisation may have");
+            let (whole, ()) = tokio::join!(other_far.receive(), begin(&mut other, 100 * MIB, 100 * MIB));
+            assert_eq!(whole.map(|message| message.len()), Ok(100 * MIB), "another organisation has its own budget");
+            first.write_all(&vec![7; 20 * MIB]).await.expect("the first link is still there");
+            let whole = first_message.await.expect("it does not panic");
+            assert_eq!(whole.map(|message| message.len()), Ok(100 * MIB), "what was covered arrives");
+        };
+        base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+    });
 }

@@ -5,7 +5,9 @@
 //! 3. The places are shared between the organisations in equal parts, and one identity has a part of its organisation's.
 //!    A link beyond such a share displaces the oldest link of the same holder ([`Place::displaced`]), never another's: a
 //!    party that lost its links without noticing is served at once, and one that opens links without end shuts out itself.
-//! 4. Whoever serves the link ends it when its place is displaced, and drops the place with it.
+//! 4. Messages of a link that are not whole yet count against its organisation ([`ARRIVING_BYTES_MAX`](super::ARRIVING_BYTES_MAX)),
+//!    from the moment that the link is accepted; before that nothing of it is read.
+//! 5. Whoever serves the link ends it when its place is displaced, and drops the place with it.
 //!
 //! Links that prove no name come from within the process or from a simulation; each of them counts for itself.
 
@@ -13,6 +15,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use super::arriving::{Arrivals, Arriving};
 use super::{Link, Listener, Parties, listen};
 use crate::admission::{Admission, AdmissionLimits, Admitted, OverBudget, Principal, Reservation};
 use crate::rt::Stop;
@@ -21,6 +24,12 @@ use crate::rt::channel::Closed;
 crate::events! {
     /// Links refused because the other side proved to be somebody that the listener is not for.
     counter LinksRefused("heddle_links_refused_total");
+    /// Links ended because the messages on their way from one organisation would have held more than it may have.
+    counter LinksOverdrawn("heddle_links_overdrawn_total");
+    /// Links ended because a message that had begun did not arrive in time.
+    counter LinksStalled("heddle_links_stalled_total");
+    /// Bytes held now for messages of links that are not whole yet.
+    gauge LinkBytesArriving("heddle_links_arriving_bytes");
 }
 
 /// Links of one identity or organisation, at least: those that it uses, and those whose end is not noticed yet.
@@ -38,6 +47,7 @@ pub struct Door {
     listener: Listener,
     parties: Parties,
     admission: Arc<Admission>,
+    arrivals: Arc<Arrivals>,
     unnamed: u64,
 }
 
@@ -70,7 +80,13 @@ impl Door {
             ..AdmissionLimits::in_proportion(links_max.max(1), BYTES_MAX, organizations)
         };
         let limits = AdmissionLimits { strangers_max: limits.connections_max, strangers_per_address_max: 0, ..limits };
-        Door { listener, parties: parties.clone(), admission: Admission::new(limits), unnamed: 0 }
+        Door {
+            listener,
+            parties: parties.clone(),
+            admission: Admission::new(limits),
+            arrivals: Arc::default(),
+            unnamed: 0,
+        }
     }
 
     /// The next link of one of the parties. Dropping the future loses nothing.
@@ -79,8 +95,12 @@ impl Door {
     /// [`Closed`] when the node is going down.
     pub async fn accept(&mut self) -> Result<(Link, Place), Closed> {
         loop {
-            let link = self.listener.accept().await?;
+            let mut link = self.listener.accept().await?;
             if self.parties.include(&link) {
+                if let Some(principal) = link.principal() {
+                    let arriving = Arriving::new(&self.arrivals, &principal.organization);
+                    link.receiver.charge(arriving);
+                }
                 let place = self.place(&link);
                 return Ok((link, place));
             }

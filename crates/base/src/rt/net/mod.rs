@@ -13,6 +13,7 @@
 //! Over a transport a link has buffers of the medium's own: a message that was sent may be on its way for long, and a
 //! sender learns that the other side's receiver was dropped only after a while, at the latest by its own receiver.
 
+mod arriving;
 pub mod call;
 mod door;
 mod parties;
@@ -30,7 +31,8 @@ use super::channel::{Closed, TrySendError};
 use super::{context, simulation};
 use crate::admission::Principal;
 
-pub use door::{Door, EVENTS, LinksRefused, Place};
+pub use arriving::{ARRIVING_BYTES_MAX, Arriving};
+pub use door::{Door, EVENTS, LinkBytesArriving, LinksOverdrawn, LinksRefused, LinksStalled, Place};
 pub use parties::Parties;
 pub use parts::Parts;
 pub use transport::{BoxFuture, Listen, ReceiveHalf, SendHalf, Transport, register};
@@ -237,6 +239,22 @@ impl LinkReceiver {
     /// As [`Link::receive`].
     pub async fn receive(&mut self) -> Result<Bytes, Closed> {
         self.receive_parts().await.map(Parts::concat)
+    }
+
+    /// Says that the bytes of the last message are accounted elsewhere, or not kept any more. The next call of
+    /// [`LinkReceiver::receive`] says so too.
+    pub fn release(&mut self) {
+        if let ReceiverInner::Transport(receiver) = &mut self.inner {
+            receiver.release();
+        }
+    }
+
+    /// From now on the link's unfinished messages are accounted to an organisation.
+    fn charge(&mut self, arriving: Arriving) {
+        // Other links are of this process: both sides share its memory.
+        if let ReceiverInner::Transport(receiver) = &mut self.inner {
+            receiver.charge(arriving);
+        }
     }
 
     /// As [`Link::receive`], in parts if it came in parts: within one process nothing is copied.

@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::{Link, Parts};
+use super::{Arriving, Link, Parts};
 use crate::rt::channel::{Closed, TrySendError};
 
 /// A future on the heap, for traits that are used as objects.
@@ -63,6 +63,13 @@ pub trait SendHalf: Send + Sync + 'static {
 pub trait ReceiveHalf: Send + Sync + 'static {
     /// The next message. Losing the caller's interest loses no message.
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Closed>>;
+
+    /// From now on the bytes of unfinished messages count against a budget; without one they count against none. A half
+    /// whose medium bounds them by itself need not do anything.
+    fn charge(&mut self, _arriving: Arriving) {}
+
+    /// The bytes of the last message are accounted elsewhere.
+    fn release(&mut self) {}
 }
 
 /// The transports of this process.

@@ -16,7 +16,7 @@
 //! * A caller has at most `in_flight_max` requests that are neither answered nor ended, those included whose callers have
 //!   gone. A server runs at most `concurrency_max` of one link, and holds at most [`LINK_BYTES_MAX`] of their bodies or one
 //!   body; it reads no further until there is room. Where a link has a [`Place`](super::Place), its organisation's budget
-//!   bounds them too: beyond it requests are refused.
+//!   bounds the messages that requests came in, until the last of these is answered: beyond it requests are refused.
 //! * Every request that was begun ends: with its answer, or with its link.
 //! * All bytes may be hostile. What is no frame, or answers nothing, ends the link and nothing else.
 //!

@@ -128,6 +128,10 @@ async fn serve_at(
             Some(Some(_)) if panicked.is_stopped() => return Ended::Panicked,
             Some(Some(_)) => return Ended::Link,
         };
+        // One reservation a message: a short body keeps the memory of the whole message it came in.
+        let budget = place_of_link.as_ref().map(|place| place.reserve(message.len())).transpose();
+        let budget = budget.map(|budget| budget.flatten().map(Arc::new));
+        receiver.release();
         loop {
             let frame = match frame::next(&mut message) {
                 Ok(None) => break,
@@ -144,8 +148,8 @@ async fn serve_at(
                 Some(None) => break,
                 Some(Some(held)) => held,
             };
-            let budget = match place_of_link.as_ref().map(|place| place.reserve(length)).transpose() {
-                Ok(budget) => budget,
+            let budget = match &budget {
+                Ok(budget) => budget.clone(),
                 Err(over) => {
                     let refusal = Refusal::new(ErrorKind::Retry, over.to_string());
                     let refused = queue.send(reply(frame.number, Err(refusal)));
