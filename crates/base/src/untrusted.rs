@@ -52,6 +52,38 @@ impl<T: fmt::Debug> fmt::Debug for Untrusted<T> {
     }
 }
 
+/// The memory that a decoder may still take for one message: elements that are tiny on the wire are larger in memory, and a
+/// message of nothing but those is refused before there is room for them.
+///
+/// ```
+/// use base::untrusted::Allowance;
+///
+/// let mut allowance = Allowance::authenticated(1 << 20);
+/// assert_eq!(allowance.take(1000, 56), Some(1000));
+/// assert_eq!(allowance.take(1 << 20, 56), None);
+/// ```
+#[derive(Debug)]
+pub struct Allowance {
+    left: usize,
+}
+
+/// What any message may take, whatever its size.
+const ALLOWANCE_FREE_BYTES: usize = 32 << 10;
+
+impl Allowance {
+    /// For a message of so many bytes whose sender is known: four times as many.
+    pub const fn authenticated(message_bytes: usize) -> Allowance {
+        Allowance { left: message_bytes.saturating_mul(4).saturating_add(ALLOWANCE_FREE_BYTES) }
+    }
+
+    /// Takes memory for `count` elements of so many bytes each; gives the count back, and nothing where that is too much.
+    #[must_use]
+    pub fn take(&mut self, count: usize, each_bytes: usize) -> Option<usize> {
+        self.left = self.left.checked_sub(count.checked_mul(each_bytes)?)?;
+        Some(count)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,13 @@
 //! Harnesses of the messages between storage nodes and their clients; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, within};
+use base::fuzz::{Shape, Target, authenticated};
+use base::rt::net::Parts;
 use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
 
 use super::Role;
-use super::message::{self, Append, Hello, Notice, Opened, Request, answer};
-use crate::blocks::{StoredBlock, Tip, TransactionPlace};
+use super::message::{self, Append, Hello, Ids, Keys, Malformed, Notice, Opened, Request, answer, answer::Answering};
+use crate::blocks::{PAGE_BLOCKS_MAX, StoredBlock, Tip, TransactionPlace};
+use crate::state_store::KEYS_MAX;
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
 /// The targets of this module.
@@ -15,12 +17,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "storage-hellos", shape: Shape::Bytes, run: hellos, seeds: hello_seeds },
 ];
 
-/// In memory, a key takes 56 bytes and a row 64 beside their own bytes; in a message 6 and 1. Lists are bounded by
-/// [`crate::state_store::KEYS_MAX`] and [`message::IDS_MAX`], and only proven processes of the own organisation get here.
-const TIMES: usize = 140;
-
 fn request_seeds() -> Vec<Vec<u8>> {
-    let keys = || vec![("cc".to_owned(), Bytes::from_static(b"key")), (String::new(), Bytes::new())];
+    let keys = || Keys::new(&[("cc", b"key"), ("", b"")]);
     let (namespace, through) = ("cc".to_owned(), BlockNumber(9));
     let all = [
         Request::Append(Append {
@@ -34,7 +32,7 @@ fn request_seeds() -> Vec<Vec<u8>> {
         Request::Close,
         Request::Page { from: through, limit: 5 },
         Request::NumberByHash([7; 32]),
-        Request::FindTransactions(vec![TxId::from("ab"), TxId::from("")]),
+        Request::FindTransactions(Ids::new(&[TxId::from("ab"), TxId::from("")])),
         Request::Tags(3),
         Request::Rows { through, keys: keys() },
         Request::Versions { through, keys: keys() },
@@ -56,7 +54,7 @@ fn request_seeds() -> Vec<Vec<u8>> {
 /// What decodes has that one encoding.
 fn requests(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(request) = within(TIMES, input.len(), || Request::decode(bytes.clone())) {
+    if let Ok(request) = authenticated(input, || Request::decode(bytes.clone())) {
         assert_eq!(request.encode().concat(), bytes, "{request:?}");
     }
 }
@@ -80,10 +78,12 @@ fn answer_seeds() -> Vec<Vec<u8>> {
         answer::maybe_block(Some(Bytes::from_static(b"block"))),
         answer::blocks(&[block]),
         answer::maybe_transactions(Some(vec![(TxId::from("ab"), 0)])),
-        answer::places(&[None, Some(place)]),
+        answering(|answer| [None, Some(place)].into_iter().for_each(|place| answer.place(place))),
         answer::tags(&[1, 2]),
-        answer::rows(&[None, row(None), row(Some(b"value"))]),
-        answer::versions(&[None, Some((version, true))]),
+        answering(|answer| {
+            [None, row(None), row(Some(b"value"))].iter().for_each(|row| answer.row(row.as_ref()));
+        }),
+        answering(|answer| [None, Some((version, true))].into_iter().for_each(|version| answer.version(version))),
         answer::page(&RangePage { entries: vec![entry], next: Some(Bytes::from_static(b"next")) }),
         answer::names(&["one".to_owned(), "two".to_owned()]),
         answer::savepoint(&Savepoint::default()),
@@ -94,6 +94,12 @@ fn answer_seeds() -> Vec<Vec<u8>> {
     .collect()
 }
 
+fn answering(write: impl FnOnce(&mut Answering)) -> Parts {
+    let mut answer = Answering::default();
+    write(&mut answer);
+    answer.done()
+}
+
 const ANSWERS: u8 = 12;
 
 /// The first byte says which answer is expected.
@@ -101,21 +107,43 @@ fn answers(input: &[u8]) {
     let Some((kind, input)) = input.split_first() else { return };
     let bytes = Bytes::copy_from_slice(input);
     let (given, whole) = (bytes.clone(), bytes.clone());
-    let again = within(TIMES, input.len(), move || match kind % ANSWERS {
-        0 => answer::read_maybe_number(given).map(answer::maybe_number),
-        1 => answer::read_numbers(given, 1000).map(|numbers| answer::numbers(&numbers)),
-        2 => answer::read_maybe_block(given).map(answer::maybe_block),
-        3 => answer::read_blocks(given).map(|blocks| answer::blocks(&blocks)),
-        4 => answer::read_maybe_transactions(given).map(answer::maybe_transactions),
-        5 => answer::read_places(given, 2).map(|places| answer::places(&places)),
-        6 => answer::read_tags(&given).map(|tags| answer::tags(&tags.collect::<Vec<_>>())),
-        7 => answer::read_rows(given, 1000).map(|rows| answer::rows(&rows)),
-        8 => answer::read_versions(given, 2).map(|versions| answer::versions(&versions)),
-        9 => answer::read_page(given).map(|page| answer::page(&page)),
-        10 => answer::read_names(given).map(|names| answer::names(&names)),
-        _ => answer::read_savepoint(given).map(|savepoint| answer::savepoint(&savepoint)),
-    });
-    if let Ok(again) = again {
+    fn read<T>(input: &[u8], read: impl FnOnce() -> Result<T, Malformed>, write: fn(T) -> Parts) -> Option<Parts> {
+        authenticated(input, read).ok().map(write)
+    }
+    // Whoever asks for many makes room for the answers first.
+    fn read_into<T>(
+        input: &[u8],
+        count: usize,
+        read: impl FnOnce(&mut Vec<T>) -> Result<(), Malformed>,
+        write: impl Fn(&mut Answering, T),
+    ) -> Option<Parts> {
+        let mut list = Vec::with_capacity(count);
+        authenticated(input, || read(&mut list)).ok()?;
+        Some(answering(|answer| list.into_iter().for_each(|one| write(answer, one))))
+    }
+    let many = input.len().min(KEYS_MAX);
+    let again = match kind % ANSWERS {
+        0 => read(input, || answer::read_maybe_number(given), answer::maybe_number),
+        1 => read(input, || answer::read_numbers(given, 1000), |numbers| answer::numbers(&numbers)),
+        2 => read(input, || answer::read_maybe_block(given), answer::maybe_block),
+        3 => read(input, || answer::read_blocks(given, PAGE_BLOCKS_MAX), |blocks| answer::blocks(&blocks)),
+        4 => read(input, || answer::read_maybe_transactions(given), answer::maybe_transactions),
+        5 => read_into(input, 2, |list| answer::read_places(given, 2, list), Answering::place),
+        6 => answer::read_tags(&given).ok().map(|tags| answer::tags(&tags.collect::<Vec<_>>())),
+        7 => read_into(
+            input,
+            many,
+            |list| answer::read_rows(given, many, list),
+            |answer, row| {
+                answer.row(row.as_ref());
+            },
+        ),
+        8 => read_into(input, 2, |list| answer::read_versions(given, 2, list), Answering::version),
+        9 => read(input, || answer::read_page(given), |page| answer::page(&page)),
+        10 => read(input, || answer::read_names(given), |names| answer::names(&names)),
+        _ => read(input, || answer::read_savepoint(given), |savepoint| answer::savepoint(&savepoint)),
+    };
+    if let Some(again) = again {
         assert_eq!(again.concat(), whole, "an answer has one encoding");
     }
 }
@@ -132,13 +160,13 @@ fn hello_seeds() -> Vec<Vec<u8>> {
 
 fn hellos(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok((_, Some(hello))) = within(4, input.len(), || Hello::decode(bytes.clone())) {
+    if let Ok((_, Some(hello))) = authenticated(input, || Hello::decode(bytes.clone())) {
         assert_eq!(hello.encode(), bytes);
     }
-    if let Ok(opened) = within(4, input.len(), || Opened::decode(bytes.clone())) {
+    if let Ok(opened) = authenticated(input, || Opened::decode(bytes.clone())) {
         assert_eq!(opened.encode(), bytes);
     }
-    if let Ok(notice) = within(4, input.len(), || Notice::decode(bytes.clone())) {
+    if let Ok(notice) = authenticated(input, || Notice::decode(bytes.clone())) {
         assert_eq!(notice.encode(), bytes);
     }
 }

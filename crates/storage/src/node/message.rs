@@ -1,9 +1,11 @@
 //! The bodies of requests, answers and notices; see `docs/formats/storage-messages.md`.
 //!
 //! They travel as frames of [`base::rt::net::call`]. Integers are little-endian. Decoders take hostile bytes and return
-//! [`Malformed`]; counts are checked against the bytes that are there before memory is taken for them.
+//! [`Malformed`]; counts are checked against the bytes that are there before memory is taken for them. Lists of a request
+//! ([`Keys`], [`Ids`]) stay in its bytes, and an answer to a list is read into a list that whoever asked has made.
 
 use base::rt::net::Parts;
+use base::untrusted::Allowance;
 use base::{BlockNumber, Bytes, BytesMut, Epoch, TxId, TxIndex, Version};
 
 use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
@@ -74,8 +76,94 @@ pub struct Append {
     pub payload: Parts,
 }
 
-/// A pair of namespace and key.
-pub type Key = (String, Bytes);
+/// Pairs of namespace and key, in the bytes in which they travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys {
+    count: u32,
+    /// Their form was checked.
+    encoded: Bytes,
+}
+
+/// Transaction ids, in the bytes in which they travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ids {
+    count: u32,
+    /// Their form was checked.
+    encoded: Bytes,
+}
+
+/// The form of a list was checked when its message was read.
+const CHECKED: &str = "the form was checked when the message was read";
+
+impl Keys {
+    /// These pairs, the lengths of which the caller has checked.
+    pub fn new(keys: &[(&str, &[u8])]) -> Keys {
+        let mut writer = Writer::default();
+        keys.iter().for_each(|(namespace, key)| {
+            writer.text(namespace).long(key);
+        });
+        Keys { count: keys.len() as u32, encoded: writer.done() }
+    }
+
+    /// The pairs in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let mut rest = &self.encoded[..];
+        (0..self.count).map(move |_| Keys::next(&mut rest).expect(CHECKED))
+    }
+
+    fn next<'a>(rest: &mut &'a [u8]) -> Result<(&'a str, &'a [u8]), Malformed> {
+        let length = usize::from(u16::from_le_bytes(front(rest)?));
+        if length > NAMESPACE_BYTES_MAX {
+            return Err(Malformed("a text is too long"));
+        }
+        let namespace = std::str::from_utf8(split(rest, length)?).map_err(|_| Malformed("a text is no UTF-8"))?;
+        Ok((namespace, long(rest, KEY_BYTES_MAX)?))
+    }
+}
+
+impl Ids {
+    /// These ids, the lengths of which the caller has checked.
+    pub fn new(ids: &[TxId]) -> Ids {
+        let mut writer = Writer::default();
+        writer.0.reserve(ids.iter().map(|id| id.len().saturating_add(4)).sum());
+        ids.iter().for_each(|id| {
+            writer.long(id.as_str().as_bytes());
+        });
+        Ids { count: ids.len() as u32, encoded: writer.done() }
+    }
+
+    /// The ids in order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut rest = &self.encoded[..];
+        (0..self.count).map(move |_| Ids::next(&mut rest).expect(CHECKED))
+    }
+
+    fn next<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Malformed> {
+        std::str::from_utf8(long(rest, ID_BYTES_MAX)?).map_err(|_| Malformed("an id is no UTF-8"))
+    }
+}
+
+/// The first bytes, which are taken off.
+fn split<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
+    let (first, others) = rest.split_at_checked(count).ok_or(CUT_OFF)?;
+    *rest = others;
+    Ok(first)
+}
+
+fn front<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Malformed> {
+    let (first, others) = rest.split_first_chunk::<N>().ok_or(CUT_OFF)?;
+    *rest = others;
+    Ok(*first)
+}
+
+/// Bytes with their length in 4 bytes.
+fn long<'a>(rest: &mut &'a [u8], max: usize) -> Result<&'a [u8], Malformed> {
+    let length = u32::from_le_bytes(front(rest)?) as usize;
+    if length > max {
+        return Err(Malformed("bytes are too many"));
+    }
+    split(rest, length)
+}
 
 /// What may be asked on an open link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,16 +178,16 @@ pub enum Request {
     },
     Transactions(BlockNumber),
     NumberByHash([u8; 32]),
-    FindTransactions(Vec<TxId>),
+    FindTransactions(Ids),
     /// The tags of all transaction ids of a shard of fingerprints.
     Tags(u8),
     Rows {
         through: BlockNumber,
-        keys: Vec<Key>,
+        keys: Keys,
     },
     Versions {
         through: BlockNumber,
-        keys: Vec<Key>,
+        keys: Keys,
     },
     Range {
         through: BlockNumber,
@@ -215,9 +303,9 @@ impl Fields {
         Ok(count)
     }
 
-    fn transactions(&mut self) -> Result<Vec<(TxId, u8)>, Malformed> {
+    fn transactions(&mut self, allowance: &mut Allowance) -> Result<Vec<(TxId, u8)>, Malformed> {
         let count = self.u32()?;
-        transactions(&self.long(usize::MAX)?, count)
+        transactions(&self.long(usize::MAX)?, count, allowance)
     }
 
     fn version(&mut self) -> Result<Version, Malformed> {
@@ -228,10 +316,30 @@ impl Fields {
         Ok(Savepoint { height: self.u64()?, epoch: self.epoch()?, block_hash: self.array()? })
     }
 
-    fn keys(&mut self) -> Result<Vec<Key>, Malformed> {
+    fn keys(&mut self) -> Result<Keys, Malformed> {
         let count = self.count(6, KEYS_MAX)?;
-        let key = |fields: &mut Fields| Ok((fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?));
-        (0..count).map(|_| key(self)).collect()
+        let encoded = self.checked(count, |rest| Keys::next(rest).map(|_| ()))?;
+        Ok(Keys { count: count as u32, encoded })
+    }
+
+    fn ids(&mut self) -> Result<Ids, Malformed> {
+        let count = self.count(4, IDS_MAX)?;
+        let encoded = self.checked(count, |rest| Ids::next(rest).map(|_| ()))?;
+        Ok(Ids { count: count as u32, encoded })
+    }
+
+    /// The bytes of so many things, each of which is walked over.
+    fn checked(
+        &mut self,
+        count: usize,
+        walk: impl Fn(&mut &[u8]) -> Result<(), Malformed>,
+    ) -> Result<Bytes, Malformed> {
+        let mut rest = &self.0[..];
+        for _ in 0..count {
+            walk(&mut rest)?;
+        }
+        let bytes = self.0.len().saturating_sub(rest.len());
+        self.bytes(bytes)
     }
 
     /// What is left of a message that must be at its end.
@@ -283,14 +391,6 @@ impl Writer {
 
     fn savepoint(&mut self, savepoint: &Savepoint) -> &mut Writer {
         self.u64(savepoint.height).u64(savepoint.epoch.get()).put(&savepoint.block_hash)
-    }
-
-    fn keys(&mut self, keys: &[(&str, &[u8])]) -> &mut Writer {
-        self.u32(keys.len() as u32);
-        keys.iter().for_each(|(namespace, key)| {
-            self.text(namespace).long(key);
-        });
-        self
     }
 
     fn done(&mut self) -> Bytes {
@@ -372,14 +472,24 @@ impl Notice {
     }
 }
 
-fn transactions(bytes: &Bytes, count: u32) -> Result<Vec<(TxId, u8)>, Malformed> {
-    let list = Transactions::new(bytes, count).map(|item| item.map(|(id, code)| (TxId::new(id), code)));
-    list.collect::<Result<_, _>>().map_err(|_| Malformed("a list of transactions is not one"))
+/// Bytes of an id in memory beside its text, and of its place in a list: two counts stand before a text that is shared.
+const TRANSACTION_BYTES: usize = size_of::<(TxId, u8)>() + 2 * size_of::<usize>() + 7;
+const TOO_SMALL: Malformed = Malformed("it is of things that are too many for their size");
+
+fn transactions(bytes: &[u8], count: u32, allowance: &mut Allowance) -> Result<Vec<(TxId, u8)>, Malformed> {
+    allowance.take(bytes.len(), 1).ok_or(TOO_SMALL)?;
+    let mut list = Vec::with_capacity(allowance.take(count as usize, TRANSACTION_BYTES).ok_or(TOO_SMALL)?);
+    for item in Transactions::new(bytes, count) {
+        let (id, code) = item.map_err(|_| Malformed("a list of transactions is not one"))?;
+        list.push((TxId::new(id), code));
+    }
+    Ok(list)
 }
 
 impl Append {
     /// The payload stays in the parts in which it came.
     fn decode(mut message: Parts) -> Result<Append, Malformed> {
+        let mut allowance = Allowance::authenticated(message.len());
         let head = message.split_to(message.len().min(APPEND_HEAD_BYTES));
         let mut fields = Fields(head.concat());
         fields.u8()?;
@@ -389,7 +499,10 @@ impl Append {
         if message.len() < bytes {
             return Err(CUT_OFF);
         }
-        let transactions = transactions(&message.split_to(bytes).concat(), count)?;
+        // In several parts, it is put together.
+        allowance.take(bytes, 1).ok_or(TOO_SMALL)?;
+        let list = message.split_to(bytes).concat();
+        let transactions = transactions(&list, count, &mut allowance)?;
         Ok(Append { number, epoch, header_hash, previous_hash, transactions, payload: message })
     }
 }
@@ -400,7 +513,7 @@ pub fn append(block: &NewBlock<'_>) -> Parts {
     let mut writer = Writer::op(APPEND);
     writer.u64(block.number.get()).u64(block.epoch.get()).put(&block.header_hash).put(&block.previous_hash);
     let head = writer.u32(block.transactions.len() as u32).u32(transactions.len() as u32).done();
-    let mut parts = Vec::with_capacity(2 + block.parts.len());
+    let mut parts = Vec::with_capacity(block.parts.len().saturating_add(2));
     parts.extend([head, transactions]);
     parts.extend_from_slice(block.parts);
     parts.into()
@@ -408,7 +521,19 @@ pub fn append(block: &NewBlock<'_>) -> Parts {
 
 /// Questions about rows, from borrowed keys.
 pub fn rows(through: BlockNumber, keys: &[(&str, &[u8])], versions_only: bool) -> Bytes {
-    Writer::op(if versions_only { 17 } else { 16 }).u64(through.get()).keys(keys).done()
+    of_keys(through, &Keys::new(keys), versions_only)
+}
+
+fn of_keys(through: BlockNumber, keys: &Keys, versions_only: bool) -> Bytes {
+    let mut writer = Writer::op(if versions_only { 17 } else { 16 });
+    writer.0.reserve(keys.encoded.len().saturating_add(12));
+    writer.u64(through.get()).u32(keys.count).put(&keys.encoded).done()
+}
+
+fn of_ids(ids: &Ids) -> Bytes {
+    let mut writer = Writer::op(7);
+    writer.0.reserve(ids.encoded.len().saturating_add(4));
+    writer.u32(ids.count).put(&ids.encoded).done()
 }
 
 fn named(op: u8, channel: &str) -> Bytes {
@@ -419,13 +544,7 @@ fn named(op: u8, channel: &str) -> Bytes {
 
 /// A question for transactions, from borrowed ids.
 pub fn find_transactions(ids: &[TxId]) -> Bytes {
-    let mut writer = Writer::op(7);
-    writer.0.reserve(4 + ids.iter().map(|id| 4 + id.len()).sum::<usize>());
-    writer.u32(ids.len() as u32);
-    ids.iter().for_each(|id| {
-        writer.long(id.as_str().as_bytes());
-    });
-    writer.done()
+    of_ids(&Ids::new(ids))
 }
 
 /// A question for a range.
@@ -441,10 +560,6 @@ pub fn history(below: BlockNumber, limit: u32, namespace: &str, key: &[u8]) -> B
 impl Request {
     /// The request's bytes.
     pub fn encode(&self) -> Parts {
-        let borrowed = |keys: &[Key], through, versions| {
-            let keys: Vec<_> = keys.iter().map(|(namespace, key)| (namespace.as_str(), &key[..])).collect();
-            rows(through, &keys, versions)
-        };
         let bytes = match self {
             Request::Append(block) => {
                 return append(&NewBlock {
@@ -461,10 +576,10 @@ impl Request {
             Request::Page { from, limit } => Writer::op(4).u64(from.get()).u32(*limit).done(),
             Request::Transactions(number) => Writer::op(5).u64(number.get()).done(),
             Request::NumberByHash(hash) => Writer::op(6).put(hash).done(),
-            Request::FindTransactions(ids) => find_transactions(ids),
+            Request::FindTransactions(ids) => of_ids(ids),
             Request::Tags(shard) => Writer::op(8).put(&[*shard]).done(),
-            Request::Rows { through, keys } => borrowed(keys, *through, false),
-            Request::Versions { through, keys } => borrowed(keys, *through, true),
+            Request::Rows { through, keys } => of_keys(*through, keys, false),
+            Request::Versions { through, keys } => of_keys(*through, keys, true),
             Request::Range { through, limit, namespace, start, end } => range(*through, *limit, namespace, start, end),
             Request::Namespaces => Writer::op(19).done(),
             Request::Materialize { epoch, height } => Writer::op(20).u64(epoch.get()).u64(*height).done(),
@@ -495,15 +610,7 @@ impl Request {
             4 => Request::Page { from: fields.block()?, limit: fields.u32()? },
             5 => Request::Transactions(fields.block()?),
             6 => Request::NumberByHash(fields.array()?),
-            7 => {
-                let count = fields.count(4, IDS_MAX)?;
-                let mut ids = Vec::with_capacity(count);
-                for _ in 0..count {
-                    let id = fields.long(ID_BYTES_MAX)?;
-                    ids.push(TxId::new(std::str::from_utf8(&id).map_err(|_| Malformed("an id is no UTF-8"))?));
-                }
-                Request::FindTransactions(ids)
-            }
+            7 => Request::FindTransactions(fields.ids()?),
             8 => Request::Tags(fields.u8()?),
             16 => Request::Rows { through: fields.block()?, keys: fields.keys()? },
             17 => Request::Versions { through: fields.block()?, keys: fields.keys()? },
@@ -531,6 +638,11 @@ impl Request {
         fields.end(request)
     }
 }
+
+/// Bytes of a version.
+const VERSION_BYTES: usize = 12;
+/// A page's entry takes no more memory than four times what it takes in a message.
+const _: () = assert!(size_of::<RangeEntry>() <= 4 * (VERSION_BYTES + 4 + 4));
 
 /// Answers, each with its reader.
 pub mod answer {
@@ -567,7 +679,10 @@ pub mod answer {
     pub fn read_numbers(bytes: Bytes, max: usize) -> Result<Vec<BlockNumber>, Malformed> {
         let mut fields = Fields(bytes);
         let count = fields.count(8, max)?;
-        let numbers = (0..count).map(|_| fields.block()).collect::<Result<_, _>>()?;
+        let mut numbers = Vec::with_capacity(count);
+        for _ in 0..count {
+            numbers.push(fields.block()?);
+        }
         fields.end(numbers)
     }
 
@@ -585,7 +700,7 @@ pub mod answer {
     }
 
     pub fn blocks(blocks: &[StoredBlock]) -> Parts {
-        let mut parts = Vec::with_capacity(2 * blocks.len());
+        let mut parts = Vec::with_capacity(blocks.len().saturating_mul(2));
         for block in blocks {
             let transactions = encode_transactions(&block.transactions);
             let mut writer = Writer::default();
@@ -598,13 +713,18 @@ pub mod answer {
         parts.into()
     }
 
-    pub fn read_blocks(bytes: Bytes) -> Result<Vec<StoredBlock>, Malformed> {
+    /// At most so many blocks.
+    pub fn read_blocks(bytes: Bytes, count_max: usize) -> Result<Vec<StoredBlock>, Malformed> {
+        let mut allowance = Allowance::authenticated(bytes.len());
         let mut fields = Fields(bytes);
         let mut blocks = Vec::new();
         while !fields.0.is_empty() {
+            if blocks.len() == count_max {
+                return Err(Malformed("more blocks than were asked for"));
+            }
             let (number, epoch) = (fields.block()?, fields.epoch()?);
             let (header_hash, previous_hash) = (fields.array()?, fields.array()?);
-            let transactions = fields.transactions()?;
+            let transactions = fields.transactions(&mut allowance)?;
             let payload = fields.long(usize::MAX)?;
             blocks.push(StoredBlock { number, header_hash, previous_hash, epoch, payload, transactions });
         }
@@ -620,39 +740,65 @@ pub mod answer {
         if bytes.is_empty() {
             return Ok(None);
         }
+        let mut allowance = Allowance::authenticated(bytes.len());
         let mut fields = Fields(bytes);
-        let list = fields.transactions()?;
+        let list = fields.transactions(&mut allowance)?;
         fields.end(Some(list))
     }
 
-    pub fn places(places: &[Option<TransactionPlace>]) -> Parts {
-        let mut writer = Writer::default();
-        for place in places {
+    /// An answer that is written while what it tells of is found.
+    #[derive(Default)]
+    pub struct Answering(Writer);
+
+    impl Answering {
+        /// Where a transaction stands.
+        pub fn place(&mut self, place: Option<TransactionPlace>) {
             match place {
-                None => writer.put(&[0]),
-                Some(place) => writer.put(&[1]).u64(place.block.get()).u32(place.index.get()).put(&[place.code]),
+                None => self.0.put(&[0]),
+                Some(place) => self.0.put(&[1]).u64(place.block.get()).u32(place.index.get()).put(&[place.code]),
             };
         }
-        writer.done().into()
+
+        /// A row.
+        pub fn row(&mut self, row: Option<&Row>) {
+            match row {
+                None => self.0.put(&[0]),
+                Some(Row { version, value: None }) => self.0.put(&[1]).version(*version),
+                Some(Row { version, value: Some(value) }) => self.0.put(&[2]).version(*version).long(value),
+            };
+        }
+
+        /// A version, and whether the key is live.
+        pub fn version(&mut self, version: Option<(Version, bool)>) {
+            match version {
+                None => self.0.put(&[0]),
+                Some((version, live)) => self.0.put(&[1 + u8::from(live)]).version(version),
+            };
+        }
+
+        /// The answer.
+        pub fn done(mut self) -> Parts {
+            self.0.done().into()
+        }
     }
 
-    pub fn read_places(bytes: Bytes, count: usize) -> Result<Vec<Option<TransactionPlace>>, Malformed> {
+    /// Reads so many places, and appends them to the list of whoever has asked, which has room.
+    pub fn read_places(bytes: Bytes, count: usize, into: &mut Vec<Option<TransactionPlace>>) -> Result<(), Malformed> {
         let mut fields = Fields(bytes);
-        let place = |fields: &mut Fields| {
-            Ok(match fields.u8()? {
+        for _ in 0..count {
+            into.push(match fields.u8()? {
                 0 => None,
                 1 => {
                     Some(TransactionPlace { block: fields.block()?, index: TxIndex(fields.u32()?), code: fields.u8()? })
                 }
                 _ => return Err(Malformed("neither a place nor none")),
-            })
-        };
-        let places = (0..count).map(|_| place(&mut fields)).collect::<Result<_, _>>()?;
-        fields.end(places)
+            });
+        }
+        fields.end(())
     }
 
     pub fn tags(tags: &[u32]) -> Parts {
-        let mut writer = Writer(BytesMut::with_capacity(4 * tags.len()));
+        let mut writer = Writer(BytesMut::with_capacity(tags.len().saturating_mul(4)));
         tags.iter().for_each(|tag| {
             writer.u32(*tag);
         });
@@ -667,58 +813,35 @@ pub mod answer {
         }
     }
 
-    /// Rows for the first of the keys asked; the client asks again for those that are missing.
-    pub fn rows(rows: &[Option<Row>]) -> Parts {
-        let mut writer = Writer::default();
-        for row in rows {
-            match row {
-                None => writer.put(&[0]),
-                Some(Row { version, value: None }) => writer.put(&[1]).version(*version),
-                Some(Row { version, value: Some(value) }) => writer.put(&[2]).version(*version).long(value),
-            };
-        }
-        writer.done().into()
-    }
-
-    pub fn read_rows(bytes: Bytes, count_max: usize) -> Result<Vec<Option<Row>>, Malformed> {
+    /// Reads rows for the first of `count_max` keys that were asked, one at least, and appends them to the list of whoever has
+    /// asked, which has room: the client asks again for those that are missing.
+    pub fn read_rows(bytes: Bytes, count_max: usize, into: &mut Vec<Option<Row>>) -> Result<(), Malformed> {
+        const ANOTHER: Malformed = Malformed("another number of rows than was asked for");
         let mut fields = Fields(bytes);
-        let mut rows = Vec::new();
+        let mut room = count_max;
         while !fields.0.is_empty() {
-            rows.push(match fields.u8()? {
+            room = room.checked_sub(1).ok_or(ANOTHER)?;
+            into.push(match fields.u8()? {
                 0 => None,
                 1 => Some(Row { version: fields.version()?, value: None }),
                 2 => Some(Row { version: fields.version()?, value: Some(fields.long(usize::MAX)?) }),
                 _ => return Err(Malformed("neither a row nor none")),
             });
         }
-        match rows.len() <= count_max && (count_max == 0 || !rows.is_empty()) {
-            true => Ok(rows),
-            false => Err(Malformed("another number of rows than was asked for")),
-        }
+        if room == count_max && count_max > 0 { Err(ANOTHER) } else { Ok(()) }
     }
 
-    pub fn versions(versions: &[Option<(Version, bool)>]) -> Parts {
-        let mut writer = Writer::default();
-        for version in versions {
-            match version {
-                None => writer.put(&[0]),
-                Some((version, live)) => writer.put(&[1 + u8::from(*live)]).version(*version),
-            };
-        }
-        writer.done().into()
-    }
-
-    pub fn read_versions(bytes: Bytes, count: usize) -> Result<Vec<Option<(Version, bool)>>, Malformed> {
+    /// Reads so many versions, and appends them to the list of whoever has asked, which has room.
+    pub fn read_versions(bytes: Bytes, count: usize, into: &mut Vec<Option<(Version, bool)>>) -> Result<(), Malformed> {
         let mut fields = Fields(bytes);
-        let version = |fields: &mut Fields| {
-            Ok(match fields.u8()? {
+        for _ in 0..count {
+            into.push(match fields.u8()? {
                 0 => None,
                 live @ 1..=2 => Some((fields.version()?, live == 2)),
                 _ => return Err(Malformed("neither a version nor none")),
-            })
-        };
-        let versions = (0..count).map(|_| version(&mut fields)).collect::<Result<_, _>>()?;
-        fields.end(versions)
+            });
+        }
+        fields.end(())
     }
 
     pub fn page(page: &RangePage) -> Parts {
@@ -740,7 +863,15 @@ pub mod answer {
             1 => Some(fields.long(usize::MAX)?),
             _ => return Err(Malformed("a page has a next key or none")),
         };
-        let mut entries = Vec::new();
+        // Counted before there is room for any.
+        let (mut walk, mut count) = (&fields.0[..], 0_usize);
+        while !walk.is_empty() {
+            split(&mut walk, VERSION_BYTES)?;
+            long(&mut walk, usize::MAX)?;
+            long(&mut walk, usize::MAX)?;
+            count = count.saturating_add(1);
+        }
+        let mut entries = Vec::with_capacity(count);
         while !fields.0.is_empty() {
             let version = fields.version()?;
             entries.push(RangeEntry { key: fields.long(usize::MAX)?, value: fields.long(usize::MAX)?, version });
@@ -757,8 +888,16 @@ pub mod answer {
     }
 
     pub fn read_names(bytes: Bytes) -> Result<Vec<String>, Malformed> {
+        let mut allowance = Allowance::authenticated(bytes.len());
+        let (mut walk, mut count) = (&bytes[..], 0_usize);
+        while !walk.is_empty() {
+            let length = u16::from_le_bytes(front(&mut walk)?);
+            split(&mut walk, usize::from(length))?;
+            count = count.saturating_add(1);
+        }
+        allowance.take(bytes.len(), 1).ok_or(TOO_SMALL)?;
+        let mut names = Vec::with_capacity(allowance.take(count, size_of::<String>()).ok_or(TOO_SMALL)?);
         let mut fields = Fields(bytes);
-        let mut names = Vec::new();
         while !fields.0.is_empty() {
             names.push(fields.text(usize::from(u16::MAX))?);
         }

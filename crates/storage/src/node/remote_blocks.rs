@@ -316,7 +316,7 @@ impl Blocks for RemoteBlocks {
         let mut stored = Vec::with_capacity(ids.len());
         for some in ids.chunks(IDS_MAX) {
             let answer = self.reads.ask(message::find_transactions(some), ANSWER_TIME_MAX).await?;
-            stored.extend(answer::read_places(answer, some.len()).map_err(|malformed| self.malformed(malformed))?);
+            answer::read_places(answer, some.len(), &mut stored).map_err(|malformed| self.malformed(malformed))?;
         }
         // The node's are in older blocks, or the same.
         for (at, (stored, pending)) in possible.into_iter().zip(stored.into_iter().zip(pending)) {
@@ -355,10 +355,9 @@ impl Blocks for RemoteBlocks {
 impl RemoteBlocks {
     async fn stored_page(&self, from: BlockNumber, limit: usize) -> Result<Vec<StoredBlock>, Error> {
         let answer = self.ask(Request::Page { from, limit: limit as u32 }).await?;
-        let blocks = answer::read_blocks(answer).map_err(|malformed| self.malformed(malformed))?;
+        let blocks = answer::read_blocks(answer, limit).map_err(|malformed| self.malformed(malformed))?;
         let numbers = (from.get()..).take(limit);
-        let in_order =
-            blocks.len() <= limit && blocks.iter().zip(numbers).all(|(block, number)| block.number.get() == number);
+        let in_order = blocks.iter().zip(numbers).all(|(block, number)| block.number.get() == number);
         match in_order && (limit == 0 || !blocks.is_empty()) {
             true => Ok(blocks),
             false => Err(self.malformed(Malformed("other blocks than were asked for"))),

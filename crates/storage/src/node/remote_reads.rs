@@ -49,7 +49,8 @@ impl StoredBlocks for RemoteReads {
 
     async fn find_transaction(&self, id: &TxId) -> Result<Option<TransactionPlace>, Error> {
         let answer = self.ask(message::find_transactions(std::slice::from_ref(id))).await?;
-        let mut places = answer::read_places(answer, 1).map_err(|malformed| self.malformed(malformed))?;
+        let mut places = Vec::with_capacity(1);
+        answer::read_places(answer, 1, &mut places).map_err(|malformed| self.malformed(malformed))?;
         Ok(places.pop().flatten())
     }
 }

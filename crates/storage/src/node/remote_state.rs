@@ -106,7 +106,7 @@ impl StateStore for RemoteStateStore {
         while rows.len() < keys.len() {
             let rest = &keys[rows.len()..];
             let answer = self.session.ask(message::rows(through, rest, false), ANSWER_TIME_MAX).await?;
-            rows.extend(answer::read_rows(answer, rest.len()).map_err(|malformed| self.malformed(malformed))?);
+            answer::read_rows(answer, rest.len(), &mut rows).map_err(|malformed| self.malformed(malformed))?;
         }
         Ok(rows)
     }
@@ -121,7 +121,9 @@ impl StateStore for RemoteStateStore {
             return Ok(Vec::new());
         }
         let answer = self.session.ask(message::rows(through, keys, true), ANSWER_TIME_MAX).await?;
-        answer::read_versions(answer, keys.len()).map_err(|malformed| self.malformed(malformed))
+        let mut versions = Vec::with_capacity(keys.len());
+        answer::read_versions(answer, keys.len(), &mut versions).map_err(|malformed| self.malformed(malformed))?;
+        Ok(versions)
     }
 
     async fn range(

@@ -9,16 +9,18 @@ use base::rt::net::call::{Answer, Handler, Notifier, Refusal, serve_in};
 use base::rt::net::{Door, Link, Parties, Parts, Place};
 use base::rt::sync::Mutex as AsyncMutex;
 use base::rt::{self, AbortOnDrop, Stop};
-use base::{Bytes, Epoch, ErrorKind};
+use base::{Bytes, Epoch, ErrorKind, TxId};
 
 use super::channel::Channel;
-use super::message::{Hello, Key, Notice, Request, Role, VERSION, answer};
+use super::message::{Hello, Notice, Request, Role, VERSION, answer, answer::Answering};
 use super::{ANSWER_BYTES_SOFT_MAX, CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX};
 use crate::blocks::{BlockOptions, Blocks};
 use crate::state_store::{Materializer, StateStore};
-use crate::tables::{Row, TablesEngine};
+use crate::tables::TablesEngine;
 use crate::{DataDirectory, Error, GroupSync, lock};
 
+/// Keys or ids of one question that are looked up together.
+const LOOKED_UP_AT_ONCE: usize = 512;
 /// The directory of block stores in the node's data directory.
 pub(super) const BLOCKS: &str = "blocks";
 /// The directory of epoch files.
@@ -421,24 +423,34 @@ async fn answer_request(channel: Arc<Channel>, request: Request) -> Result<Parts
         }
         Request::Transactions(number) => answer::maybe_transactions(blocks.transactions(number)?),
         Request::NumberByHash(hash) => answer::maybe_number(blocks.number_by_hash(&hash)?.map(|number| number.get())),
-        Request::FindTransactions(ids) => answer::places(&blocks.find_transactions(&ids).await?),
+        Request::FindTransactions(ids) => {
+            let (mut asked, mut answer) = (ids.iter().peekable(), Answering::default());
+            while asked.peek().is_some() {
+                let some: Vec<TxId> = asked.by_ref().take(LOOKED_UP_AT_ONCE).map(TxId::new).collect();
+                blocks.find_transactions(&some).await?.into_iter().for_each(|place| answer.place(place));
+            }
+            answer.done()
+        }
         Request::Tags(shard) => answer::tags(&blocks.transaction_tags(shard)),
         Request::Rows { through, keys } => {
-            let mut rows = Vec::with_capacity(keys.len());
-            let mut bytes = 0;
-            for (namespace, key) in &keys {
+            let (mut answer, mut bytes) = (Answering::default(), 0_usize);
+            for (namespace, key) in keys.iter() {
                 let row = state.get(namespace, key, through).await?;
-                bytes += row.as_ref().and_then(|row: &Row| row.value.as_ref()).map_or(0, Bytes::len);
-                rows.push(row);
+                answer.row(row.as_ref());
+                bytes = bytes.saturating_add(row.and_then(|row| row.value).map_or(0, |value| value.len()));
                 if bytes >= ANSWER_BYTES_SOFT_MAX {
                     break;
                 }
             }
-            answer::rows(&rows)
+            answer.done()
         }
         Request::Versions { through, keys } => {
-            let keys: Vec<_> = keys.iter().map(|(namespace, key): &Key| (namespace.as_str(), &key[..])).collect();
-            answer::versions(&state.versions(&keys, through).await?)
+            let (mut asked, mut answer) = (keys.iter().peekable(), Answering::default());
+            while asked.peek().is_some() {
+                let some: Vec<(&str, &[u8])> = asked.by_ref().take(LOOKED_UP_AT_ONCE).collect();
+                state.versions(&some, through).await?.into_iter().for_each(|version| answer.version(version));
+            }
+            answer.done()
         }
         Request::Range { through, limit, namespace, start, end } => {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);

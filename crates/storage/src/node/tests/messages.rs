@@ -5,7 +5,7 @@ use base::{TxIndex, Version};
 
 use super::*;
 use crate::blocks::{StoredBlock, TransactionPlace};
-use crate::node::message::{Append, Hello, Notice, Opened, Request, answer};
+use crate::node::message::{Append, Hello, Ids, Keys, Notice, Opened, Request, answer};
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
 /// The body as it travels.
@@ -28,9 +28,15 @@ fn opened() -> Opened {
     Opened { tip: Tip { height: 9, header_hash: [2; 32], epoch: Epoch(4) }, durable: 9, savepoint }
 }
 
+fn answer_rows(rows: &[Option<Row>]) -> Bytes {
+    let mut answer = answer::Answering::default();
+    rows.iter().for_each(|row| answer.row(row.as_ref()));
+    flat(answer.done())
+}
+
 fn requests() -> Vec<Request> {
     let through = BlockNumber(7);
-    let keys = vec![("cc".to_owned(), Bytes::from_static(b"a")), (String::new(), Bytes::new())];
+    let keys = Keys::new(&[("cc", b"a"), ("", b"")]);
     let append = Append {
         number: BlockNumber(9),
         epoch: Epoch(5),
@@ -46,7 +52,7 @@ fn requests() -> Vec<Request> {
         Request::Page { from: through, limit: 3 },
         Request::Transactions(through),
         Request::NumberByHash([9; 32]),
-        Request::FindTransactions(vec![TxId::from("a"), TxId::from("")]),
+        Request::FindTransactions(Ids::new(&[TxId::from("a"), TxId::from("")])),
         Request::Tags(200),
         Request::Rows { through, keys: keys.clone() },
         Request::Versions { through, keys },
@@ -88,7 +94,7 @@ fn messages_have_the_documented_bytes() {
     assert_eq!(begin_after[..], *b"\x1b\x05\0\0\0\0\0\0\0\x05\0alpha");
     assert_eq!(Notice::Durable(9).encode()[..], *b"\x01\x09\0\0\0\0\0\0\0");
     let row = Row { version: Version::new(7, 1), value: Some(Bytes::from_static(b"v")) };
-    let rows = flat(answer::rows(&[None, Some(row)]));
+    let rows = answer_rows(&[None, Some(row)]);
     assert_eq!(rows[..], *b"\0\x02\x07\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0v");
     assert_eq!(opened().encode().len(), 48 + 8 + 48);
 }
@@ -114,7 +120,8 @@ fn what_is_written_is_read_again() {
         transactions: vec![(TxId::from("tx"), 11)],
     };
     let blocks = vec![block.clone(), StoredBlock { payload: Bytes::new(), ..block.clone() }];
-    assert_eq!(answer::read_blocks(flat(answer::blocks(&blocks))), Ok(blocks));
+    assert!(answer::read_blocks(flat(answer::blocks(&blocks)), 1).is_err(), "one was asked for");
+    assert_eq!(answer::read_blocks(flat(answer::blocks(&blocks)), 2), Ok(blocks));
     for bytes in [None, Some(Bytes::new()), Some(block.payload)] {
         assert_eq!(answer::read_maybe_block(flat(answer::maybe_block(bytes.clone()))), Ok(bytes));
     }
@@ -125,17 +132,29 @@ fn what_is_written_is_read_again() {
         assert_eq!(answer::read_maybe_transactions(flat(answer::maybe_transactions(list.clone()))), Ok(list));
     }
     let places = vec![None, Some(TransactionPlace { block: BlockNumber(3), index: TxIndex(2), code: 1 })];
-    assert_eq!(answer::read_places(flat(answer::places(&places)), 2), Ok(places));
+    let mut answer = answer::Answering::default();
+    places.iter().for_each(|place| answer.place(*place));
+    let mut read = Vec::new();
+    assert_eq!(answer::read_places(flat(answer.done()), 2, &mut read), Ok(()));
+    assert_eq!(read, places);
     let tags = vec![7, u32::MAX - 1];
     let written = flat(answer::tags(&tags));
     assert_eq!(answer::read_tags(&written).map(Iterator::collect), Ok(tags));
     assert!(answer::read_tags(&written.slice(1..)).is_err());
     let version = Version::new(7, 1);
     let rows = vec![None, Some(Row { version, value: None }), Some(Row { version, value: Some(Bytes::new()) })];
-    assert_eq!(answer::read_rows(flat(answer::rows(&rows)), 3), Ok(rows.clone()));
-    assert!(answer::read_rows(flat(answer::rows(&rows)), 2).is_err() && answer::read_rows(Bytes::new(), 2).is_err());
+    let (written, mut read) = (answer_rows(&rows), Vec::new());
+    assert_eq!(answer::read_rows(written.clone(), 3, &mut read), Ok(()));
+    assert_eq!(read, rows);
+    for (bytes, count) in [(written, 2), (Bytes::new(), 2)] {
+        assert!(answer::read_rows(bytes, count, &mut read).is_err());
+    }
     let versions = vec![None, Some((version, true)), Some((version, false))];
-    assert_eq!(answer::read_versions(flat(answer::versions(&versions)), 3), Ok(versions));
+    let mut answer = answer::Answering::default();
+    versions.iter().for_each(|version| answer.version(*version));
+    let mut read = Vec::new();
+    assert_eq!(answer::read_versions(flat(answer.done()), 3, &mut read), Ok(()));
+    assert_eq!(read, versions);
     let entry = RangeEntry { key: Bytes::from_static(b"k"), value: Bytes::from_static(b"v"), version };
     for next in [None, Some(Bytes::from_static(b"l"))] {
         let page = RangePage { entries: vec![entry.clone()], next };
@@ -167,10 +186,10 @@ fn bytes_by_chance_are_refused_and_never_panic() {
         let _ = Hello::decode(bytes.clone());
         let _ = Opened::decode(bytes.clone());
         let _ = Notice::decode(bytes.clone());
-        let _ = answer::read_blocks(bytes.clone());
-        let _ = answer::read_rows(bytes.clone(), 5);
-        let _ = answer::read_versions(bytes.clone(), 5);
-        let _ = answer::read_places(bytes.clone(), 5);
+        let _ = answer::read_blocks(bytes.clone(), 5);
+        let _ = answer::read_rows(bytes.clone(), 5, &mut Vec::new());
+        let _ = answer::read_versions(bytes.clone(), 5, &mut Vec::new());
+        let _ = answer::read_places(bytes.clone(), 5, &mut Vec::new());
         let _ = answer::read_page(bytes.clone());
         let _ = answer::read_names(bytes.clone());
         let _ = answer::read_numbers(bytes.clone(), 5);
