@@ -170,15 +170,16 @@ impl Request {
                     1 => true,
                     _ => return Err(malformed),
                 };
-                let (mut writes, mut from) = (Vec::new(), 24_usize.saturating_add(16 * half(body, 20) as usize));
-                for place in 0..half(body, 20) as usize {
-                    let Some(place) = body.get(24 + place * 16..40 + place * 16) else { return Err(malformed) };
-                    let until = usize::try_from(word(place, 8)).ok().and_then(|length| from.checked_add(length));
-                    let Some(until) = until.filter(|until| *until <= body.len()) else { return Err(malformed) };
-                    writes.push((word(place, 0), bytes.slice(HEAD_BYTES + from..HEAD_BYTES + until)));
-                    from = until;
+                let (places, _) = body.get(24..).ok_or(malformed.clone())?.as_chunks::<16>();
+                let places = places.get(..half(body, 20) as usize).ok_or(malformed.clone())?;
+                // Behind the places, the bytes of each.
+                let mut rest = bytes.slice(HEAD_BYTES..).slice(24..).slice(places.as_flattened().len()..);
+                let mut writes = Vec::with_capacity(places.len());
+                for place in places {
+                    let length = usize::try_from(word(place, 8)).ok().filter(|length| *length <= rest.len());
+                    writes.push((word(place, 0), rest.split_to(length.ok_or(malformed.clone())?)));
                 }
-                if from != body.len() {
+                if !rest.is_empty() {
                     return Err(malformed);
                 }
                 Request::Keep { term: Term(word(body, 0)), holder: word(body, 8), admitted, writes }

@@ -13,6 +13,7 @@
 //! it could be meant for this node as it is now, is [`super::engine`]'s matter.
 
 use base::bytes::{Buf as _, BufMut as _};
+use base::untrusted::Allowance;
 use base::{Bytes, BytesMut};
 use raft::eraftpb::{
     ConfChange, ConfChangeType, ConfState, Entry, EntryType, Message, MessageType, Snapshot, SnapshotMetadata,
@@ -34,6 +35,7 @@ const NUMBER_MAX: u64 = 1 << 62;
 pub(super) struct Reader(pub Bytes);
 
 const SHORT: Error = Error::Corrupt("bytes of the Raft log or of a message end too soon");
+pub(super) const TOO_SMALL: Error = Error::Corrupt("a Raft message is of entries that are too many for their size");
 
 impl Reader {
     pub fn u8(&mut self) -> Result<u8, Error> {
@@ -228,7 +230,8 @@ pub(super) fn message_bytes(message: &Message) -> usize {
     96 + message.context.len() + entries + message.get_snapshot().data.len()
 }
 
-pub(super) fn message(from: &mut Reader) -> Result<Message, Error> {
+/// Reads a message, within what is allowed for all that came with it.
+pub(super) fn message(from: &mut Reader, allowance: &mut Allowance) -> Result<Message, Error> {
     let kind = from.u8()?;
     let msg_type = KINDS.into_iter().find(|known| *known as u8 == kind);
     let mut message = Message {
@@ -254,6 +257,8 @@ pub(super) fn message(from: &mut Reader) -> Result<Message, Error> {
     let has_snapshot = from.u32()? != 0;
     message.context = from.bytes(context)?;
     let (mut index, mut term) = (message.index, message.log_term);
+    // Few bytes of an entry in a message, many in the crate's own form.
+    message.entries = Vec::with_capacity(allowance.take(entries, size_of::<Entry>()).ok_or(TOO_SMALL)?).into();
     for _ in 0..entries {
         let entry = entry(from)?;
         // The crate takes entries for what they say they are.
@@ -361,6 +366,11 @@ mod tests {
         message
     }
 
+    fn whole(bytes: Bytes) -> Result<Message, Error> {
+        let mut allowance = Allowance::authenticated(bytes.len());
+        message(&mut Reader(bytes), &mut allowance)
+    }
+
     fn encoded(message: &Message) -> Bytes {
         let mut bytes = BytesMut::new();
         put_message(&mut bytes, message);
@@ -394,7 +404,8 @@ mod tests {
     fn a_message_comes_back_as_it_was() {
         for example in [example(), example_of_a_snapshot()] {
             let mut reader = Reader(encoded(&example));
-            assert_eq!(message(&mut reader).expect("it is whole"), example);
+            let mut allowance = Allowance::authenticated(reader.0.len());
+            assert_eq!(message(&mut reader, &mut allowance).expect("it is whole"), example);
             reader.end().expect("nothing is left");
         }
     }
@@ -445,7 +456,7 @@ mod tests {
             ("a member without a number", voters(&[0, 1])),
             ("no voters", voters(&[])),
         ] {
-            assert!(message(&mut Reader(encoded(&bad))).is_err(), "{what}");
+            assert!(whole(encoded(&bad)).is_err(), "{what}");
         }
     }
 
@@ -453,14 +464,14 @@ mod tests {
     fn a_message_that_is_cut_off_or_changed_is_an_error_and_no_panic() {
         for whole in [example(), example_of_a_snapshot()].iter().map(encoded) {
             for length in 0..whole.len() {
-                assert!(message(&mut Reader(whole.slice(..length))).is_err(), "cut off at {length}");
+                assert!(self::whole(whole.slice(..length)).is_err(), "cut off at {length}");
             }
             for at in 0..whole.len() {
                 for mask in [0x01, 0x80, 0xff] {
                     let mut changed = BytesMut::from(&whole[..]);
                     changed[at] ^= mask;
                     // Any outcome but a panic, and never more than there is.
-                    let _ = message(&mut Reader(changed.freeze()));
+                    let _ = self::whole(changed.freeze());
                 }
             }
         }

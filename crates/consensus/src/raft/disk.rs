@@ -351,7 +351,8 @@ impl DiskLog {
             KIND_BATCH => {
                 let count = body.count(ENTRIES_MAX)?;
                 body.u32()?;
-                let mut read = Vec::with_capacity(count);
+                // The count is only claimed.
+                let mut read = Vec::with_capacity(count.min(body.0.len() / codec::ENTRY_HEAD_BYTES));
                 for _ in 0..count {
                     read.push(codec::entry(&mut body)?);
                 }

@@ -1,6 +1,6 @@
 //! Harnesses of Raft's messages and log; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, within};
+use base::fuzz::{Shape, Target, authenticated};
 use base::{Bytes, BytesMut};
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry, Message, MessageType, Snapshot};
 
@@ -14,9 +14,6 @@ pub const TARGETS: &[Target] = &[
     Target { name: "consensus-raft-changes", shape: Shape::Protobuf, run: changes, seeds: change_seeds },
     super::disk::fuzz::TARGET,
 ];
-
-/// In memory, an entry takes so many times what it takes in a message: the crate's own type has 120 bytes beside its data.
-const TIMES: usize = 16;
 
 fn snapshot() -> Snapshot {
     let mut snapshot = Snapshot { data: Bytes::from_static(b"state"), ..Snapshot::default() };
@@ -41,7 +38,7 @@ fn message_seeds() -> Vec<Vec<u8>> {
 /// What decodes, encodes to what decodes to the same.
 fn messages(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(found) = within(TIMES, input.len(), || links::messages(bytes)) {
+    if let Ok(found) = authenticated(input, || links::messages(bytes)) {
         assert!(found.iter().all(codec::travels));
         assert_eq!(links::messages(links::frame(&found)), Ok(found));
     }
@@ -55,7 +52,7 @@ fn snapshot_seeds() -> Vec<Vec<u8>> {
 
 fn snapshots(input: &[u8]) {
     let mut reader = Reader(Bytes::copy_from_slice(input));
-    if let Ok(found) = within(4, input.len(), || codec::snapshot(&mut reader)) {
+    if let Ok(found) = authenticated(input, || codec::snapshot(&mut reader)) {
         let mut again = BytesMut::new();
         codec::put_snapshot(&mut again, &found);
         assert_eq!(again[..], input[..input.len() - reader.0.len()]);
@@ -72,7 +69,7 @@ fn change_seeds() -> Vec<Vec<u8>> {
 /// What is read, the crate's library reads with the same content.
 fn changes(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(change) = within(4, input.len(), || codec::change(&bytes)) {
+    if let Ok(change) = authenticated(input, || codec::change(&bytes)) {
         let theirs = <ConfChange as protobuf::Message>::parse_from_bytes(input);
         assert_eq!(theirs.expect("accepted by us"), change);
     }

@@ -30,6 +30,7 @@ use base::bytes::BufMut as _;
 use base::rt::channel::Sender;
 use base::rt::net::{self, Door, Link, LinkReceiver, LinkSender, Listener, Parties};
 use base::rt::{self, Stop};
+use base::untrusted::Allowance;
 use base::{Bytes, BytesMut};
 use raft::eraftpb::Message;
 
@@ -180,9 +181,13 @@ pub(super) fn decode(frame: Bytes) -> Result<Vec<Message>, Error> {
 }
 
 pub(super) fn messages(frame: Bytes) -> Result<Vec<Message>, Error> {
+    let mut allowance = Allowance::authenticated(frame.len());
     let mut reader = Reader(frame);
     let count = reader.count(FRAME_MESSAGES_MAX)?;
-    let messages = (0..count).map(|_| codec::message(&mut reader)).collect::<Result<_, _>>()?;
+    let mut messages = Vec::with_capacity(allowance.take(count, size_of::<Message>()).ok_or(codec::TOO_SMALL)?);
+    for _ in 0..count {
+        messages.push(codec::message(&mut reader, &mut allowance)?);
+    }
     reader.end()?;
     Ok(messages)
 }
@@ -297,8 +302,9 @@ async fn receive_snapshot(receiver: &mut LinkReceiver, bytes_max: usize) -> Resu
         }
         bytes.extend_from_slice(&part);
     }
+    let mut allowance = Allowance::authenticated(bytes.len());
     let mut reader = Reader(bytes.freeze());
-    let message = codec::message(&mut reader)?;
+    let message = codec::message(&mut reader, &mut allowance)?;
     reader.end()?;
     Ok(message)
 }

@@ -1,16 +1,13 @@
 //! Harness of the messages between ordering nodes on Sift; see [`base::fuzz`].
 
 use base::Bytes;
-use base::fuzz::{Shape, Target, within};
+use base::fuzz::{Shape, Target, authenticated};
 
 use super::message::{Answer, Command, Mark, Reign};
 use crate::Term;
 
 /// The targets of this module.
 pub const TARGETS: &[Target] = &[Target { name: "consensus-sift-messages", shape: Shape::Bytes, run: messages, seeds }];
-
-/// In memory, an entry takes 40 bytes beside its own; in a message 8.
-const TIMES: usize = 12;
 
 fn seeds() -> Vec<Vec<u8>> {
     let reign = Reign { term: Term(3), holder: 4 };
@@ -36,10 +33,10 @@ fn seeds() -> Vec<Vec<u8>> {
 /// What decodes has that one encoding.
 fn messages(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok((reign, command)) = within(TIMES, input.len(), || Command::decode(bytes.clone())) {
+    if let Ok((reign, command)) = authenticated(input, || Command::decode(bytes.clone())) {
         assert_eq!(command.encode(reign).concat(), bytes);
     }
-    if let Ok(answer) = within(TIMES, input.len(), || Answer::decode(bytes.clone())) {
+    if let Ok(answer) = authenticated(input, || Answer::decode(bytes.clone())) {
         assert_eq!(answer.encode().concat(), bytes);
     }
 }
