@@ -559,7 +559,10 @@ impl Shared {
     fn note_in_delta(&self, items: &[Item<'_>], number: u64) {
         let spilled = items.iter().filter(|item| item.new.is_none() && item.update.value.is_some());
         events::VersionsNotInMemory.add(spilled.count() as u64);
-        let writes = items.iter().map(|item| (item.hash, item.namespace, item.key, item.written()));
+        let writes = items.iter().map(|item| {
+            let name = Name { namespace: item.namespace, key: item.key };
+            (item.hash, name, || (item.namespace.clone(), item.key.clone()), item.written())
+        });
         self.delta_mut().add(number, writes);
     }
 

@@ -111,18 +111,18 @@ impl Delta {
         self.order.keys()
     }
 
-    /// Adds the writes of a block newer than all before: each key once.
-    pub fn add<'a>(
+    /// Adds the writes of a block newer than all before: each key once, with what makes shared text of its name where it is
+    /// new here.
+    pub fn add<'a, F: FnOnce() -> (Arc<str>, Arc<str>)>(
         &mut self,
         block: u64,
-        writes: impl Iterator<Item = (KeyHash, &'a Arc<str>, &'a Arc<str>, Written)>,
+        writes: impl Iterator<Item = (KeyHash, Name<'a>, F, Written)>,
     ) {
         assert!(self.blocks.back().is_none_or(|(last, _)| *last < block), "blocks are added in order");
         let before = self.bytes;
         let mut hashes = Vec::with_capacity(writes.size_hint().0);
-        for (hash, namespace, key, written) in writes {
+        for (hash, name, shared, written) in writes {
             hashes.push(hash);
-            let name = Name { namespace, key };
             let line = match self.lines.find_mut(hash.0, |line| line.is_of(hash, name)) {
                 Some(line) => {
                     assert!(line.newest.version < written.version, "versions ascend");
@@ -130,7 +130,7 @@ impl Delta {
                     line
                 }
                 None => {
-                    let (namespace, key) = (namespace.clone(), key.clone());
+                    let (namespace, key) = shared();
                     let line = Line { hash, namespace, key, newest: written, older: Vec::new(), is_ordered: false };
                     self.lines.insert_unique(hash.0, line, |line| line.hash.0).into_mut()
                 }
@@ -304,7 +304,11 @@ mod tests {
                 writes.insert(format!("key{:02}", (random >> 33) % 60).into(), Version { block, tx });
             }
             let written = |version: &Version| Written { version: *version, place: Place::Storage };
-            delta.add(block, writes.iter().map(|(key, version)| (hash(key), &namespace, key, written(version))));
+            let written = writes.iter().map(|(key, version)| {
+                let name = Name { namespace: &namespace, key };
+                (hash(key), name, || (namespace.clone(), key.clone()), written(version))
+            });
+            delta.add(block, written);
             for (key, version) in writes {
                 plain.entry(key.to_string()).or_default().push(version);
             }

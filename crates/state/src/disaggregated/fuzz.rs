@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::fuzz::{Shape, Target, authenticated, within};
+use base::fuzz::{Shape, Target, authenticated};
 use base::{Bytes, BytesMut, Version};
 
 use super::index::{GROUP_BYTES, Group, KeyHash, PROBE_BYTES, Probe, Subtable};
@@ -129,12 +129,16 @@ fn change_seeds() -> Vec<Vec<u8>> {
     vec![whole, block.to_vec(), written]
 }
 
-/// In memory, a write takes 72 bytes and two names of 16 beside their texts; in a message 17.
+/// Changes one behind the other; the writes of a block are walked over.
 fn changes(input: &[u8]) {
     let mut rest = Bytes::copy_from_slice(input);
     loop {
         let before = rest.len();
-        match within(14, input.len(), || Change::next(&mut rest)) {
+        match authenticated(input, || Change::next(&mut rest)) {
+            Ok(Some(Change::Block { number, writes })) => {
+                let walk = || writes.iter().filter(|write| write.version.block == number).count();
+                assert_eq!(authenticated(input, walk), writes.iter().len(), "each write is of its block");
+            }
             Ok(Some(_)) => assert!(rest.len() < before, "each change takes bytes"),
             Ok(None) | Err(_) => break,
         }

@@ -79,15 +79,78 @@ pub enum Change {
     /// Storage has the blocks below this height as rows.
     Settled { height: u64 },
     /// A block.
-    Block { number: u64, writes: Vec<Write> },
+    Block { number: u64, writes: Writes },
+}
+
+/// The writes of a block, in the bytes in which they came.
+#[derive(Clone, Debug)]
+pub struct Writes {
+    count: u32,
+    /// Their form was checked.
+    encoded: Bytes,
 }
 
 /// One write of a block.
 #[derive(Clone, Debug)]
-pub struct Write {
-    pub namespace: Arc<str>,
-    pub key: Arc<str>,
-    pub written: Written,
+pub struct Write<'a> {
+    pub name: Name<'a>,
+    pub version: Version,
+    pub place: WritePlace<'a>,
+}
+
+/// As [`Place`], with the value where it came.
+#[derive(Clone, Copy, Debug)]
+pub enum WritePlace<'a> {
+    Deleted,
+    Remote(Pointer, u32),
+    Here(&'a [u8]),
+    Storage,
+}
+
+impl Writes {
+    /// The writes in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Write<'_>> {
+        let mut rest = &self.encoded[..];
+        (0..self.count).map(move |_| Write::next(&mut rest).expect("the form was checked when the change was read"))
+    }
+}
+
+impl<'a> Write<'a> {
+    fn next(rest: &mut &'a [u8]) -> Result<Write<'a>, Malformed> {
+        let name = Name { namespace: text(rest)?, key: text(rest)? };
+        let version = Version { block: u64::from_le_bytes(array(rest)?), tx: u32::from_le_bytes(array(rest)?) };
+        let place = match array(rest)? {
+            [place::DELETED] => WritePlace::Deleted,
+            [place::REMOTE] => {
+                let pointer = Pointer::from_bits(u64::from_le_bytes(array(rest)?));
+                WritePlace::Remote(pointer, u32::from_le_bytes(array(rest)?))
+            }
+            [place::HERE] => {
+                let length = u32::from_le_bytes(array(rest)?) as usize;
+                WritePlace::Here(split(rest, length)?)
+            }
+            [place::STORAGE] => WritePlace::Storage,
+            _ => return Err(Malformed("an unknown place")),
+        };
+        Ok(Write { name, version, place })
+    }
+}
+
+fn split<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
+    let (first, others) = rest.split_at_checked(count).ok_or(SHORT)?;
+    *rest = others;
+    Ok(first)
+}
+
+fn array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Malformed> {
+    let (first, others) = rest.split_first_chunk::<N>().ok_or(SHORT)?;
+    *rest = others;
+    Ok(*first)
+}
+
+fn text<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Malformed> {
+    let length = usize::from(u16::from_le_bytes(array(rest)?));
+    std::str::from_utf8(split(rest, length)?).map_err(|_| NO_TEXT)
 }
 
 mod kind {
@@ -379,27 +442,19 @@ impl Change {
             change::BLOCK => {
                 let number = reader.u64()?;
                 let count = reader.u32()?;
-                let mut writes: Vec<Write> = Vec::new();
+                let (mut rest, mut last) = (&reader.0[..], None);
                 for _ in 0..count {
-                    let (namespace, key) = reader.name()?;
-                    if writes.last().is_some_and(|last| (&*last.namespace, &*last.key) >= (&*namespace, &*key)) {
+                    let Write { name: Name { namespace, key }, version, .. } = Write::next(&mut rest)?;
+                    if last.is_some_and(|last| last >= (namespace, key)) {
                         return Err(Malformed("names out of order"));
                     }
-                    let version = Version { block: reader.u64()?, tx: reader.u32()? };
                     if version.block != number {
                         return Err(Malformed("a write of another block"));
                     }
-                    let place = match reader.u8()? {
-                        place::DELETED => Place::Deleted,
-                        place::REMOTE => Place::Remote(Pointer::from_bits(reader.u64()?), reader.u32()?),
-                        // Of its own: what came with it is not kept for as long.
-                        place::HERE => Place::Here(Box::new(Bytes::copy_from_slice(&reader.bytes()?))),
-                        place::STORAGE => Place::Storage,
-                        _ => return Err(Malformed("an unknown place")),
-                    };
-                    writes.push(Write { namespace, key, written: Written { version, place } });
+                    last = Some((namespace, key));
                 }
-                Change::Block { number, writes }
+                let bytes = reader.0.len().saturating_sub(rest.len());
+                Change::Block { number, writes: Writes { count, encoded: reader.take(bytes)? } }
             }
             _ => return Err(Malformed("an unknown change")),
         };
@@ -424,6 +479,7 @@ fn put_name(into: &mut BytesMut, Name { namespace, key }: Name<'_>) {
 struct Reader(Bytes);
 
 const SHORT: Malformed = Malformed("it is too short");
+const NO_TEXT: Malformed = Malformed("a name that is no text");
 
 impl Reader {
     fn take(&mut self, count: usize) -> Result<Bytes, Malformed> {
@@ -465,7 +521,7 @@ impl Reader {
     fn text(&mut self) -> Result<Arc<str>, Malformed> {
         let count = usize::from(self.u16()?);
         let bytes = self.take(count)?;
-        std::str::from_utf8(&bytes).map(Arc::from).map_err(|_| Malformed("a name that is no text"))
+        std::str::from_utf8(&bytes).map(Arc::from).map_err(|_| NO_TEXT)
     }
 
     fn name(&mut self) -> Result<(Arc<str>, Arc<str>), Malformed> {

@@ -1,5 +1,6 @@
 //! The reader's end.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,14 +14,14 @@ use base::rt::{self, AbortOnDrop, Instant};
 use storage::StateStore;
 
 use super::super::cache::{Kept, Kind, Known};
-use super::super::delta::Place;
+use super::super::delta::{Place, Written};
 use super::super::fault::{Mutant, hold_up, mutant};
 use super::super::index::KeyHash;
 use super::super::memory::{LentMemory, MemoryError};
 use super::super::pointer::Pointer;
 use super::super::record::Name;
 use super::super::{DisaggregatedSettings, Shared, View};
-use super::message::{Change, Malformed, ToPrimary, ToReader, VERSION, Write};
+use super::message::{Change, Malformed, ToPrimary, ToReader, VERSION, Write, WritePlace, Writes};
 use super::work::{Helper, NO_WORK, PIECES_MAX};
 use super::{JOIN_MAX, LEASELESS_MAX, Life, Role, SILENCE_MAX};
 use crate::{Error, Snapshot, events};
@@ -442,32 +443,42 @@ impl Following<'_> {
                     // Not what follows what is here.
                     return Err(Ended::Closed);
                 }
-                self.follow_block(number, writes);
+                self.follow_block(number, &writes);
             }
         }
         Ok(())
     }
 
-    fn follow_block(&self, number: u64, writes: Vec<Write>) {
+    fn follow_block(&self, number: u64, writes: &Writes) {
         let shared = &self.shared;
-        let hash = |write: &Write| KeyHash::new(Name { namespace: &write.namespace, key: &write.key }, shared.seed);
-        let hashes: Vec<KeyHash> = writes.iter().map(hash).collect();
-        let written = writes.iter().zip(&hashes);
-        let written = written.map(|(write, hash)| (*hash, &write.namespace, &write.key, write.written.clone()));
-        shared.delta_mut().add(number, written);
-        for (write, hash) in writes.iter().zip(&hashes) {
-            let version = write.written.version;
-            let (pointer, bytes, value) = match &write.written.place {
-                Place::Remote(pointer, bytes) => (*pointer, *bytes, None),
-                Place::Here(value) => (Pointer::NULL, 0, Some(Bytes::clone(value))),
-                Place::Deleted | Place::Storage => (Pointer::NULL, 0, None),
+        // Values that came with the block; the delta and the caches share them.
+        let mut values = VecDeque::new();
+        let written = writes.iter().map(|Write { name, version, place }| {
+            let place = match place {
+                WritePlace::Deleted => Place::Deleted,
+                WritePlace::Remote(pointer, bytes) => Place::Remote(pointer, bytes),
+                // Of its own: what came with it is not kept for as long.
+                WritePlace::Here(value) => {
+                    let value = Bytes::copy_from_slice(value);
+                    values.push_back(value.clone());
+                    Place::Here(Box::new(value))
+                }
+                WritePlace::Storage => Place::Storage,
             };
-            let is_deletion = matches!(write.written.place, Place::Deleted);
-            let kind = if is_deletion { Kind::Deleted } else { Kind::Live };
+            let text = move || (Arc::from(name.namespace), Arc::from(name.key));
+            (KeyHash::new(name, shared.seed), name, text, Written { version, place })
+        });
+        shared.delta_mut().add(number, written);
+        for Write { name, version, place } in writes.iter() {
+            let (kind, pointer, bytes) = match place {
+                WritePlace::Deleted => (Kind::Deleted, Pointer::NULL, 0),
+                WritePlace::Remote(pointer, bytes) => (Kind::Live, pointer, bytes),
+                WritePlace::Here(_) | WritePlace::Storage => (Kind::Live, Pointer::NULL, 0),
+            };
+            let value = matches!(place, WritePlace::Here(_)).then(|| values.pop_front()).flatten();
             let known = Known { pointer, version, kind, bytes };
             let kept = value.map(|value| Kept { version, bytes: value.len(), value: Some(value), prev: Pointer::NULL });
-            let name = Name { namespace: &write.namespace, key: &write.key };
-            shared.caches.replace(*hash, name, known, kept);
+            shared.caches.replace(KeyHash::new(name, shared.seed), name, known, kept);
         }
         shared.height.store(number + 1, Ordering::Release);
         Shared::publish(shared, number + 1);

@@ -8,7 +8,7 @@ use super::super::index::{KeyHash, Subtable};
 use super::super::memory::Section;
 use super::super::pointer::{Incarnation, Pointer};
 use super::super::record::Name;
-use super::message::{Change, Changes, ToPrimary, ToReader, VERSION};
+use super::message::{Change, Changes, ToPrimary, ToReader, VERSION, Write, WritePlace};
 
 fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
     let text = Arc::<str>::from;
@@ -83,9 +83,10 @@ fn messages_have_the_documented_bytes_and_are_read_again() {
     let read = read_all(changes());
     assert_eq!(read.len(), 8);
     let Change::Block { number: 10, writes } = &read[7] else { panic!("the block comes last") };
-    let keys: Vec<&str> = writes.iter().map(|write| &*write.key).collect();
+    let writes: Vec<Write<'_>> = writes.iter().collect();
+    let keys: Vec<&str> = writes.iter().map(|write| write.name.key).collect();
     assert_eq!(keys, ["a", "b", "c", "d"]);
-    assert!(matches!(&writes[2].written.place, Place::Here(value) if value[..] == *b"value"));
+    assert!(matches!(writes[2].place, WritePlace::Here(value) if value == b"value"));
     assert!(matches!(&read[2], Change::Subtable(subtable) if subtable.suffix == 5 && subtable.depth == 3));
     let other = ToReader::Welcome { version: 9, seed: 0, base: 0, settled: 0, forgotten: 0, budget_bytes: 0 };
     assert_eq!(ToReader::decode(other.encode().slice(..5)), Ok(other), "another version is told by five bytes");
