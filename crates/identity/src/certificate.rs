@@ -11,11 +11,12 @@
 
 use bytes::Bytes;
 use x509_parser::asn1_rs::Any;
+use x509_parser::asn1_rs::Tag;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
 use x509_parser::oid_registry as oids;
 use x509_parser::prelude::FromDer as _;
-use x509_parser::revocation_list::CertificateRevocationList;
+use x509_parser::revocation_list::{CertificateRevocationList, RevokedCertificate};
 use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo, X509Name, X509Version};
 
 use crate::der;
@@ -25,6 +26,12 @@ use crate::key::{CertificateSignature, KeyKind, PublicKey};
 
 /// The largest certificate that we parse, in bytes of DER.
 pub const CERTIFICATE_BYTES_MAX: usize = 32 * 1024;
+/// Elements of DER that a certificate may have whatever its size. One of Fabric's has about a hundred.
+const ELEMENTS_FREE: usize = 384;
+/// Bytes of the others, on average.
+const ELEMENT_BYTES_MIN: usize = 64;
+/// The largest entry of a revocation list that we parse.
+const REVOKED_BYTES_MAX: usize = 1024;
 /// The largest revocation list that we parse, in bytes of DER.
 pub const REVOCATION_LIST_BYTES_MAX: usize = 8 * 1024 * 1024;
 
@@ -84,6 +91,10 @@ impl Certificate {
     pub fn from_der(der: Bytes) -> Result<Certificate, Error> {
         if der.len() > CERTIFICATE_BYTES_MAX {
             return malformed("too large");
+        }
+        // Nobody has vouched for it yet, and the library makes a hundred bytes of an element of two.
+        if has_too_many_elements(&der) {
+            return malformed("more elements than any certificate has");
         }
         let (rest, parsed) = X509Certificate::from_der(&der).map_err(|e| Error::MalformedCertificate(e.to_string()))?;
         if !rest.is_empty() {
@@ -258,7 +269,12 @@ impl RevocationList {
         if der.len() > REVOCATION_LIST_BYTES_MAX {
             return malformed("revocation list is too large");
         }
-        let (rest, parsed) = CertificateRevocationList::from_der(&der)
+        // The library takes 200 bytes for each revoked certificate, so it is shown the list without them.
+        let (entries, others) = take_revoked(&der).ok_or_else(no_list)?;
+        if others.len() > CERTIFICATE_BYTES_MAX || has_too_many_elements(&others) {
+            return malformed("revocation list has more about itself than any list has");
+        }
+        let (rest, parsed) = CertificateRevocationList::from_der(&others)
             .map_err(|e| Error::MalformedCertificate(format!("revocation list: {e}")))?;
         if !rest.is_empty() {
             return malformed("bytes follow the revocation list");
@@ -270,13 +286,24 @@ impl RevocationList {
         let Some(authority_key_id) = authority_key_id else {
             return malformed("revocation list names no authority key");
         };
-        let mut serials: Vec<Vec<u8>> =
-            parsed.iter_revoked_certificates().map(|revoked| magnitude(revoked.raw_serial()).to_vec()).collect();
+        let mut serials: Vec<Vec<u8>> = Vec::with_capacity(elements(entries).count());
+        let mut left = entries;
+        while !left.is_empty() {
+            let entry_bytes = elements(left).next().map_or(0, |(whole, _)| whole.len());
+            if entry_bytes > REVOKED_BYTES_MAX {
+                return malformed("revocation list has an entry that is too large");
+            }
+            let (others, revoked) = RevokedCertificate::from_der(left)
+                .map_err(|e| Error::MalformedCertificate(format!("revocation list: {e}")))?;
+            serials.push(magnitude(revoked.raw_serial()).to_vec());
+            left = others;
+        }
         serials.sort_unstable();
+        let signed_part = elements(content(&der).ok_or_else(no_list)?).next().ok_or_else(no_list)?.0;
         Ok(RevocationList {
-            signed_part: der.slice_ref(parsed.tbs_cert_list.as_ref()),
+            signed_part: der.slice_ref(signed_part),
             algorithm: signature_algorithm(&parsed.signature_algorithm)?,
-            signature: der.slice_ref(&parsed.signature_value.data),
+            signature: Bytes::copy_from_slice(&parsed.signature_value.data),
             authority_key_id: Bytes::copy_from_slice(authority_key_id),
             serials,
         })
@@ -306,6 +333,68 @@ impl RevocationList {
     fn is_signed_by(&self, issuer: &Certificate) -> bool {
         issuer.key.verify_issued(self.algorithm, &self.signed_part, &self.signature).is_ok()
     }
+}
+
+fn no_list() -> Error {
+    Error::MalformedCertificate("it is no revocation list".to_owned())
+}
+
+/// The elements of DER that stand one behind the other, as far as they are such: each whole, and what it is.
+fn elements(bytes: &[u8]) -> impl Iterator<Item = (&[u8], Any<'_>)> {
+    let mut left = bytes;
+    std::iter::from_fn(move || {
+        let (rest, any) = Any::from_der(left).ok()?;
+        let whole = left.get(..left.len().checked_sub(rest.len())?)?;
+        left = rest;
+        Some((whole, any))
+    })
+}
+
+/// What is in the one element that the bytes are.
+fn content(bytes: &[u8]) -> Option<&[u8]> {
+    elements(bytes).next().filter(|(whole, _)| whole.len() == bytes.len()).map(|(_, any)| any.data)
+}
+
+/// Whether there are more elements in the bytes than in any certificate: within one another, and within octet strings, in which
+/// extensions are.
+fn has_too_many_elements(bytes: &[u8]) -> bool {
+    let mut left = ELEMENTS_FREE.saturating_add(bytes.len() / ELEMENT_BYTES_MIN);
+    let mut levels = vec![bytes];
+    while let Some(level) = levels.pop() {
+        for (_, any) in elements(level) {
+            match left.checked_sub(1) {
+                Some(fewer) => left = fewer,
+                None => return true,
+            }
+            if any.header.is_constructed() || any.tag() == Tag::OctetString {
+                levels.push(any.data.as_ref());
+            }
+        }
+    }
+    false
+}
+
+/// The revoked certificates of a revocation list, one behind the other, and the list without them. They stand in the sequence
+/// behind the times.
+fn take_revoked(der: &[u8]) -> Option<(&[u8], Vec<u8>)> {
+    let mut outer = elements(content(der)?);
+    let signed = outer.next()?.1.data;
+    let mut after_a_time = false;
+    let revoked = elements(signed).find(|(_, any)| {
+        let found = after_a_time && any.tag() == Tag::Sequence;
+        after_a_time = matches!(any.tag(), Tag::UtcTime | Tag::GeneralizedTime);
+        found
+    });
+    let Some((whole, entries)) = revoked else { return Some((&[], der.to_vec())) };
+    let entries = entries.data;
+    let start = whole.as_ptr().addr().checked_sub(signed.as_ptr().addr())?;
+    let (before, behind) = (signed.get(..start)?, signed.get(start.checked_add(whole.len())?..)?);
+    let mut without = Vec::with_capacity(before.len().saturating_add(behind.len()).saturating_add(8));
+    der::push_element(&mut without, 0x30, &[before, behind]);
+    let mut list = Vec::with_capacity(der.len().saturating_sub(whole.len()).saturating_add(16));
+    let parts: Vec<&[u8]> = std::iter::once(&without[..]).chain(outer.map(|(whole, ..)| whole)).take(4).collect();
+    der::push_element(&mut list, 0x30, &parts);
+    Some((entries, list))
 }
 
 /// The extensions that matter to us, with the meaning of their absence filled in.
