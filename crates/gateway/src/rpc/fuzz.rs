@@ -1,6 +1,6 @@
 //! Harnesses of gRPC's headers; see [`base::fuzz`].
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{Shape, Target, authenticated, untrusted};
 use http::{HeaderMap, HeaderValue};
 
 use super::status::Status;
@@ -43,8 +43,7 @@ fn statuses(input: &[u8]) {
             headers.insert(*name, value);
         }
     }
-    // Base64, protobuf and texts: each is a copy.
-    if let Some(status) = base::fuzz::within(8, input.len(), || Status::from_headers(&headers)) {
+    if let Some(status) = authenticated(input, || Status::from_headers(&headers)) {
         let _ = status.to_trailers();
     }
 }

@@ -13,8 +13,8 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use ledger::wire::{Fields, Span, Value};
 use prost::Message as _;
 use proto::gateway::ErrorDetail;
 
@@ -26,6 +26,10 @@ pub const DETAILS_MAX: usize = 16;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+/// The details in a `google.rpc.Status`.
+const STATUS_DETAILS: u32 = 3;
+/// Of a longer message, others than ours send one, the beginning is read.
+const READ_BYTES_MAX: usize = 8 << 10;
 const DETAIL_TYPE: &str = "type.googleapis.com/gateway.ErrorDetail";
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -219,13 +223,17 @@ fn detail_to_any(detail: &ErrorDetail) -> prost_types::Any {
 
 fn decode_details(value: &[u8]) -> Vec<ErrorDetail> {
     let Ok(bytes) = BASE64.decode(value) else { return Vec::new() };
-    let Ok(status) = proto::google::rpc::Status::decode(Bytes::from(bytes)) else { return Vec::new() };
-    status
-        .details
-        .into_iter()
-        .filter(|any| any.type_url == DETAIL_TYPE)
-        .filter_map(|any| ErrorDetail::decode(any.value.as_slice()).ok())
-        .collect()
+    // One by one: two bytes are enough for a detail.
+    let mut details = Vec::new();
+    let Ok(whole) = Span::whole(&bytes) else { return details };
+    let mut fields = Fields::new(&bytes, whole);
+    while let Ok(Some(field)) = fields.next() {
+        if let (STATUS_DETAILS, Value::Bytes(any), true) = (field.number, field.value, details.len() < DETAILS_MAX) {
+            let any = prost_types::Any::decode(any.of(&bytes)).ok().filter(|any| any.type_url == DETAIL_TYPE);
+            details.extend(any.and_then(|any| ErrorDetail::decode(any.value.as_slice()).ok()));
+        }
+    }
+    details
 }
 
 /// The longest prefix of whole characters that has at most `bytes_max` bytes.
@@ -256,6 +264,7 @@ fn percent_encode(text: &str) -> String {
 }
 
 fn percent_decode(text: &[u8]) -> String {
+    let text = &text[..text.len().min(READ_BYTES_MAX)];
     let mut decoded = Vec::with_capacity(text.len());
     let mut position = 0;
     while position < text.len() {
