@@ -1,11 +1,11 @@
 //! Decoders of `chain`: proposals, read-write sets, blocks and questions over links, borrowed work.
 
 use base::Bytes;
-use base::fuzz::{Shape, Target, authenticated, untrusted, within};
+use base::fuzz::{Shape, Target, authenticated, untrusted};
 use chain::endorse::proposal::Proposal;
 use chain::order::protocol;
 use chain::remote::messages::{
-    Answer, Ask, BlockAnswer, BlockAt, Committed, Envelope, Failure, Hello, Notice, Place, Request, StatusAnswer,
+    self, Answer, Ask, BlockAnswer, BlockAt, Committed, Envelope, Failure, Hello, Notice, Place, Request, StatusAnswer,
     StatusOf, Welcome,
 };
 use chain::rwset::{ReadWriteSet, visit_writes};
@@ -74,13 +74,10 @@ fn rwsets() -> Vec<Vec<u8>> {
     crate::ledger::envelopes().into_iter().filter_map(of).collect()
 }
 
-/// In memory a read takes 32 bytes and a range 80; in a message 2.
-const RWSET_TIMES: usize = 64;
-
 /// What is read in place, a protobuf library reads with the same content; and the short way to the writes sees the same.
 fn rwset(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    let Ok(set) = within(RWSET_TIMES, input.len(), || ReadWriteSet::decode(bytes.clone())) else { return };
+    let Ok(set) = untrusted(input, || ReadWriteSet::decode(bytes.clone())) else { return };
     let _ = set.has_sound_keys();
     let mut visited = Vec::new();
     let visit = |namespace: &str, key: &str, value: Option<Span>| {
@@ -90,9 +87,9 @@ fn rwset(input: &[u8]) {
     visit_writes(&bytes, span, visit).expect("a decoded set is walked");
     let mut written = Vec::new();
     for namespace in &set.namespaces {
-        for write in &namespace.writes {
-            let value = set.write_value(write).map(|value| value.to_vec());
-            written.push((set.name(namespace).to_owned(), set.write_key(write).to_owned(), value));
+        for write in set.writes(namespace) {
+            let value = set.write_value(&write).map(|value| value.to_vec());
+            written.push((set.name(namespace).to_owned(), set.write_key(&write).to_owned(), value));
         }
     }
     assert_eq!(visited, written);
@@ -105,12 +102,16 @@ fn rwset(input: &[u8]) {
     for (theirs, ours) in message.ns_rwset.iter().zip(&set.namespaces) {
         assert_eq!(theirs.namespace, set.name(ours));
         let inner = proto::kvrwset::KvrwSet::decode(theirs.rwset.clone()).expect("accepted by us");
-        assert_eq!(inner.reads.len(), ours.reads.len());
-        assert!(inner.reads.iter().zip(&ours.reads).all(|(theirs, ours)| theirs.key == set.read_key(ours)));
-        assert_eq!(inner.range_queries_info.len(), ours.ranges.len());
-        let keys = inner.writes.iter().zip(&ours.writes);
-        assert!(keys.clone().all(|(theirs, ours)| theirs.key == set.write_key(ours)));
-        assert_eq!(inner.writes.len(), ours.writes.len());
+        let keys: Vec<&str> = inner.reads.iter().map(|read| &*read.key).collect();
+        assert_eq!(set.reads(ours).map(|read| set.read_key(&read)).collect::<Vec<_>>(), keys);
+        assert_eq!(ours.reads as usize, keys.len());
+        assert_eq!(
+            (set.ranges(ours).count(), ours.ranges as usize),
+            (inner.range_queries_info.len(), set.ranges(ours).count())
+        );
+        let keys: Vec<&str> = inner.writes.iter().map(|write| &*write.key).collect();
+        assert_eq!(set.writes(ours).map(|write| set.write_key(&write)).collect::<Vec<_>>(), keys);
+        assert_eq!(ours.writes as usize, keys.len());
     }
 }
 
@@ -164,22 +165,22 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
     asks.into_iter().map(|ask| Request { ask: Some(ask) }.encode_to_vec()).chain(others).collect()
 }
 
-/// In memory a transaction of a notice takes 32 bytes and a channel 32; in a message 2.
-const PEER_LINK_TIMES: usize = 40;
-
 fn peer_links(input: &[u8]) {
-    fn again<M: Message + Default + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<M> {
+    fn again<M: Message + Default + PartialEq + std::fmt::Debug>(
+        input: &[u8],
+        read: fn(Bytes) -> Result<M, messages::Malformed>,
+    ) -> Option<M> {
         let bytes = Bytes::copy_from_slice(input);
-        let message = within(PEER_LINK_TIMES, input.len(), || M::decode(bytes)).ok()?;
+        let message = authenticated(input, || read(bytes)).ok()?;
         assert_eq!(M::decode(&message.encode_to_vec()[..]).as_ref(), Ok(&message));
         Some(message)
     }
-    again::<Request>(input);
-    again::<Welcome>(input);
-    again::<BlockAnswer>(input);
-    again::<StatusAnswer>(input);
-    again::<Notice>(input);
-    if let Some(failure) = again::<Answer>(input).and_then(|answer| answer.failure) {
+    again::<Request>(input, messages::decode);
+    again::<Welcome>(input, messages::decode);
+    again::<BlockAnswer>(input, messages::decode);
+    again::<StatusAnswer>(input, messages::decode);
+    again::<Notice>(input, messages::decode);
+    if let Some(failure) = again(input, Answer::read).and_then(|answer| answer.failure) {
         let _ = failure.clone().into_broadcast().to_string();
         let error = failure.into_endorse();
         let come_back = Failure::of_endorse(&error).into_endorse();
@@ -195,10 +196,9 @@ fn borrowed_seeds() -> Vec<Vec<u8>> {
     vec![chunk.encode().to_vec(), words.encode().to_vec()]
 }
 
-/// In memory an envelope takes 32 bytes beside its own; in a message 4.
 fn borrowed(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(chunk) = within(24, input.len(), || Chunk::decode(bytes.clone())) {
+    if let Ok(chunk) = authenticated(input, || Chunk::decode(bytes.clone())) {
         assert_eq!(chunk.encode(), bytes);
     }
     if let Ok(words) = authenticated(input, || Words::decode(bytes.clone())) {

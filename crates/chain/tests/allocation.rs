@@ -9,6 +9,7 @@ use base::Bytes;
 use chain::endorse::proposal::Proposal;
 use chain::order::protocol::Reply;
 use chain::remote::messages::{self, Answer, Notice, Request, Welcome};
+use chain::rwset::{NAMESPACES_MAX, ReadWriteSet};
 use chain::validate::borrow::{Chunk, Words};
 use ledger::Block;
 use ledger::transaction::Transaction;
@@ -38,7 +39,7 @@ fn peak_of<T>(run: impl FnOnce() -> T) -> usize {
 /// A decoder: its name, how many times the message it may allocate, and itself.
 type Case = (&'static str, usize, fn(Bytes));
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     ("a proposal, unsigned", 2, |bytes| {
         let _ = Proposal::parse(&bytes).map(|proposal| proposal.check_form());
     }),
@@ -53,6 +54,9 @@ const CASES: [Case; 11] = [
             let action = transaction.action()?;
             action.outcome(transaction.header())
         });
+    }),
+    ("a read-write set, its endorsements unchecked", 2, |bytes| {
+        let _ = ReadWriteSet::decode(bytes).map(|set| set.has_sound_keys());
     }),
     ("a block", 2, |bytes| {
         let _ = Block::parse(&bytes);
@@ -111,6 +115,11 @@ fn envelope(endorsed: &[u8]) -> Bytes {
     [field(1, &payload), field(2, b"signature")].concat().into()
 }
 
+/// A read-write set with these entries in its only namespace.
+fn entries(entries: &[u8]) -> Bytes {
+    field(2, &[field(1, b"basic"), field(2, entries)].concat()).into()
+}
+
 fn block(entry: &[u8]) -> Bytes {
     let header = [&[0x08, 1][..], &field(2, &[1; 32]), &field(3, &[2; 32])].concat();
     [field(1, &header), field(2, &tiny(entry)), field(3, &tiny(&[0x0a, 0]))].concat().into()
@@ -136,6 +145,13 @@ fn hostile() -> Vec<Bytes> {
         block(&[0x0a, 0]),
         block(&[0x0a, 1, 7]),
         block(&[0x0a, 6, 0x0a, 1, 1, 0x12, 1, 1]),
+        entries(&tiny(&[0x0a, 0])),
+        entries(&tiny(&[0x12, 0])),
+        entries(&tiny(&[0x12, 2, 0x22, 0])),
+        entries(&tiny(&[0x1a, 0])),
+        entries(&field(2, &field(4, &tiny(&[0x0a, 0])))),
+        entries(&field(2, &field(5, &[&[0x08, 50][..], &tiny(&[0x1a, 0])].concat()))),
+        field(2, &[]).repeat(NAMESPACES_MAX).into(),
         tiny(&[0x0a, 0]).into(),
         tiny(&[0x12, 0]).into(),
         tiny(&[0x1a, 0]).into(),

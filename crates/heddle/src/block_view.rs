@@ -102,26 +102,23 @@ fn result(outcome: &Outcome, put: &mut dyn FnMut(&str, Value) -> Option<Value>) 
 }
 
 fn reads_and_writes(set: &ReadWriteSet, namespace: &chain::rwset::Namespace) -> Value {
-    let reads: Vec<Value> = namespace
-        .reads
-        .iter()
+    let reads: Vec<Value> = set
+        .reads(namespace)
         .map(|read| {
             let version = read.version.map(|version| format!("{}:{}", version.block, version.transaction));
-            json!({ "key": shown(set.read_key(read).as_bytes()), "version": version })
+            json!({ "key": shown(set.read_key(&read).as_bytes()), "version": version })
         })
         .collect();
-    let ranges: Vec<Value> = namespace
-        .ranges
-        .iter()
+    let ranges: Vec<Value> = set
+        .ranges(namespace)
         .map(|range| {
-            let (start, end) = set.bounds(range);
+            let (start, end) = set.bounds(&range);
             json!({ "start": shown(start.as_bytes()), "end": shown(end.as_bytes()) })
         })
         .collect();
-    let writes: Vec<Value> = namespace
-        .writes
-        .iter()
-        .map(|write| json!({ "key": shown(set.write_key(write).as_bytes()), "value": set.write_value(write).map(|value| shown(&value)) }))
+    let writes: Vec<Value> = set
+        .writes(namespace)
+        .map(|write| json!({ "key": shown(set.write_key(&write).as_bytes()), "value": set.write_value(&write).map(|value| shown(&value)) }))
         .collect();
     json!({ "reads": reads, "ranges": ranges, "writes": writes })
 }

@@ -143,9 +143,10 @@ fn an_endorsement_covers_what_fabric_covers() {
         let set = ReadWriteSet::decode(action.results).expect("the peer encoded it");
         assert_eq!(set.namespaces.len(), 1);
         let basic = &set.namespaces[0];
-        assert_eq!((set.name(basic), basic.reads.len(), basic.writes.len()), ("basic", 1, 1));
-        assert_eq!(set.read_key(&basic.reads[0]), "a1");
-        assert!(basic.reads[0].version.is_none(), "it did not exist");
+        assert_eq!((set.name(basic), basic.reads, basic.writes), ("basic", 1, 1));
+        let read = set.reads(basic).next().expect("it has one");
+        assert_eq!(set.read_key(&read), "a1");
+        assert!(read.version.is_none(), "it did not exist");
         net.peer.stop().await.expect("the peer stops");
     });
 }
@@ -438,11 +439,12 @@ fn scans_are_recorded_as_far_as_they_went() {
             let response =
                 peer.process(net.client.proposal("caller", "scan", &[wanted]).bytes).await.expect("an answer");
             let set = ReadWriteSet::decode(action(&response).1.results).expect("the peer encoded it");
-            let range = &set.namespaces[0].ranges[0];
+            let range = set.ranges(&set.namespaces[0]).next().expect("one range was scanned");
             assert_eq!(range.exhausted, exhausted, "{wanted}");
-            assert_eq!(set.bounds(range), ("k", if exhausted { "l" } else { "k099" }), "{wanted}");
+            assert_eq!(set.bounds(&range), ("k", if exhausted { "l" } else { "k099" }), "{wanted}");
             // 100 and 150 results are more than 50.
             let RangeReads::Summary(summary) = &range.reads else { panic!("{recorded} results are summarised") };
+            let summary = set.summary(summary).expect("a scan made it");
             assert_eq!(summary.hashes.len(), usize::div_ceil(recorded, 51), "{wanted}");
         }
         peer.stop().await.expect("the peer stops");

@@ -1,14 +1,19 @@
 //! Reading a read-write set out of a block.
 //!
-//! The bytes come from clients and endorsers, and are not trusted. What is decoded are places in the received bytes, so
-//! that a transaction costs a few small lists and no copies. An entry of two bytes on the wire becomes up to a hundred in
-//! memory before any endorser's signature is looked at, so [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound them. Fabric has
-//! no such limits; they are part of validation here, the same for all peers.
+//! The bytes come from clients and endorsers, and are not trusted.
+//!
+//! 1. [`ReadWriteSet::decode`] walks over all of the set and checks its form. It keeps the place of each namespace, and
+//!    nothing for each entry: an entry of two bytes would become up to a hundred in memory, before any endorser's signature
+//!    is looked at.
+//! 2. Reads, ranges and writes are read again, one by one, where somebody asks for them.
+//!
+//! [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound what a set may hold. Fabric has no such limits; they are part of validation
+//! here, the same for all peers.
 
 use base::{Bytes, Version};
-use ledger::wire::{Field, Fields, Span, WireError, set_once};
+use ledger::wire::{Fields, Span, WireError, set_once};
 
-use super::merkle::{DEGREES_ACCEPTED, Summary};
+use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, Summary};
 use super::{ENTRIES_MAX, NAMESPACES_MAX};
 
 /// Why bytes are no read-write set.
@@ -62,7 +67,7 @@ pub struct Write {
 }
 
 /// One range that was scanned.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Range {
     start: Span,
     end: Span,
@@ -73,31 +78,54 @@ pub struct Range {
 }
 
 /// What a scan handed out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum RangeReads {
-    /// Each key and version.
-    Results(Vec<Read>),
-    /// Too many for that.
-    Summary(Summary),
+    /// Each key and version; see [`ReadWriteSet::results`].
+    Results(RangeResults),
+    /// Too many for that; see [`ReadWriteSet::summary`].
+    Summary(RangeSummary),
 }
 
-/// What a transaction did in one namespace.
-#[derive(Clone, Debug, Default)]
+/// The place of the results of a scan.
+#[derive(Clone, Copy, Debug)]
+pub struct RangeResults(Span);
+
+/// The place of the summary of a scan.
+#[derive(Clone, Copy, Debug)]
+pub struct RangeSummary {
+    place: Span,
+    /// One of [`DEGREES_ACCEPTED`].
+    degree: u32,
+    level: u32,
+    /// How many hashes it has.
+    count: u32,
+}
+
+/// What a transaction did in one namespace. [`ReadWriteSet::reads`], [`ReadWriteSet::ranges`] and [`ReadWriteSet::writes`]
+/// give the entries.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Namespace {
     name: Span,
-    pub reads: Vec<Read>,
-    pub ranges: Vec<Range>,
-    pub writes: Vec<Write>,
+    /// Its `KVRWSet`, whose form was checked.
+    entries: Span,
+    /// Keys that were read, scanned ranges aside.
+    pub reads: u32,
+    /// Ranges that were scanned.
+    pub ranges: u32,
+    /// Keys that are to be written.
+    pub writes: u32,
     /// Keys whose metadata is to be written: Fabric's key-level endorsement, which Heddle does not do.
     pub metadata_writes: u32,
     /// Private collections touched: Heddle has none.
     pub collections: u32,
 }
 
+const _: () = assert!(NAMESPACES_MAX * size_of::<Namespace>() <= 48 << 10, "a set takes little whatever is in it");
+
 impl Namespace {
     /// Whether it changes anything.
     pub fn writes_anything(&self) -> bool {
-        !self.writes.is_empty() || self.needs_more_than_keys()
+        self.writes > 0 || self.needs_more_than_keys()
     }
 
     /// Whether it does what Heddle's state does not hold.
@@ -106,12 +134,17 @@ impl Namespace {
     }
 }
 
-/// A decoded read-write set. Its texts are places in the received bytes; ask it for them.
+/// A decoded read-write set. Its texts and entries are places in the received bytes; ask it for them.
 #[derive(Clone, Debug, Default)]
 pub struct ReadWriteSet {
     source: Bytes,
     pub namespaces: Vec<Namespace>,
+    /// Whether a key or a name is none that a state can hold.
+    has_unsound_keys: bool,
 }
+
+/// The form of an entry was checked when its set was decoded.
+const CHECKED: &str = "the form was checked when the set was decoded";
 
 impl ReadWriteSet {
     /// Decodes a `TxReadWriteSet`.
@@ -119,19 +152,64 @@ impl ReadWriteSet {
     /// # Errors
     /// See [`DecodeError`]. Fields that Fabric does not define are passed over.
     pub fn decode(source: Bytes) -> Result<ReadWriteSet, DecodeError> {
-        let (mut namespaces, mut room) = (Vec::new(), Room(ENTRIES_MAX));
-        let mut fields = Fields::new(&source, Span::whole(&source)?);
+        let whole = Span::whole(&source)?;
+        let count = count_of(&source, whole, 2)?;
+        if count > NAMESPACES_MAX {
+            return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
+        }
+        let mut namespaces = Vec::with_capacity(count);
+        let mut checker = Checker { source: &source, room: ENTRIES_MAX, has_unsound_keys: false };
+        let mut fields = Fields::new(&source, whole);
         while let Some(field) = fields.next()? {
             match field.number {
                 1 if field.varint()? != 0 => return Err(DecodeError::DataModel(field.varint()?)),
-                2 if namespaces.len() == NAMESPACES_MAX => {
-                    return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
-                }
-                2 => namespaces.push(namespace(&source, field.span()?, &mut room)?),
+                2 => namespaces.push(checker.namespace(field.span()?)?),
                 _ => {}
             }
         }
-        Ok(ReadWriteSet { source, namespaces })
+        let has_unsound_keys = checker.has_unsound_keys;
+        Ok(ReadWriteSet { source, namespaces, has_unsound_keys })
+    }
+
+    /// What was read in a namespace of this set, in the order of its bytes.
+    pub fn reads(&self, namespace: &Namespace) -> impl Iterator<Item = Read> {
+        let places = self.places(namespace.entries, 1, namespace.reads);
+        places.map(|place| read(&self.source, place).expect(CHECKED))
+    }
+
+    /// The ranges that were scanned in a namespace of this set.
+    pub fn ranges(&self, namespace: &Namespace) -> impl Iterator<Item = Range> {
+        let places = self.places(namespace.entries, 2, namespace.ranges);
+        places.map(|place| range(&self.source, place).expect(CHECKED))
+    }
+
+    /// What is to be written in a namespace of this set.
+    pub fn writes(&self, namespace: &Namespace) -> impl Iterator<Item = Write> {
+        let places = self.places(namespace.entries, 3, namespace.writes);
+        places.map(|place| write(&self.source, place).expect(CHECKED))
+    }
+
+    /// What a scan of this set handed out.
+    pub fn results(&self, results: &RangeResults) -> impl Iterator<Item = Read> {
+        places(&self.source, results.0, 1).map(|place| read(&self.source, place).expect(CHECKED))
+    }
+
+    /// The summary of a scan of this set; nothing where it is one that no scan comes to, by its number of hashes or by
+    /// their length.
+    pub fn summary(&self, summary: &RangeSummary) -> Option<Summary> {
+        let RangeSummary { place, degree, level, count } = *summary;
+        if count > degree || places(&self.source, place, 3).any(|hash| hash.len() != HASH_BYTES) {
+            return None;
+        }
+        let mut hashes = Vec::with_capacity(count as usize);
+        hashes.extend(places(&self.source, place, 3).map(|hash| hash.slice(&self.source)));
+        Some(Summary { degree, level, hashes })
+    }
+
+    /// The places of the first `count` fields with this number, which are as many as there are.
+    fn places(&self, of: Span, number: u32, count: u32) -> impl Iterator<Item = Span> {
+        // Where there is none, nobody walks over the others.
+        places(&self.source, of, number).take(count as usize)
     }
 
     /// The name of a namespace of this set.
@@ -163,20 +241,11 @@ impl ReadWriteSet {
     /// namespace whose name is not longer than [`super::NAMESPACE_BYTES_MAX`]. Where nothing but reads are in a namespace,
     /// nothing else looks at its name before the state does.
     pub fn has_sound_keys(&self) -> bool {
-        let sound = |span: &Span| !span.is_empty() && span.len() <= super::KEY_BYTES_MAX;
-        self.namespaces.iter().all(|namespace| {
-            namespace.name.len() <= super::NAMESPACE_BYTES_MAX
-                && namespace.reads.iter().all(|read| sound(&read.key))
-                && namespace.writes.iter().all(|write| sound(&write.key))
-                && namespace.ranges.iter().all(|range| {
-                    // A range may start or end at the empty key, which stands for no bound.
-                    range.start.len().max(range.end.len()) <= super::KEY_BYTES_MAX
-                })
-        })
+        !self.has_unsound_keys
     }
 
     fn text(&self, span: Span) -> &str {
-        span.text(&self.source).expect("texts were checked when they were decoded")
+        span.text(&self.source).expect(CHECKED)
     }
 }
 
@@ -215,55 +284,126 @@ pub fn visit_writes<'a>(
     Ok(())
 }
 
-/// How many entries may still follow.
-struct Room(usize);
+/// How many fields with this number a message has.
+fn count_of(source: &[u8], message: Span, number: u32) -> Result<usize, WireError> {
+    let mut fields = Fields::new(source, message);
+    let mut count = 0_usize;
+    while let Some(field) = fields.next()? {
+        count = count.saturating_add(usize::from(field.number == number));
+    }
+    Ok(count)
+}
 
-impl Room {
+/// The places of the fields with this number in a message whose form was checked.
+fn places(source: &[u8], message: Span, number: u32) -> impl Iterator<Item = Span> {
+    let mut fields = Fields::new(source, message);
+    std::iter::from_fn(move || {
+        loop {
+            let field = fields.next().expect(CHECKED)?;
+            if field.number == number {
+                return Some(field.span().expect(CHECKED));
+            }
+        }
+    })
+}
+
+/// Walks over a set and checks its form.
+struct Checker<'a> {
+    source: &'a [u8],
+    /// How many entries may still follow.
+    room: usize,
+    has_unsound_keys: bool,
+}
+
+impl Checker<'_> {
     fn take(&mut self) -> Result<(), DecodeError> {
         let too_many = DecodeError::TooMany { what: "reads, writes and ranges", max: ENTRIES_MAX };
-        self.0 = self.0.checked_sub(1).ok_or(too_many)?;
+        self.room = self.room.checked_sub(1).ok_or(too_many)?;
         Ok(())
     }
-}
 
-/// A span that was checked to be text.
-fn text(source: &[u8], field: &Field) -> Result<Span, WireError> {
-    let span = field.span()?;
-    span.text(source)?;
-    Ok(span)
-}
+    /// A key: it has to be text, and ought to be one that a state can hold.
+    fn key(&mut self, key: Span) -> Result<(), WireError> {
+        self.has_unsound_keys |= key.is_empty() || key.len() > super::KEY_BYTES_MAX;
+        key.text(self.source).map(|_| ())
+    }
 
-fn namespace(source: &Bytes, span: Span, room: &mut Room) -> Result<Namespace, DecodeError> {
-    let (mut name, mut set, mut collections) = (None, None, 0);
-    let mut fields = Fields::new(source, span);
-    while let Some(field) = fields.next()? {
-        match field.number {
-            1 => set_once(&mut name, text(source, &field)?)?,
-            2 => set_once(&mut set, field.span()?)?,
-            3 => {
-                field.span()?;
-                collections += 1;
-            }
-            _ => {}
-        }
+    /// A range may start or end at the empty key, which stands for no bound.
+    fn bound(&mut self, bound: Span) -> Result<(), WireError> {
+        self.has_unsound_keys |= bound.len() > super::KEY_BYTES_MAX;
+        bound.text(self.source).map(|_| ())
     }
-    let mut namespace = Namespace { name: name.unwrap_or_default(), collections, ..Namespace::default() };
-    let Some(set) = set else { return Ok(namespace) };
-    let mut fields = Fields::new(source, set);
-    while let Some(field) = fields.next()? {
-        room.take()?;
-        match field.number {
-            1 => namespace.reads.push(read(source, field.span()?)?),
-            2 => namespace.ranges.push(range(source, field.span()?, room)?),
-            3 => namespace.writes.push(write(source, field.span()?)?),
-            4 => {
-                field.span()?;
-                namespace.metadata_writes += 1;
+
+    fn namespace(&mut self, span: Span) -> Result<Namespace, DecodeError> {
+        let (mut name, mut entries, mut collections) = (None, None, 0_u32);
+        let mut fields = Fields::new(self.source, span);
+        while let Some(field) = fields.next()? {
+            match field.number {
+                1 => set_once(&mut name, field.span()?)?,
+                2 => set_once(&mut entries, field.span()?)?,
+                3 => {
+                    field.span()?;
+                    collections = collections.saturating_add(1);
+                }
+                _ => {}
             }
-            _ => {}
         }
+        let name = name.unwrap_or_default();
+        name.text(self.source)?;
+        self.has_unsound_keys |= name.len() > super::NAMESPACE_BYTES_MAX;
+        let entries = entries.unwrap_or_default();
+        let mut namespace = Namespace { name, entries, collections, ..Namespace::default() };
+        let mut fields = Fields::new(self.source, entries);
+        while let Some(field) = fields.next()? {
+            self.take()?;
+            // No count exceeds the room, which has fewer bits.
+            let count = match field.number {
+                1 => {
+                    self.key(read(self.source, field.span()?)?.key)?;
+                    &mut namespace.reads
+                }
+                2 => {
+                    self.range(field.span()?)?;
+                    &mut namespace.ranges
+                }
+                3 => {
+                    self.key(write(self.source, field.span()?)?.key)?;
+                    &mut namespace.writes
+                }
+                4 => {
+                    field.span()?;
+                    &mut namespace.metadata_writes
+                }
+                _ => continue,
+            };
+            *count = count.saturating_add(1);
+        }
+        Ok(namespace)
     }
-    Ok(namespace)
+
+    fn range(&mut self, span: Span) -> Result<(), DecodeError> {
+        let range = range(self.source, span)?;
+        self.bound(range.start)?;
+        self.bound(range.end)?;
+        match range.reads {
+            RangeReads::Results(results) => {
+                let mut fields = Fields::new(self.source, results.0);
+                while let Some(field) = fields.next()? {
+                    if field.number == 1 {
+                        self.take()?;
+                        // A key that no state holds is no result of a scan, which the scan finds out.
+                        read(self.source, field.span()?)?.key.text(self.source)?;
+                    }
+                }
+            }
+            RangeReads::Summary(summary) => {
+                for _ in 0..summary.count {
+                    self.take()?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 fn read(source: &[u8], span: Span) -> Result<Read, DecodeError> {
@@ -271,7 +411,7 @@ fn read(source: &[u8], span: Span) -> Result<Read, DecodeError> {
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
         match field.number {
-            1 => set_once(&mut key, text(source, &field)?)?,
+            1 => set_once(&mut key, field.span()?)?,
             2 => set_once(&mut version_at, field.span()?)?,
             _ => {}
         }
@@ -298,7 +438,7 @@ fn write(source: &[u8], span: Span) -> Result<Write, DecodeError> {
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
         match field.number {
-            1 => set_once(&mut key, text(source, &field)?)?,
+            1 => set_once(&mut key, field.span()?)?,
             2 => set_once(&mut is_delete, field.varint()? != 0)?,
             3 => set_once(&mut value, field.span()?)?,
             _ => {}
@@ -308,13 +448,13 @@ fn write(source: &[u8], span: Span) -> Result<Write, DecodeError> {
     Ok(Write { key: key.unwrap_or_default(), value, is_delete: is_delete.unwrap_or(false) || value.is_empty() })
 }
 
-fn range(source: &Bytes, span: Span, room: &mut Room) -> Result<Range, DecodeError> {
+fn range(source: &[u8], span: Span) -> Result<Range, DecodeError> {
     let (mut start, mut end, mut exhausted, mut results, mut summary_at) = (None, None, None, None, None);
     let mut fields = Fields::new(source, span);
     while let Some(field) = fields.next()? {
         match field.number {
-            1 => set_once(&mut start, text(source, &field)?)?,
-            2 => set_once(&mut end, text(source, &field)?)?,
+            1 => set_once(&mut start, field.span()?)?,
+            2 => set_once(&mut end, field.span()?)?,
             3 => set_once(&mut exhausted, field.varint()? != 0)?,
             4 => set_once(&mut results, field.span()?)?,
             5 => set_once(&mut summary_at, field.span()?)?,
@@ -323,18 +463,8 @@ fn range(source: &Bytes, span: Span, room: &mut Room) -> Result<Range, DecodeErr
     }
     let reads = match (results, summary_at) {
         (Some(_), Some(_)) => return Err(DecodeError::RangeReads),
-        (None, Some(span)) => RangeReads::Summary(summary(source, span, room)?),
-        (results, None) => {
-            let mut reads = Vec::new();
-            let mut fields = Fields::new(source, results.unwrap_or_default());
-            while let Some(field) = fields.next()? {
-                if field.number == 1 {
-                    room.take()?;
-                    reads.push(read(source, field.span()?)?);
-                }
-            }
-            RangeReads::Results(reads)
-        }
+        (None, Some(span)) => RangeReads::Summary(summary(source, span)?),
+        (results, None) => RangeReads::Results(RangeResults(results.unwrap_or_default())),
     };
     Ok(Range {
         start: start.unwrap_or_default(),
@@ -344,16 +474,16 @@ fn range(source: &Bytes, span: Span, room: &mut Room) -> Result<Range, DecodeErr
     })
 }
 
-fn summary(source: &Bytes, span: Span, room: &mut Room) -> Result<Summary, DecodeError> {
-    let (mut degree, mut level, mut hashes) = (None, None, Vec::new());
-    let mut fields = Fields::new(source, span);
+fn summary(source: &[u8], place: Span) -> Result<RangeSummary, DecodeError> {
+    let (mut degree, mut level, mut count) = (None, None, 0_u32);
+    let mut fields = Fields::new(source, place);
     while let Some(field) = fields.next()? {
         match field.number {
             1 => set_once(&mut degree, field.varint()?)?,
             2 => set_once(&mut level, field.varint()?)?,
             3 => {
-                room.take()?;
-                hashes.push(field.span()?.slice(source));
+                field.span()?;
+                count = count.saturating_add(1);
             }
             _ => {}
         }
@@ -363,5 +493,5 @@ fn summary(source: &Bytes, span: Span, room: &mut Room) -> Result<Summary, Decod
     let degree = accepted.ok_or(DecodeError::Degree(degree))?;
     // A level beyond 32 bits is no scan's; as the largest number it equals none either.
     let level = u32::try_from(level.unwrap_or(0)).unwrap_or(u32::MAX);
-    Ok(Summary { degree, level, hashes })
+    Ok(RangeSummary { place, degree, level, count })
 }

@@ -24,6 +24,9 @@ pub const DEGREE: u32 = 50;
 /// The degrees that are accepted in a block: Fabric refuses those below two, and waiting results must be bounded.
 pub const DEGREES_ACCEPTED: std::ops::RangeInclusive<u32> = 2..=4096;
 
+/// The length of a node's hash.
+pub(super) const HASH_BYTES: usize = size_of::<Hash>();
+
 /// The summary of a long range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
@@ -31,7 +34,7 @@ pub struct Summary {
     pub degree: u32,
     /// The level of `hashes`; results hash into level 1.
     pub level: u32,
-    /// The nodes of the highest level. From outside they may have any length.
+    /// The nodes of the highest level.
     pub hashes: Vec<Bytes>,
 }
 

@@ -38,5 +38,8 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{DecodeError, Namespace, Range, RangeReads, Read, ReadVersion, ReadWriteSet, Write, visit_writes};
+pub use decode::{
+    DecodeError, Namespace, Range, RangeReads, RangeResults, RangeSummary, Read, ReadVersion, ReadWriteSet, Write,
+    visit_writes,
+};
 pub use record::{RangeRecorder, Recorder};

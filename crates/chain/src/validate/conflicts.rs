@@ -42,7 +42,8 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
         .iter()
         .flat_map(|(_, set)| {
             set.namespaces.iter().flat_map(move |namespace| {
-                namespace.reads.iter().map(move |read| (set.name(namespace), set.read_key(read)))
+                let name = set.name(namespace);
+                set.reads(namespace).map(move |read| (name, set.read_key(&read)))
             })
         })
         .collect();
@@ -55,7 +56,7 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
         let mut code = Code::VALID;
         for namespace in &set.namespaces {
             // Every read takes its version, also when the verdict is known: the lists run in step.
-            for read in &namespace.reads {
+            for read in set.reads(namespace) {
                 let ((name, key), version) = current.next().expect("there is a version for each read");
                 let unchanged = code == Code::VALID
                     && match (read.version, version) {
@@ -68,8 +69,8 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
                     code = Code::MVCC_READ_CONFLICT;
                 }
             }
-            for range in &namespace.ranges {
-                if code == Code::VALID && !same_results(set, namespace, range, view, &resolved.batch).await? {
+            for range in set.ranges(namespace) {
+                if code == Code::VALID && !same_results(set, namespace, &range, view, &resolved.batch).await? {
                     code = Code::PHANTOM_READ_CONFLICT;
                 }
             }
@@ -77,11 +78,11 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
         resolved.codes.push(code);
         if code == Code::VALID {
             let version = Version::new(block, *position);
-            for namespace in set.namespaces.iter().filter(|namespace| !namespace.writes.is_empty()) {
+            for namespace in set.namespaces.iter().filter(|namespace| namespace.writes > 0) {
                 let name = names.shared(set.name(namespace));
-                for write in &namespace.writes {
-                    let value = set.write_value(write);
-                    resolved.batch.put(&name, set.write_key(write).into(), value, version);
+                for write in set.writes(namespace) {
+                    let value = set.write_value(&write);
+                    resolved.batch.put(&name, set.write_key(&write).into(), value, version);
                 }
             }
         }
@@ -122,16 +123,19 @@ async fn same_results(
     };
     let mut scan = view.scan(set.name(namespace), start, end, batch);
     match &range.reads {
-        RangeReads::Results(reads) => {
-            for read in reads {
+        RangeReads::Results(results) => {
+            for read in set.results(results) {
                 let Some((key, version)) = scan.next().await? else { return Ok(false) };
-                if *key != *set.read_key(read) || !read.version.is_some_and(|seen| seen == version) {
+                if *key != *set.read_key(&read) || !read.version.is_some_and(|seen| seen == version) {
                     return Ok(false);
                 }
             }
             Ok(scan.next().await?.is_none())
         }
-        RangeReads::Summary(summary) => same_summary(summary, &mut scan).await,
+        RangeReads::Summary(summary) => match set.summary(summary) {
+            Some(summary) => same_summary(&summary, &mut scan).await,
+            None => Ok(false),
+        },
     }
 }
 

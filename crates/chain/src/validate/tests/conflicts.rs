@@ -5,8 +5,13 @@ use std::sync::Arc;
 
 use base::{Bytes, Version};
 use proptest::prelude::*;
+use prost::Message as _;
+use proto::kvrwset::range_query_info::ReadsInfo;
+use proto::kvrwset::{KvrwSet, QueryReadsMerkleSummary, RangeQueryInfo};
+use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 use state::{Entry, RangePage, Snapshot, UpdateBatch, Versioned};
 
+use crate::rwset::merkle::{DEGREE, Outcome, Summarizer};
 use crate::rwset::{RangeRecorder, ReadWriteSet, Recorder};
 use crate::validate::Code;
 use crate::validate::conflicts::resolve;
@@ -258,6 +263,50 @@ fn run(steps: &[Step], seen: &Keys) -> (ReadWriteSet, Ran) {
         }
     }
     (ReadWriteSet::decode(recorder.encode()).expect("just encoded"), ran)
+}
+
+/// A summary may have any number of hashes of any length, since whoever endorses makes it up.
+#[test]
+fn a_summary_that_no_scan_comes_to_is_a_phantom() {
+    let keys: Keys = (0..60).map(|number| (format!("k{number:02}"), Version::new(1, number))).collect();
+    let mut summarizer = Summarizer::new(DEGREE);
+    keys.iter().for_each(|(key, version)| summarizer.add(key, *version));
+    let Outcome::Summary(right) = summarizer.finish() else { panic!("60 results are many") };
+    let judged = |max_level_hashes: Vec<Bytes>| {
+        let summary = QueryReadsMerkleSummary { max_degree: DEGREE, max_level: right.level, max_level_hashes };
+        let range = RangeQueryInfo {
+            start_key: "k".into(),
+            end_key: "l".into(),
+            itr_exhausted: true,
+            reads_info: Some(ReadsInfo::ReadsMerkleHashes(summary)),
+        };
+        let entries = KvrwSet { range_queries_info: vec![range], ..KvrwSet::default() };
+        let namespace = NsReadWriteSet {
+            namespace: "n".into(),
+            rwset: entries.encode_to_vec().into(),
+            ..NsReadWriteSet::default()
+        };
+        let set = TxReadWriteSet { data_model: 0, ns_rwset: vec![namespace] };
+        let set = ReadWriteSet::decode(set.encode_to_vec().into()).expect("it is a read-write set");
+        let view = View::new(Arc::new(Fixed { height: 2, keys: keys.clone() }), Vec::new());
+        resolve_now(2, &[set], &view).0[0]
+    };
+    let [first, second] = &right.hashes[..] else { panic!("60 results are two groups") };
+    assert_eq!(judged(right.hashes.clone()), Code::VALID);
+    let other = Bytes::from_static(&[7; 32]);
+    let longer = Bytes::from([&second[..], b"x"].concat());
+    let wrong = [
+        vec![],
+        vec![first.clone()],
+        vec![first.clone(), second.clone(), other.clone()],
+        vec![other; 5000],
+        vec![first.slice(1..), second.clone()],
+        vec![first.clone(), longer],
+    ];
+    for hashes in wrong {
+        let count = hashes.len();
+        assert_eq!(judged(hashes), Code::PHANTOM_READ_CONFLICT, "{count} hashes");
+    }
 }
 
 /// The sequential rule, without batches, views or summaries.

@@ -256,10 +256,10 @@ impl Interpreter {
                 continue;
             }
             for namespace in &set.namespaces {
-                for write in &namespace.writes {
-                    let key = (set.name(namespace).to_owned(), set.write_key(write).to_owned());
+                for write in set.writes(namespace) {
+                    let key = (set.name(namespace).to_owned(), set.write_key(&write).to_owned());
                     written.insert(key.clone());
-                    match set.write_value(write) {
+                    match set.write_value(&write) {
                         Some(value) => {
                             self.state.insert(key, (value, Version::new(number, position as u32)));
                         }
@@ -272,14 +272,14 @@ impl Interpreter {
 
     fn conflicts(&self, set: &ReadWriteSet, written: &BTreeSet<(String, String)>) -> Code {
         for namespace in &set.namespaces {
-            for read in &namespace.reads {
-                let key = (set.name(namespace).to_owned(), set.read_key(read).to_owned());
+            for read in set.reads(namespace) {
+                let key = (set.name(namespace).to_owned(), set.read_key(&read).to_owned());
                 let seen = read.version.map(|seen| Version::new(seen.block, seen.transaction as u32));
                 if written.contains(&key) || self.state.get(&key).map(|(_, version)| *version) != seen {
                     return Code::MVCC_READ_CONFLICT;
                 }
             }
-            for range in &namespace.ranges {
+            for range in set.ranges(namespace) {
                 assert!(matches!(range.reads, RangeReads::Results(_)), "ranges here are short");
             }
         }
