@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use base::fuzz::{Shape, Target, untrusted};
+use base::fuzz::{Shape, Target, untrusted, within};
 use base::{BlockNumber, Bytes};
 use ledger::block::{Block, Metadata};
 use ledger::config::ChannelConfig;
@@ -10,6 +10,8 @@ use ledger::transaction::{Transaction, is_exact, results_of_valid};
 use ledger::wire::{Fields, Span, Value};
 use prost::Message;
 use proto::common;
+
+use crate::identity::DEFINED_TIMES;
 
 /// The targets of this module.
 pub const TARGETS: &[Target] = &[
@@ -124,7 +126,8 @@ fn block(input: &[u8]) {
 }
 
 fn config(input: &[u8]) {
-    let Ok(config) = ChannelConfig::from_envelope(&Bytes::copy_from_slice(input)) else { return };
+    let envelope = Bytes::copy_from_slice(input);
+    let Ok(config) = within(DEFINED_TIMES, input.len(), || ChannelConfig::from_envelope(&envelope)) else { return };
     for (_, policy) in config.policies().iter() {
         let _ = policy.evaluate_identities(&[]);
     }
