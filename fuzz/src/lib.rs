@@ -15,6 +15,7 @@ pub mod identity;
 pub mod ledger;
 pub mod mutate;
 pub mod node;
+pub mod p256_verify;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
@@ -30,6 +31,7 @@ pub fn targets() -> Vec<Target> {
         ledger::TARGETS.to_vec(),
         node::TARGETS.to_vec(),
         node::gateway_targets(),
+        p256_verify::TARGETS.to_vec(),
         pool::fuzz::TARGETS.to_vec(),
         rma::fuzz::targets(),
         state::fuzz::targets(),

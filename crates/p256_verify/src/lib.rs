@@ -73,6 +73,7 @@
 //! - Differential tests compare every path with aws-lc-rs, and some cases with the `p256` crate: half of the signatures
 //!   are valid, the others are broken in every part. `examples/differential.rs` runs any number of them on all
 //!   processors.
+//! - Two fuzz targets compare every path with aws-lc-rs on arbitrary DER, and on arbitrary digests, r and s.
 //! - Signatures for chosen (u₁, u₂) and keys make every addition exceptional once as P + P and once as P − P. Others
 //!   have an R with an x-coordinate of n or more.
 //! - [`Verifier::self_test`] tests known answers at start.
