@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
@@ -127,15 +127,18 @@ async fn section(scene: &Scene, owner: &mut Owner) -> io::Result<Section> {
     if scene.takes_memory { owner.grant(SECTION_BYTES).await } else { Ok(Section { number: 0, capability: [0; 40] }) }
 }
 
-/// Newer than any epoch of the organisation's own compute nodes, from which this takes their memory: of the attackers'
-/// organisation nothing is expected afterwards.
-const EPOCH: u64 = 1 << 20;
+/// Newer than any epoch of the organisation's own compute nodes and of the attacks before this one, from which it takes their
+/// memory: a memory node knows one holder for each epoch. Of the attackers' organisation nothing is expected afterwards.
+fn newest_epoch() -> io::Result<u64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(io::Error::other)?;
+    u64::try_from(now.as_millis()).map_err(io::Error::other)
+}
 
 async fn owner(scene: &Scene, organization: usize) -> io::Result<Owner> {
     let caller = tenant(scene, organization).await?;
     let mut owner = Owner::hello(caller, scene.target.section_bytes()).await?;
     if scene.takes_memory {
-        owner.fence(EPOCH).await?;
+        owner.fence(newest_epoch()?).await?;
     }
     Ok(owner)
 }
