@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use base::admission::{Admitted, Reservation};
 use base::untrusted::Untrusted;
 use base::{Bytes, BytesMut};
 
@@ -660,31 +661,61 @@ impl Peer {
 pub struct Assembly {
     bytes: BytesMut,
     length: usize,
+    /// What its bytes count against, at a host.
+    payer: Option<Arc<Admitted>>,
+    reserved: Vec<Reservation>,
+    reserved_bytes: usize,
 }
 
 /// Bytes reserved for a message before any of it has come; later as many as have come.
 const FIRST_RESERVE_BYTES: usize = 1 << 20;
 
 impl Assembly {
-    pub fn new(length: usize) -> Assembly {
-        Assembly { bytes: BytesMut::with_capacity(length.min(FIRST_RESERVE_BYTES)), length }
+    /// For a message of which nothing has come.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`]: its sender has too much under way already.
+    pub fn new(length: usize, payer: Option<Arc<Admitted>>) -> Result<Assembly, Error> {
+        let first = length.min(FIRST_RESERVE_BYTES);
+        let mut assembly = Assembly { bytes: BytesMut::new(), length, payer, reserved: Vec::new(), reserved_bytes: 0 };
+        assembly.account(first)?;
+        assembly.bytes.reserve(first);
+        Ok(assembly)
+    }
+
+    /// Accounts room for so many bytes in all.
+    fn account(&mut self, bytes: usize) -> Result<(), Error> {
+        if let Some(payer) = &self.payer
+            && bytes > self.reserved_bytes
+        {
+            let reserved = payer.reserve(bytes - self.reserved_bytes);
+            self.reserved.push(reserved.map_err(|over| Error::Exhausted(over.to_string()))?);
+            self.reserved_bytes = bytes;
+        }
+        Ok(())
     }
 
     /// Takes bytes that are here already. True when the message is whole.
-    pub fn take(&mut self, buffer: &mut super::pipe::ReadBuffer) -> bool {
+    ///
+    /// # Errors
+    /// As [`Assembly::new`].
+    pub fn take(&mut self, buffer: &mut super::pipe::ReadBuffer) -> Result<bool, Error> {
         let missing = self.length - self.bytes.len();
+        self.account(self.bytes.len() + missing.min(buffer.filled().len()))?;
         buffer.move_into(&mut self.bytes, missing);
-        self.bytes.len() == self.length
+        Ok(self.bytes.len() == self.length)
     }
 
     /// Reads bytes that are not. 0 is the end.
     ///
     /// # Errors
-    /// As [`Pipe::read`].
+    /// As [`Pipe::read`]; `OutOfMemory` as [`Assembly::new`].
     pub fn read(&mut self, pipe: &Pipe) -> io::Result<usize> {
         let missing = self.length - self.bytes.len();
         if self.bytes.capacity() == self.bytes.len() {
-            self.bytes.reserve(missing.min(self.bytes.len().max(FIRST_RESERVE_BYTES)));
+            let more = missing.min(self.bytes.len().max(FIRST_RESERVE_BYTES));
+            self.account(self.bytes.len() + more).map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+            self.bytes.reserve(more);
         }
         super::pipe::read_to_end_of(&mut self.bytes, pipe, missing)
     }

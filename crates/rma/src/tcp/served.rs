@@ -37,7 +37,7 @@ pub struct Served {
     pub peer: Arc<Peer>,
     shared: Arc<Shared>,
     /// Its place in the accounts.
-    pub admitted: Admitted,
+    pub admitted: Arc<Admitted>,
     /// Who it belongs to; of no characters until that is proven.
     pub name: Arc<str>,
     buffer: ReadBuffer,
@@ -106,7 +106,7 @@ impl Served {
         Served {
             peer,
             shared: Arc::clone(shared),
-            admitted,
+            admitted: Arc::new(admitted),
             name: Arc::from(""),
             buffer: ReadBuffer::for_handshake(),
             state: State::Hello,
@@ -323,7 +323,7 @@ impl Served {
                 Ok(true)
             }
             State::Message(assembly) => {
-                if !assembly.take(&mut self.buffer) {
+                if !assembly.take(&mut self.buffer)? {
                     return Ok(false);
                 }
                 if let State::Message(assembly) = std::mem::replace(&mut self.state, State::Header) {
@@ -363,7 +363,7 @@ impl Served {
             Kind::Message => {
                 self.peer.admit(length)?;
                 self.buffer.consume(HEADER_BYTES);
-                self.state = State::Message(Assembly::new(length));
+                self.state = State::Message(Assembly::new(length, Some(Arc::clone(&self.admitted)))?);
                 return Ok(true);
             }
             Kind::Credit => {

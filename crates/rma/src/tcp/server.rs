@@ -8,6 +8,7 @@
 //! 4. A connection that was just accepted is a stranger's. The newest are admitted: where there are too many, from one address
 //!    or in all, the oldest stranger gives way ([`base::admission`]). Whoever proves a name becomes a member. A name that
 //!    has its share of places displaces its own oldest connection, and the last places are for names that have none.
+//! 5. Unfinished messages count against the name. A message that its budget does not cover ends the connection.
 //!
 //! Invariants:
 //! * Nothing that one connection sends, or does not, keeps the thread from serving the others: a turn reads and writes a
@@ -37,8 +38,8 @@ use super::peer::Peer;
 use super::pipe::Pipe;
 use super::served::{Door, Served, Turn};
 use super::{CLOSING_TIME_MAX, HANDSHAKE_TIME_MAX, clock, tune};
-use crate::Endpoint;
 use crate::failure::reason_of;
+use crate::{Endpoint, MESSAGE_BYTES_MAX};
 
 /// Connections of one host.
 const CONNECTIONS_MAX: usize = 4096;
@@ -50,6 +51,8 @@ const STRANGERS_PER_ADDRESS_MAX: usize = 256;
 const CONNECTIONS_PER_NAME_MAX: usize = 512;
 /// When there are so many that proved themselves, only a name that has none gets one more.
 const MEMBERS_MAX: usize = CONNECTIONS_MAX - 2 * STRANGERS_MAX;
+/// Bytes of one name's unfinished messages: the longest message, and some.
+const UNFINISHED_BYTES_PER_NAME_MAX: u64 = MESSAGE_BYTES_MAX as u64 + (16 << 20);
 /// Connections taken from the kernel at once.
 const ACCEPTS_MAX: usize = 64;
 /// Connections that the kernel keeps until they are taken.
@@ -85,7 +88,8 @@ pub struct Progress {
     listening: bool,
 }
 
-/// The bounds of a host. Buffers of members are bounded by their windows, those of strangers hold a handshake.
+/// The bounds of a host. What a member's connections received and nobody took yet is bounded by their windows; buffers of
+/// strangers hold a handshake.
 fn limits() -> AdmissionLimits {
     AdmissionLimits {
         strangers_max: STRANGERS_MAX,
@@ -93,6 +97,7 @@ fn limits() -> AdmissionLimits {
         connections_per_organization_max: CONNECTIONS_PER_NAME_MAX,
         connections_per_identity_max: CONNECTIONS_PER_NAME_MAX,
         handshake_time_max: HANDSHAKE_TIME_MAX,
+        bytes_per_organization_max: UNFINISHED_BYTES_PER_NAME_MAX,
         ..AdmissionLimits::in_proportion(CONNECTIONS_MAX, 0, 1)
     }
 }

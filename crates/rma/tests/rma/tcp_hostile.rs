@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::rt::{self, production};
 use base::{Bytes, BytesMut};
 use rma::tcp::Tcp;
-use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, NodeId, Rights, Token};
+use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
 
 /// Generous: nothing is measured, a test that hangs is to fail.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -21,6 +21,7 @@ const READ: u8 = 1;
 const WRITE: u8 = 2;
 const WRITE_WITH_IMMEDIATE: u8 = 3;
 const COMPARE_SWAP: u8 = 4;
+const MESSAGE: u8 = 6;
 const CREDIT: u8 = 7;
 
 fn run<F: Future<Output = ()>>(test: F) {
@@ -304,6 +305,42 @@ fn a_name_that_takes_every_place_displaces_itself_alone() {
             (served, matches!(greedy[first].0.read(&mut byte), Ok(0) | Err(_)))
         });
         assert_eq!(outcome.await, (2, true));
+    });
+}
+
+/// The story: eight connections of one tenant, each with 64 MiB of a message that never ended, made a memory node half a
+/// gigabyte larger.
+#[test]
+fn unfinished_messages_of_a_name_stay_within_its_budget() {
+    const MIB: usize = 1 << 20;
+    run(async {
+        let host = host().await;
+        let begin = |name: &'static str| {
+            let address = host.address();
+            rt::blocking(move || {
+                let mut raw = Raw::connect(&address, name).expect("it listens");
+                let mut head = vec![MESSAGE, 0, 0, 0, 1, 0, 0, 0];
+                head.extend((100 * MIB as u64).to_le_bytes());
+                raw.send(&head);
+                let sent = raw.0.write_all(&vec![7; 80 * MIB]);
+                (raw, sent)
+            })
+        };
+        let (mut first, sent) = begin("greedy").await;
+        sent.expect("the budget covers one such message");
+        let at_host = host.accept().await.expect("it proved itself");
+        let (_second, sent) = begin("greedy").await;
+        sent.expect_err("the budget covers no second one");
+        drop(host.accept().await.expect("it proved itself"));
+        let other = connect(&host, "another").await;
+        let others = host.accept().await.expect("it proved itself");
+        let sent = other.send(&[Bytes::from(vec![8; 100 * MIB])]);
+        let received = others.receive().await.expect("another name has its own budget");
+        assert!(matches!(received, Incoming::Message(bytes) if bytes.len() == 100 * MIB));
+        sent.await.expect("it was taken");
+        rt::blocking(move || first.send(&vec![7; 20 * MIB])).await;
+        let received = at_host.receive().await.expect("the first connection is still there");
+        assert!(matches!(received, Incoming::Message(bytes) if bytes.len() == 100 * MIB));
     });
 }
 

@@ -164,7 +164,7 @@ impl Client {
                 Ok(true)
             }
             State::Message(assembly) => {
-                if !assembly.take(&mut input.buffer) {
+                if !assembly.take(&mut input.buffer)? {
                     return Ok(false);
                 }
                 if let State::Message(assembly) = std::mem::replace(&mut input.state, State::Header) {
@@ -187,7 +187,7 @@ impl Client {
             Kind::Message => {
                 self.peer.admit(length)?;
                 input.buffer.consume(HEADER_BYTES);
-                input.state = State::Message(Assembly::new(length));
+                input.state = State::Message(Assembly::new(length, None)?);
             }
             Kind::Credit => {
                 input.buffer.consume(HEADER_BYTES);
