@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::rt::WallTime;
+use base::rt::{self, WallTime};
 use base::{Bytes, ChannelId};
 use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
 use identity::{DenyList, Identity, MspManager, Policy};
@@ -150,6 +150,18 @@ impl Rules {
     /// [`identity::Error::Denied`].
     pub fn check_denied(&self, member: &Identity, now: WallTime) -> Result<(), identity::Error> {
         self.denied.check(member, now)
+    }
+
+    /// Completes when this node's operator denies a member, at once where he does already. A stream that is open ends by it.
+    pub async fn denied(&self, member: &Identity) {
+        // Subscribed before the check, so that a change between the two is not missed.
+        let mut changes = self.denied.changes();
+        while self.check_denied(member, rt::wall_now()).is_ok() {
+            if changes.changed().await.is_err() {
+                // The list cannot change any more.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Whose endorsements a contract needs; nothing where the channel has no such contract.

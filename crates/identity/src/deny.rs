@@ -5,7 +5,7 @@
 //! validation**: a block is judged the same at nodes with different lists.
 //!
 //! 1. [`DenyList`] is a handle; [`DenyList::of_process`] is the one that all who serve in a process share.
-//!    [`DenyList::replace`] puts other entries in; whoever asks next sees them.
+//!    [`DenyList::replace`] puts other entries in; whoever asks next sees them, and whoever waits ([`DenyList::changes`]) is told.
 //! 2. [`DenyList::check`] refuses an identity by its organisation and serial number or by its fingerprint,
 //!    [`DenyList::check_chain`] a chain of TLS certificates by fingerprints alone: a serial number says nothing without its issuer.
 //!
@@ -13,10 +13,12 @@
 //! shows. (An ECDSA signature has a second valid form that anybody can compute, and with it the same certificate another
 //! fingerprint.)
 
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::fmt;
+use std::sync::{Arc, LazyLock};
 
 use base::MspId;
 use base::rt::WallTime;
+use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
@@ -53,13 +55,26 @@ pub enum Denied {
 }
 
 /// A list, shared by all clones.
-#[derive(Clone, Default, Debug)]
-pub struct DenyList(Arc<RwLock<Arc<[Denial]>>>);
+#[derive(Clone)]
+pub struct DenyList(Arc<WatchSender<Arc<[Denial]>>>);
+
+impl Default for DenyList {
+    fn default() -> DenyList {
+        DenyList::new(Vec::new())
+    }
+}
+
+impl fmt::Debug for DenyList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DenyList").field(&self.entries()).finish()
+    }
+}
 
 impl DenyList {
     /// A list with these entries.
     pub fn new(denials: Vec<Denial>) -> DenyList {
-        DenyList(Arc::new(RwLock::new(denials.into())))
+        let (list, _) = watch(denials.into());
+        DenyList(Arc::new(list))
     }
 
     /// The list of this process, empty until somebody fills it: who serves here takes it for granted.
@@ -70,12 +85,17 @@ impl DenyList {
 
     /// Puts these entries in the place of all that there are.
     pub fn replace(&self, denials: Vec<Denial>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = denials.into();
+        self.0.send(denials.into());
     }
 
     /// Its entries.
     pub fn entries(&self) -> Arc<[Denial]> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.borrow().clone()
+    }
+
+    /// Tells of every change from now on, for one who goes on serving somebody.
+    pub fn changes(&self) -> WatchReceiver<Arc<[Denial]>> {
+        self.0.subscribe()
     }
 
     /// Refuses an identity that the list names.

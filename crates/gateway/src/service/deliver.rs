@@ -266,6 +266,7 @@ async fn answer(
         tokio::select! {
             biased;
             () = stop.stopped() => return Err(Ended::Stopping),
+            () = source.rules().denied(&identity) => return Ok(Answer::Forbidden),
             above = heights.wait_for(|height| *height > next) => {
                 if above.is_err() {
                     return Ok(Answer::ServiceUnavailable);

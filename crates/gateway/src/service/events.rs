@@ -8,6 +8,7 @@ use base::TxId;
 use bytes::Bytes;
 use chain::commit::recent::CommittedBlock;
 use chain::view::ChannelView;
+use identity::Identity;
 use proto::gateway::{ChaincodeEventsRequest, ChaincodeEventsResponse, SignedChaincodeEventsRequest};
 use proto::orderer::seek_position;
 use proto::protos::ChaincodeEvent;
@@ -33,12 +34,12 @@ pub(super) async fn serve(state: &Arc<PeerState>, call: Call) {
             let principal = principal(&identity);
             caller.authenticate(|| principal.clone());
             let place = state.places.enter_stream(&principal)?;
-            Ok((prepare(channel, request).await?, place))
+            Ok((prepare(channel, request).await?, identity, place))
         };
         match prepared.await {
-            Ok((mut stream, _place)) => {
+            Ok((mut stream, identity, _place)) => {
                 messages.release();
-                stream.run(state, responder).await
+                stream.run(state, &identity, responder).await
             }
             Err(status) => status,
         }
@@ -84,7 +85,8 @@ async fn prepare(channel: Arc<dyn ChannelView>, request: ChaincodeEventsRequest)
 }
 
 impl EventStream {
-    async fn run(&mut self, state: &PeerState, responder: &mut Responder) -> Status {
+    async fn run(&mut self, state: &PeerState, listener: &Identity, responder: &mut Responder) -> Status {
+        let channel = Arc::clone(&self.channel);
         if responder.start().is_err() {
             return Status::ok();
         }
@@ -94,6 +96,9 @@ impl EventStream {
             tokio::select! {
                 biased;
                 () = state.stop.stopped() => return stopping(),
+                () = channel.rules().denied(listener) => {
+                    return Status::new(Code::PermissionDenied, identity::Error::Denied.to_string());
+                }
                 above = committed.wait_for(|height| *height > next) => {
                     if above.is_err() {
                         return stopping();

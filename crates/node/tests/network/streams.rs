@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::common::{CHANNEL, TestNetwork, args, config};
 use base::Bytes;
 use gateway::client::{Client, Code, Connection, Form, Start, Status};
+use identity::deny::{Denial, Denied};
+use identity::issue::Terms;
+use identity::{DenyList, KeyKind};
 use prost::Message as _;
 use proto::common::{Envelope, Payload, Status as Answer};
 use proto::gateway::{
@@ -16,6 +19,9 @@ use proto::orderer::{SeekInfo, SeekPosition};
 use proto::protos::deliver_response::Type;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+
+/// Generous: nothing is measured, a test that hangs is to fail.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn create(client: &Client, id: &str) -> gateway::client::Committed {
     let committed = client.transact(CHANNEL, "events", "CreateAsset", &args(&[id, "blue", "5", "Ada", "300"])).await;
@@ -237,6 +243,52 @@ async fn blocks_are_waited_for_and_follow_one_another() {
     assert!(!header.data_hash.is_empty());
     let metadata = block.metadata.expect("metadata");
     assert_eq!(metadata.metadata[2][..], [0]);
+    network.stop().await;
+}
+
+/// The story: whoever had taken a key kept the streams that were open, and read every block and event until it hung up.
+#[tokio::test(flavor = "multi_thread")]
+async fn open_streams_end_when_their_certificate_is_denied() {
+    let network = TestNetwork::start(&config(1)).await;
+    let client = network.client(0).await;
+    let issuer = network.issuer(&Terms::starting_now(KeyKind::P256));
+    let stolen = issuer.issue(identity::Role::Client, "stolen").expect("it can be issued");
+    let thief = network.client_of(stolen.clone()).await;
+    let open = async |client: &Client| {
+        let events = client.chaincode_events(CHANNEL, "events", Start::NextCommit, None).await.expect("a stream");
+        let full = client.deliver(CHANNEL, Start::NextCommit, None, Form::Full).await.expect("a stream");
+        let filtered = client.deliver(CHANNEL, Start::NextCommit, None, Form::Filtered).await.expect("a stream");
+        (events, [full, filtered])
+    };
+    let (mut events, mut blocks) = open(&thief).await;
+    let (mut others_events, mut others_blocks) = open(&client).await;
+    create(&client, "a").await;
+    // What the streams wait for is the next block, which does not come.
+    assert!(events.next().await.expect("events").is_some());
+    for blocks in &mut blocks {
+        assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_) | Type::FilteredBlock(_)))));
+    }
+
+    let holder = Denied::Serial("Org1MSP".into(), stolen.certificate().serial().to_vec());
+    DenyList::of_process().replace(vec![Denial { holder, reason: "stolen".to_owned(), until: None }]);
+    let ended = tokio::time::timeout(PATIENCE, async {
+        assert_eq!(events.next().await.expect_err("denied").code, Code::PermissionDenied);
+        for blocks in &mut blocks {
+            assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::Forbidden as i32))));
+            assert_eq!(blocks.next().await, Ok(None));
+        }
+    });
+    ended.await.expect("the streams end");
+
+    let created = create(&client, "b").await;
+    for _ in ["a", "b"] {
+        let event = others_events.next().await.expect("events").expect("events");
+        assert!(event.block_number <= created.commit.block);
+        for blocks in &mut others_blocks {
+            assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_) | Type::FilteredBlock(_)))));
+        }
+    }
+    DenyList::of_process().replace(Vec::new());
     network.stop().await;
 }
 
