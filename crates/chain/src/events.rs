@@ -33,6 +33,8 @@ base::events! {
 
     /// Blocks that peers received and refused: wrong number, hash, signature or bytes.
     counter BlocksRefused("heddle_chain_blocks_refused_total");
+    /// Other organisations' peers whose commit hash of a block differs from that of this organisation's peer.
+    counter CommitHashesParted("heddle_chain_commit_hashes_parted_total");
     /// Connections that peers made to orderers.
     counter DeliverConnections("heddle_chain_deliver_connections_total");
     /// Blocks committed.

@@ -78,7 +78,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
 /// What a caller asks.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Request {
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub ask: Option<Ask>,
 }
 
@@ -101,6 +101,9 @@ pub enum Ask {
     Follow(BlockAt),
     #[prost(message, tag = "7")]
     Broadcast(Envelope),
+    /// The commit hash of this block, or of the newest one where that is older.
+    #[prost(message, tag = "8")]
+    Commit(BlockAt),
 }
 
 /// The first message of a link.
@@ -160,6 +163,17 @@ pub struct Answer {
 pub struct BlockAnswer {
     #[prost(bytes = "bytes", optional, tag = "1")]
     pub block: Option<Bytes>,
+}
+
+/// The answer to [`Ask::Commit`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CommitAnswer {
+    /// The block.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// Its commit hash; nothing where it has none, or is not one of the newest.
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub hash: Option<Bytes>,
 }
 
 /// The answer to [`Ask::Status`].

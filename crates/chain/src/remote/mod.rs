@@ -27,11 +27,13 @@
 //!   error that may be retried. A broadcast whose answer was lost is ambiguous; only [`RemoteOrderers`] repeats it.
 //! * A height that is shown was committed at the peer; it never goes back.
 //! * Who may ask what is decided by the link's authentication: each address answers the parties that it is for, and
-//!   [`Scope::Others`] may have proposals run, which carry signatures of their own, and nothing else. The caller in its turn
+//!   [`Scope::Others`] may have proposals run, which carry signatures of their own, and compare commit hashes ([`compare`]), and
+//!   nothing else. The caller in its turn
 //!   accepts the peer or orderer that it expects at an address, and nobody else.
 //! * All bytes may be hostile and decode into errors; requests, notices and waits are bounded.
 
 mod channel;
+pub mod compare;
 pub mod messages;
 mod orderer;
 mod peer;
@@ -40,6 +42,7 @@ mod serve;
 use std::time::Duration;
 
 pub use channel::RemoteChannel;
+pub use compare::Comparison;
 pub use orderer::{RemoteOrderer, RemoteOrderers, SUBMIT_MAX, serve_orderer};
 pub use peer::{RemotePeer, RemotePeerOptions};
 pub use serve::{Scope, serve_peer};

@@ -9,11 +9,11 @@ use base::rt::net::Parties;
 use base::rt::net::call::Caller;
 use base::rt::{self, Stop, net};
 use base::{Bytes, ErrorKind};
-use ledger::{Block, ChannelConfig};
+use ledger::{Block, ChannelConfig, Hash};
 use proto::protos::{ProposalResponse, Response};
 
 use super::channel::{Connection, RemoteChannel, call};
-use super::messages::{Answer, Ask, BlockAnswer, BlockAt, Hello, Notice, Welcome, decode};
+use super::messages::{Answer, Ask, BlockAnswer, BlockAt, CommitAnswer, Hello, Notice, Welcome, decode};
 use super::{BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, REQUESTS_MAX, VERSION};
 use crate::Error;
 use crate::access::{Definitions, Rules};
@@ -66,6 +66,24 @@ impl RemotePeer {
     /// Why the peer cannot be asked, if it cannot.
     pub fn problem(&self) -> Option<Error> {
         self.shared.connection.problem()
+    }
+
+    /// The commit hash of a block, or of the peer's newest one where that is older, with its number. Nothing where the peer does not
+    /// say: the block is not one of its newest, or the first.
+    ///
+    /// # Errors
+    /// If the peer cannot be asked, or answers what was not asked.
+    pub async fn commit_hash(&self, channel: &str, number: u64) -> Result<Option<(u64, Hash)>, Error> {
+        let connection = &self.shared.connection;
+        let answer = connection.ask(Ask::Commit(BlockAt { channel: channel.to_owned(), number })).await?;
+        let malformed = |error: &dyn std::fmt::Display| connection.malformed("a commit hash", error);
+        let answer: CommitAnswer = decode(answer).map_err(|error| malformed(&error))?;
+        let Some(hash) = answer.hash else { return Ok(None) };
+        let hash = Hash::try_from(&hash[..]).map_err(|error| malformed(&error))?;
+        match answer.number <= number {
+            true => Ok(Some((answer.number, hash))),
+            false => Err(malformed(&"it is of a later block than was asked for")),
+        }
     }
 
     async fn run(&self, ask: Ask) -> Result<Bytes, EndorseError> {

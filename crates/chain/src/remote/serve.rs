@@ -11,7 +11,8 @@ use futures_util::future::{Either, select};
 use prost::Message as _;
 
 use super::messages::{
-    Answer, Ask, BlockAnswer, BlockAt, Committed, Failure, Notice, Place, Request, StatusAnswer, Welcome, decode,
+    Answer, Ask, BlockAnswer, BlockAt, CommitAnswer, Committed, Failure, Notice, Place, Request, StatusAnswer, Welcome,
+    decode,
 };
 use super::{FOLLOW_BLOCKS_MAX, LINKS_MAX, REQUESTS_MAX, VERSION};
 use crate::Error;
@@ -23,7 +24,7 @@ use crate::view::{ChannelView, PeerView};
 pub enum Scope {
     /// Everything: a gateway of the same organisation.
     Own,
-    /// To have proposals run: gateways of other organisations.
+    /// To have proposals run, and to compare commit hashes: gateways of other organisations.
     Others,
 }
 
@@ -119,8 +120,22 @@ impl<P: PeerView + Endorse> Server<P> {
                 endorsed(self.peer.evaluate(proposal).await.map(|response| response.encode_to_vec()))
             }
             Ask::Broadcast(_) => Err(rejected("this is a peer; broadcasts go to orderers".to_owned())),
+            Ask::Commit(BlockAt { channel, number }) => {
+                let channel = self.channel(&channel)?;
+                let height = channel.height();
+                let number = number.min(height.saturating_sub(1));
+                // One of the newest is in memory.
+                let block = match number + FOLLOW_BLOCKS_MAX >= height {
+                    true => channel.committed_block(number).await.map_err(|error| refused(&error))?,
+                    false => None,
+                };
+                let hash = block.map(|block| block.block().metadata().commit_hash()).transpose();
+                let hash = hash.map_err(|error| refused(&error.into()))?.flatten();
+                Ok(body(&CommitAnswer { number, hash: hash.map(|hash| Bytes::copy_from_slice(&hash)) }))
+            }
             _ if self.scope == Scope::Others => {
-                Err(rejected("other organisations may have proposals run here, and nothing else".to_owned()))
+                let scope = "other organisations may have proposals run here, compare commit hashes, and nothing else";
+                Err(rejected(scope.to_owned()))
             }
             Ask::Block(BlockAt { channel, number }) => {
                 let block = self.channel(&channel)?.read_block(number).await.map_err(|error| refused(&error))?;

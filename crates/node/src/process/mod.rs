@@ -23,7 +23,9 @@ use base::{Bytes, MspId};
 use chain::BlockSources;
 use chain::endorse::Endorse;
 use chain::order::{Acknowledge, Broadcast, Engines, SoloEngines};
-use chain::remote::{RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer};
+use chain::remote::{
+    Comparison, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerOptions, Scope, serve_orderer, serve_peer,
+};
 use gateway::service::{Endorser, Intake, OrdererPort, OrderingNode};
 use identity::issue::{MspDirectory, TlsIdentity};
 use ledger::{Block, ChannelConfig};
@@ -581,13 +583,22 @@ impl Here<'_> {
         if peers.len() > 1 {
             peers.insert(0, remote("the organisation's peer".to_owned(), &section.compute, &own_nodes));
         }
-        let others = section.others.iter().map(|(msp_id, addresses)| Endorser {
-            msp_id: MspId::new(msp_id.as_str()),
-            address: addresses.join(" or ").into(),
-            endorse: endorse(&nodes(&format!("the peer of {msp_id}"), addresses, &Parties::of([msp_id]))),
-        });
-        // Several are one group, of which any may lead.
         let mut tasks = Vec::new();
+        let mut comparisons = Vec::new();
+        let others = section.others.iter().map(|(msp_id, addresses)| {
+            let nodes = nodes(&format!("the peer of {msp_id}"), addresses, &Parties::of([msp_id]));
+            comparisons.extend(nodes.iter().map(|node| Arc::new(Comparison::new(msp_id.as_str(), node.clone()))));
+            let address = addresses.join(" or ").into();
+            Endorser { msp_id: MspId::new(msp_id.as_str()), address, endorse: endorse(&nodes) }
+        });
+        let others: Vec<Endorser> = others.collect();
+        for comparison in &comparisons {
+            let (comparison, own, stop) = (comparison.clone(), peers[0].clone(), self.stop.clone());
+            tasks.push(self.services.watch("the comparison with another peer", async move {
+                stop.or_stopped(comparison.run(own)).await;
+            }));
+        }
+        // Several are one group, of which any may lead.
         let orders = Parties::of([&section.orderer_msp_id]);
         let broadcast: Arc<dyn Broadcast> = match &section.orderers[..] {
             [only] => Arc::new(RemoteOrderer::new(only.clone(), orders)),
@@ -617,7 +628,7 @@ impl Here<'_> {
                 address: address.as_str().into(),
                 endorse: endorses,
             },
-            others: others.collect(),
+            others,
             orderers: vec![orderer],
             intake: intake.clone(),
             listener,
@@ -628,6 +639,7 @@ impl Here<'_> {
         tasks.push(self.services.watch_task("the port of clients", serving));
         let part = peers[0].clone() as Arc<dyn metrics::Part>;
         let health = metrics::Health::new(vec![(self.file.name.clone(), part)], intake);
+        let health = health.with_notes(move || comparisons.iter().filter_map(|one| one.parted()).collect());
         Ok(Started { kind: Kind::Gateway(peers), tasks, health, address })
     }
 
