@@ -6,7 +6,7 @@ use base::Bytes;
 use base::fuzz::{Shape, Target, untrusted, within};
 use identity::issue::{Organization, Terms};
 use identity::policy::{self, ApplicationPolicy, SignaturePolicy};
-use identity::{Certificate, Msp, MspManager, Policy, Role};
+use identity::{Certificate, Claim, Msp, MspManager, Policy, Role, Verifier};
 use prost::Message;
 use proto::common::SignaturePolicyEnvelope;
 use proto::msp::{MspConfig, SerializedIdentity};
@@ -62,7 +62,7 @@ fn certificate_der(input: &[u8]) {
     let Ok(certificate) = untrusted(input, || Certificate::from_der(bytes)) else { return };
     assert_eq!(certificate.der()[..], *input, "a certificate has one encoding");
     // What signatures over it say does not matter; that they are looked at without a panic does.
-    let _ = certificate.key().verify(&[b"message"], b"signature");
+    let _ = Verifier::of_process().verify(&Claim::by_key(certificate.key(), b"message", b"signature"));
 }
 
 fn certificate_pem(input: &[u8]) {
@@ -183,5 +183,7 @@ fn signature(input: &[u8]) {
     static KEY: LazyLock<Certificate> =
         LazyLock::new(|| Certificate::from_pem(&pem_of(client().serialized())).expect("an issued certificate is read"));
     let key = KEY.key();
-    let _ = untrusted(input, || key.verify(&[b"message"], input));
+    let claim = Claim::by_key(key, b"message", input);
+    let by_library = untrusted(input, || Verifier::Library.verify(&claim));
+    assert_eq!(Verifier::Tables.verify(&claim), by_library);
 }

@@ -105,7 +105,7 @@ impl Prices {
 }
 
 /// Processor time of the calling thread.
-fn thread_us() -> f64 {
+pub(crate) fn thread_us() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }

@@ -25,6 +25,7 @@ pub mod random;
 pub mod report;
 pub mod rma;
 pub mod sift;
+pub mod signatures;
 pub mod state;
 pub mod tally;
 pub mod under_attack;

@@ -19,7 +19,7 @@ use crate::tally::VALID;
 
 mod pairs;
 
-pub use pairs::{Baseline, Pairs};
+pub use pairs::{Baseline, LibraryBound, Pairs};
 
 /// What was measured, and how.
 #[derive(Clone, Debug, Serialize)]
@@ -111,10 +111,14 @@ impl Report {
         (server_cpu_us + client_cpu_us) as f64 / elapsed.as_micros() as f64
     }
 
+    /// The median latency, in milliseconds.
+    pub fn p50_ms(&self) -> f64 {
+        self.measurement.tally.latency.quantile_us(0.5) as f64 / 1e3
+    }
+
     /// The median latency over its floor, where that was measured.
     pub fn p50_over_floor(&self) -> Option<f64> {
-        let median = self.measurement.tally.latency.quantile_us(0.5) as f64 / 1e3;
-        self.latency.map(|prices| median / prices.floor_ms())
+        self.latency.map(|prices| self.p50_ms() / prices.floor_ms())
     }
 
     /// What ratios of this report alone are held against.

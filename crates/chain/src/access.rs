@@ -9,7 +9,7 @@ use std::sync::Arc;
 use base::rt::{self, WallTime};
 use base::{Bytes, ChannelId};
 use identity::policy::{ApplicationPolicy, SignatureSet, SignedData, channel_reference};
-use identity::{DenyList, Identity, MspManager, Policy};
+use identity::{DenyList, Identity, MspManager, Policy, Verifier};
 use ledger::hash::sha256;
 use ledger::transaction::Action;
 use ledger::{ChannelConfig, Hash};
@@ -64,6 +64,7 @@ pub struct Rules {
     endorsement: BTreeMap<String, Policy>,
     digest: Hash,
     denied: DenyList,
+    verifier: Verifier,
 }
 
 impl Rules {
@@ -91,6 +92,7 @@ impl Rules {
             endorsement,
             digest: sha256(&stated),
             denied: DenyList::of_process(),
+            verifier: Verifier::of_process(),
         })
     }
 
@@ -98,6 +100,17 @@ impl Rules {
     #[must_use]
     pub fn denying(self, denied: DenyList) -> Rules {
         Rules { denied, ..self }
+    }
+
+    /// The same rules where signatures are verified otherwise than in the rest of the process. No verdict depends on it.
+    #[must_use]
+    pub fn verified_by(self, verifier: Verifier) -> Rules {
+        Rules { verifier, ..self }
+    }
+
+    /// How signatures that decide validity are verified.
+    pub fn verifier(&self) -> Verifier {
+        self.verifier
     }
 
     /// The configuration behind the rules.

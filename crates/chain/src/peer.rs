@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 use async_trait::async_trait;
 use base::{BlockNumber, Bytes, TxId};
 use contract::Registry;
-use identity::Signer;
+use identity::{Signer, Verifier};
 use ledger::{Block, ChannelConfig};
 use proto::protos::{ProposalResponse, Response};
 use state::UpdateBatch;
@@ -25,6 +25,8 @@ use crate::{Error, commit, endorse};
 pub struct Settings {
     pub endorse: endorse::Settings,
     pub commit: commit::pipeline::Settings,
+    /// How signatures that decide validity are verified; nothing: as in the rest of the process.
+    pub verifier: Option<Verifier>,
 }
 
 /// What a peer is made of.
@@ -168,7 +170,8 @@ impl Peer {
             .ok_or_else(|| Error::Stored { block: 0, reason: "the ledger has no genesis block".to_owned() })?;
         let genesis = Block::parse(&genesis)?;
         let config = Arc::new(ChannelConfig::from_block(&genesis)?);
-        let rules = Arc::new(Rules::new(config, self.options.definitions.clone())?);
+        let rules = Rules::new(config, self.options.definitions.clone())?;
+        let rules = Arc::new(rules.verified_by(self.options.settings.verifier.unwrap_or_else(Verifier::of_process)));
         let name = rules.channel().to_string();
         if state.height() == 0 {
             // The configuration is read from the block itself; the genesis block writes nothing to the state.

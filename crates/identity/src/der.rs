@@ -123,6 +123,11 @@ impl<'a> EcdsaSignature<'a> {
         (rest.is_empty() && body.is_empty()).then_some(EcdsaSignature { r, s })
     }
 
+    /// r and s in 32 bytes each, or nothing when one is longer.
+    pub(crate) fn words(&self) -> Option<p256_verify::Signature> {
+        Some(p256_verify::Signature { r: Order::<32>::widen(self.r)?, s: Order::<32>::widen(self.s)? })
+    }
+
     /// Whether s is at most half the group's order.
     pub(crate) fn is_low(&self, curve: Curve) -> bool {
         curve.is_low(self.s)

@@ -6,6 +6,11 @@ use base::{ErrorKind, MspId};
 #[derive(thiserror::Error, Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
+    /// Known answers of P-256 were not found again.
+    #[error(
+        "this build or this machine does not compute P-256 as it should ({0}): set [crypto] verify = \"library\", and report the processor"
+    )]
+    WrongAnswers(String),
     /// The bytes are not a `SerializedIdentity`, or are larger than any we accept.
     #[error("malformed identity: {0}")]
     MalformedIdentity(&'static str),

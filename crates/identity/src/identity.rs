@@ -8,6 +8,7 @@ use crate::certificate::{Certificate, CertificateId};
 use crate::error::Error;
 use crate::key::KeyKind;
 use crate::principal::{Principal, Role, Roles};
+use crate::verifier::{Claim, Verifier};
 
 /// A holder of a certificate that chains to its organisation and that the organisation has not taken back.
 ///
@@ -71,15 +72,7 @@ impl Identity {
     /// # Errors
     /// [`Error::MalformedSignature`], [`Error::HighS`] or [`Error::WrongSignature`].
     pub fn verify(&self, message: &[u8], signature: &[u8]) -> Result<(), Error> {
-        self.certificate.key().verify(&[message], signature)
-    }
-
-    /// Checks the holder's signature over the message that these slices make end to end.
-    ///
-    /// # Errors
-    /// As [`Identity::verify`].
-    pub fn verify_parts(&self, message: &[&[u8]], signature: &[u8]) -> Result<(), Error> {
-        self.certificate.key().verify(message, signature)
+        Verifier::of_process().verify(&Claim::new(self, message, signature))
     }
 
     /// End of validity, in seconds since the Unix epoch.

@@ -7,7 +7,7 @@
 //! Certificates are the exception: their signatures follow X.509, with the hash their algorithm identifier names, and a
 //! high S in them is tolerated, because authorities outside this system made them.
 //!
-//! A public key is parsed once and kept parsed; verification with it takes no lock and is safe on many threads.
+//! A public key is parsed once and kept parsed. How messages' signatures are verified is [`crate::verifier`]'s matter.
 
 use aws_lc_rs::digest::{self, Digest};
 use aws_lc_rs::signature::{
@@ -21,6 +21,7 @@ use crate::digest::Sha256;
 use crate::error::Error;
 use crate::event;
 use crate::memo;
+use crate::verifier::TabledKey;
 
 /// The kinds of key that identities may hold.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -34,7 +35,7 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    fn curve(self) -> Option<Curve> {
+    pub(crate) fn curve(self) -> Option<Curve> {
         match self {
             KeyKind::P256 => Some(Curve::P256),
             KeyKind::P384 => Some(Curve::P384),
@@ -87,6 +88,8 @@ impl CertificateSignature {
 pub struct PublicKey {
     kind: KeyKind,
     parsed: ParsedPublicKey,
+    /// Of keys on P-256.
+    tabled: Option<TabledKey>,
 }
 
 impl PublicKey {
@@ -98,7 +101,8 @@ impl PublicKey {
             return Err(malformed());
         }
         let parsed = ParsedPublicKey::new(kind.message_algorithm(), point).map_err(|_| malformed())?;
-        Ok(PublicKey { kind, parsed })
+        let tabled = if kind == KeyKind::P256 { TabledKey::new(point) } else { None };
+        Ok(PublicKey { kind, parsed, tabled })
     }
 
     /// The kind of key.
@@ -111,29 +115,19 @@ impl PublicKey {
         self.parsed.as_ref()
     }
 
-    /// Checks a signature over the message that these slices make end to end.
-    ///
-    /// # Errors
-    /// [`Error::MalformedSignature`], [`Error::HighS`] or [`Error::WrongSignature`].
-    pub fn verify(&self, message: &[&[u8]], signature: &[u8]) -> Result<(), Error> {
-        event::SignatureVerified.add(1);
-        if let Some(curve) = self.kind.curve() {
-            let parsed = EcdsaSignature::parse(signature).ok_or(Error::MalformedSignature)?;
-            if !parsed.is_low(curve) {
-                return Err(Error::HighS);
-            }
-        }
-        let check = || match (self.kind, message) {
-            (_, [whole]) => self.parsed.verify_sig(whole, signature),
-            (KeyKind::P256 | KeyKind::P384, parts) => {
-                let mut hasher = Sha256::new();
-                parts.iter().for_each(|part| hasher.update(part));
-                self.parsed.verify_digest_sig(&hasher.finish_digest(), signature)
-            }
-            (KeyKind::Ed25519, parts) => self.parsed.verify_sig(&parts.concat(), signature),
-        };
-        let is_right = memo::verdict(0, self.as_bytes(), message, signature, || check().is_ok());
-        is_right.then_some(()).ok_or(Error::WrongSignature)
+    /// The key as [`Verifier::Tables`](crate::Verifier::Tables) uses it.
+    pub(crate) fn tabled(&self) -> Option<&TabledKey> {
+        self.tabled.as_ref()
+    }
+
+    /// Whether the library finds a signature of this message right.
+    pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.parsed.verify_sig(message, signature).is_ok()
+    }
+
+    /// Whether the library finds a signature of a message with this digest right.
+    pub(crate) fn verifies_digest(&self, digest: &Digest, signature: &[u8]) -> bool {
+        self.parsed.verify_digest_sig(digest, signature).is_ok()
     }
 
     /// Checks the signature of a certificate or of a revocation list that this key's owner issued.
@@ -144,7 +138,7 @@ impl PublicKey {
         signature: &[u8],
     ) -> Result<(), Error> {
         use CertificateSignature as By;
-        let scheme = 1 + algorithm as u8;
+        let scheme = memo::SCHEME_CERTIFICATE + algorithm as u8;
         let algorithm: &'static dyn VerificationAlgorithm = match (self.kind, algorithm) {
             (KeyKind::P256, By::EcdsaSha256) => &signature::ECDSA_P256_SHA256_ASN1,
             (KeyKind::P256, By::EcdsaSha384) => &signature::ECDSA_P256_SHA384_ASN1,
@@ -304,8 +298,18 @@ fn ecdsa(pair: &EcdsaKeyPair, curve: Curve, digest: &Digest) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verifier::{Claim, Verifier};
 
     const KINDS: [KeyKind; 3] = [KeyKind::P256, KeyKind::P384, KeyKind::Ed25519];
+
+    fn verify(key: &PublicKey, parts: &[&[u8]], signature: &[u8]) -> Result<(), Error> {
+        let mut message: [&[u8]; 3] = [&[]; 3];
+        message[..parts.len()].copy_from_slice(parts);
+        let claim = Claim { key, message, signature };
+        let by_library = Verifier::Library.verify(&claim);
+        assert_eq!(Verifier::Tables.verify(&claim), by_library);
+        by_library
+    }
 
     fn pair(kind: KeyKind) -> (PrivateKey, PublicKey) {
         let private = PrivateKey::generate(kind).expect("generated");
@@ -320,9 +324,9 @@ mod tests {
             for round in 0..16u8 {
                 let message = [round; 100];
                 let signature = private.sign(&[&message[..40], &message[40..]]);
-                assert_eq!(public.verify(&[&message], &signature), Ok(()), "{kind:?}");
-                assert_eq!(public.verify(&[&message[..1], b"", &message[1..]], &signature), Ok(()), "{kind:?}");
-                assert_eq!(public.verify(&[&message[1..]], &signature), Err(Error::WrongSignature), "{kind:?}");
+                assert_eq!(verify(&public, &[&message], &signature), Ok(()), "{kind:?}");
+                assert_eq!(verify(&public, &[&message[..1], b"", &message[1..]], &signature), Ok(()), "{kind:?}");
+                assert_eq!(verify(&public, &[&message[1..]], &signature), Err(Error::WrongSignature), "{kind:?}");
             }
         }
     }
@@ -333,7 +337,7 @@ mod tests {
             let (private, public) = pair(kind);
             let low = private.sign(&[b"message"]);
             let high = EcdsaSignature::parse(&low).and_then(|s| s.flipped(curve)).expect("in range");
-            assert_eq!(public.verify(&[b"message"], &high), Err(Error::HighS));
+            assert_eq!(verify(&public, &[b"message"], &high), Err(Error::HighS));
             // It is a mathematically good signature all the same: a certificate signed so is taken.
             let issued = private.sign_issued(b"certificate");
             let high = EcdsaSignature::parse(&issued).and_then(|s| s.flipped(curve)).expect("in range");
@@ -361,7 +365,7 @@ mod tests {
             let (private, public) = pair(kind);
             let again = PrivateKey::from_der(&private.to_pkcs8().expect("exported")).expect("read back");
             assert_eq!(again.kind(), kind);
-            assert_eq!(public.verify(&[b"m"], &again.sign(&[b"m"])), Ok(()));
+            assert_eq!(verify(&public, &[b"m"], &again.sign(&[b"m"])), Ok(()));
         }
     }
 

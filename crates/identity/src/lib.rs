@@ -1,6 +1,7 @@
 //! Who may act in a channel, and how they prove it.
 //!
 //! * [`signer`]: one's own certificate and key; signs as Fabric's clients and nodes do.
+//! * [`verifier`]: how signatures are verified, alone and together.
 //! * [`certificate`], [`key`], [`digest`]: X.509 certificates, public keys, SHA-256.
 //! * [`msp`]: an organisation's rules: authorities, revocations, organisational units, administrators.
 //! * [`revocation`]: which certificates of TLS an organisation took back.
@@ -32,6 +33,7 @@ pub mod policy;
 pub mod principal;
 pub mod revocation;
 pub mod signer;
+pub mod verifier;
 
 pub use certificate::{Certificate, CertificateId};
 pub use deny::DenyList;
@@ -47,6 +49,7 @@ pub use policy::{Policy, PolicyTree, SignatureSet, SignedData};
 pub use principal::{Principal, Role};
 pub use revocation::Revocations;
 pub use signer::Signer;
+pub use verifier::{Claim, Verifier};
 
 // What is shared between tasks may be shared, and a set of signatures may move to another task between evaluations.
 const _: () = {

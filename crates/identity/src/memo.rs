@@ -14,6 +14,12 @@ use crate::digest::{Hash, Sha256};
 /// Verdicts that are kept; then all are forgotten and remembering begins anew.
 const VERDICTS_MAX: usize = 1 << 14;
 
+/// Checks that may say different things of the same bytes.
+pub const SCHEME_MESSAGE: u8 = 0;
+pub const SCHEME_MESSAGE_BY_TABLES: u8 = 1;
+/// The first of those of certificates, by their algorithm.
+pub const SCHEME_CERTIFICATE: u8 = 2;
+
 thread_local! {
     static VERDICTS: RefCell<Map<Hash, bool>> = RefCell::new(Map::default());
 }

@@ -53,6 +53,8 @@ pub struct Config {
     pub pool: Pool,
     /// Bounds on what clients can start.
     pub limits: Limits,
+    /// How signatures are verified.
+    pub crypto: Crypto,
 }
 
 /// The channel and who takes part in it.
@@ -161,6 +163,7 @@ impl Default for Config {
             ordering: Ordering::default(),
             pool: Pool::default(),
             limits: Limits::default(),
+            crypto: Crypto::default(),
         }
     }
 }
@@ -225,6 +228,55 @@ impl Default for Limits {
             connections_per_address: 128,
             message_bytes: 100 << 20,
         }
+    }
+}
+
+/// How signatures are verified. Each process has its own; no verdict depends on it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Crypto {
+    /// How signatures on P-256 are.
+    pub verify: Verify,
+    /// Bytes of memory that the tables of keys may take, in each process.
+    pub tables_bytes: usize,
+}
+
+/// How signatures on P-256 are verified.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// With tables of each key's multiples.
+    #[default]
+    Tables,
+    /// By the library alone.
+    Library,
+}
+
+impl Default for Crypto {
+    fn default() -> Crypto {
+        Crypto { verify: Verify::Tables, tables_bytes: identity::verifier::BUDGET_BYTES_DEFAULT }
+    }
+}
+
+impl Crypto {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Crypto::default()
+    }
+
+    /// Has this process verify so, once known answers were found again.
+    ///
+    /// # Errors
+    /// They were not.
+    pub fn use_in_process(&self) -> Result<(), identity::Error> {
+        let verifier = match self.verify {
+            Verify::Tables => identity::Verifier::Tables,
+            Verify::Library => identity::Verifier::Library,
+        };
+        verifier.set_of_process()?;
+        if verifier == identity::Verifier::Tables {
+            identity::verifier::set_budget(self.tables_bytes);
+        }
+        Ok(())
     }
 }
 

@@ -505,6 +505,7 @@ impl Planner<'_> {
             name: process.name.clone(),
             role: process.role,
             log: config.log.clone(),
+            crypto: config.crypto.clone(),
             metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
             // On one machine nobody is between the processes.
             tcp_tls: matches!(self.placement, Placement::Hosts { .. }).then_some(config.pool.tls),

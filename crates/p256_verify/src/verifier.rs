@@ -190,6 +190,11 @@ impl Verifier {
         self.machine.path()
     }
 
+    /// Bytes of memory that the table of any key takes.
+    pub fn table_bytes(&self) -> usize {
+        self.table(&PublicKey::GENERATOR).bytes()
+    }
+
     /// Builds a key's table.
     pub fn table(&self, key: &PublicKey) -> Table {
         self.tables(std::slice::from_ref(key)).pop().expect("one for each key")

@@ -1,7 +1,7 @@
 //! Measurements of two networks in turn: the one that was asked for, and what it is compared with.
 //!
 //! Beside the monolithic form the median of the ratios counts. Beside an older build, where the difference looked for is
-//! smaller than that between two runs, and beside blocks that limits alone cut, it is the mean with its interval, and a bound
+//! smaller than that between two runs, and beside the same network with other settings, it is the mean with its interval, and a bound
 //! holds unless the whole interval lies beyond it.
 
 use serde_json::{Map, Value, json};
@@ -19,6 +19,17 @@ pub enum Baseline {
     Before(Bound),
     /// The same network, whose orderers cut blocks at the channel's limits alone; the bound is for throughput.
     Timer(Option<Bound>),
+    /// The same network, where the library verifies every signature.
+    Library(Option<LibraryBound>),
+}
+
+/// What is asked of a network beside one where the library verifies every signature.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum LibraryBound {
+    /// Of throughput.
+    Tps(Bound),
+    /// Of the median latency.
+    P50(Bound),
 }
 
 impl Baseline {
@@ -28,6 +39,7 @@ impl Baseline {
             Baseline::Monolithic(_) => "monolithic",
             Baseline::Before(_) => "before",
             Baseline::Timer(_) => "timer",
+            Baseline::Library(_) => "library",
         }
     }
 
@@ -36,10 +48,19 @@ impl Baseline {
         !matches!(self, Baseline::Monolithic(_))
     }
 
+    /// Of processor time beside the monolithic form, otherwise of throughput.
     fn bound(self) -> Option<Bound> {
         match self {
-            Baseline::Before(bound) => Some(bound),
+            Baseline::Before(bound) | Baseline::Library(Some(LibraryBound::Tps(bound))) => Some(bound),
             Baseline::Monolithic(bound) | Baseline::Timer(bound) => bound,
+            Baseline::Library(_) => None,
+        }
+    }
+
+    fn p50_bound(self) -> Option<Bound> {
+        match self {
+            Baseline::Library(Some(LibraryBound::P50(bound))) => Some(bound),
+            _ => None,
         }
     }
 }
@@ -53,6 +74,8 @@ pub struct Pairs {
     cpu: Vec<f64>,
     /// The same of throughput.
     tps: Vec<f64>,
+    /// The same of the median latency.
+    p50: Vec<f64>,
 }
 
 impl Pairs {
@@ -65,9 +88,10 @@ impl Pairs {
         let (cpu, tps): (Vec<f64>, Vec<f64>) =
             pairs.iter().map(|(asked, compared)| (cpu_ratio(asked, compared), tps_ratio(asked, compared))).unzip();
         let decisive = if baseline.compares_throughput() { &tps } else { &cpu };
+        let p50 = pairs.iter().map(|(asked, compared)| asked.p50_ms() / compared.p50_ms()).collect();
         let middle = order(decisive)[pairs.len() / 2];
         let (asked, compared) = pairs.into_iter().nth(middle).expect("there is a pair");
-        (asked, Pairs { baseline, compared, cpu, tps })
+        (asked, Pairs { baseline, compared, cpu, tps, p50 })
     }
 
     /// One pair in a line, to be shown as soon as it is measured.
@@ -101,6 +125,10 @@ impl Pairs {
             let bound = bound.map_or_else(String::new, |bound| verdict(bound, tps.may_keep(bound)));
             table.row(&format!("  tps_over_{name}"), format!("{}{bound}", interval_text(&tps, self.tps.len())));
             table.row(&format!("  cpu_over_{name}"), interval_text(&cpu, self.cpu.len()));
+            let p50 = Interval::of_ratios(&self.p50);
+            let bound = self.baseline.p50_bound();
+            let bound = bound.map_or_else(String::new, |bound| verdict(bound, p50.may_keep(bound)));
+            table.row(&format!("  p50_over_{name}"), format!("{}{bound}", interval_text(&p50, self.p50.len())));
         } else {
             let ratio = median(&self.cpu);
             let ratios: Vec<String> = self.cpu.iter().map(|ratio| format!("{ratio:.3}")).collect();
@@ -117,18 +145,23 @@ impl Pairs {
         json["rows"].as_array_mut().expect("a report has rows").push(row);
         let (name, bound) = (self.baseline.name(), self.baseline.bound());
         let bounded = if self.baseline.compares_throughput() {
-            let (tps, cpu) = (format!("tps_over_{name}"), format!("cpu_over_{name}"));
+            let [tps, cpu, p50] = ["tps", "cpu", "p50"].map(|what| format!("{what}_over_{name}"));
             let mut intervals = Map::new();
-            for (ratio, values) in [(&tps, &self.tps), (&cpu, &self.cpu)] {
+            for (ratio, values) in [(&tps, &self.tps), (&cpu, &self.cpu), (&p50, &self.p50)] {
                 let interval = Interval::of_ratios(values);
                 json["ratios"][ratio] = rounded(interval.mean).into();
                 let ends = interval.ends.map(|(low, high)| json!([rounded(low), rounded(high)]));
                 intervals.insert(ratio.clone(), ends.unwrap_or(Value::Null));
             }
             json["intervals"] = intervals.into();
-            let pairs = self.tps.iter().zip(&self.cpu);
-            json["pairs"] =
-                pairs.map(|(of_tps, of_cpu)| json!({ &tps: rounded(*of_tps), &cpu: rounded(*of_cpu) })).collect();
+            let ratios = [(&tps, &self.tps), (&cpu, &self.cpu), (&p50, &self.p50)];
+            let pair = |number: usize| -> Map<String, Value> {
+                ratios.iter().map(|(name, values)| ((*name).clone(), rounded(values[number]).into())).collect()
+            };
+            json["pairs"] = (0..self.tps.len()).map(|number| Value::from(pair(number))).collect();
+            if let Some(bound) = self.baseline.p50_bound() {
+                json["bounds"][&p50] = bound.text().into();
+            }
             tps
         } else {
             let ratio = format!("server_cpu_over_{name}");

@@ -130,7 +130,7 @@ fn pairs_beside_an_older_build_show_the_mean_ratios_with_their_intervals() {
     pairs.add_to(&mut json);
     assert_eq!(json["ratios"]["tps_over_before"], 1.0);
     assert_eq!(json["ratios"]["cpu_over_before"], 1.0);
-    assert_eq!(json["pairs"][1], json!({ "tps_over_before": 1.25, "cpu_over_before": 1.0 }));
+    assert_eq!(json["pairs"][1], json!({ "tps_over_before": 1.25, "cpu_over_before": 1.0, "p50_over_before": 1.0 }));
     let low = json["intervals"]["tps_over_before"][0].as_f64().expect("a number");
     assert!((0.5..0.6).contains(&low), "ln 1.25 × 4.303 / √3 below one: {low}");
     assert_eq!(json["bounds"]["tps_over_before"], "at least 0.98");

@@ -256,7 +256,7 @@ fn examine_chunks(block: &Block, ledger: &Ledger) -> Vec<AbortOnDrop<Vec<Examine
         let chunk = async move {
             let envelopes = (start..end).map(|index| block.envelope(index));
             let Some(place) = place else {
-                return envelopes.map(|envelope| examine(&envelope, &rules)).collect();
+                return examine(envelopes, &rules);
             };
             let (envelopes, block) = (envelopes.collect(), block.number().get());
             let chunk = Chunk { rules: *rules.digest(), block, first: start as u32, envelopes };

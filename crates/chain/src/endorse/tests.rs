@@ -129,7 +129,7 @@ fn an_endorsement_covers_what_fabric_covers() {
         let members = net.consortium.organizations[0].membership().expect("in order");
         let endorser = members.identify(&endorsement.endorser).expect("a member");
         let signed = [response.payload.as_ref(), endorsement.endorser.as_ref()];
-        endorser.verify_parts(&signed, &endorsement.signature).expect("it signed payload and identity");
+        endorser.verify(&signed.concat(), &endorsement.signature).expect("it signed payload and identity");
 
         let (payload, action) = action(&response);
         let Signed { header, payload: proposed, .. } = &proposal;
@@ -305,7 +305,7 @@ fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() 
         peer.evaluate(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
         let refused = order().expect_err("denied");
         assert_eq!(refused.status(), proto::common::Status::Forbidden);
-        let examined = crate::validate::examine::examine(&envelope, rules);
+        let examined = crate::validate::examine::examine_one(&envelope, rules);
         assert!(examined.form.is_valid() && examined.endorsement.is_valid(), "validation never looks at the list");
 
         DenyList::of_process().replace(Vec::new());

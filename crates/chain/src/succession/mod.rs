@@ -47,7 +47,7 @@ use base::rt::net::Parties;
 use base::rt::{self, AbortOnDrop, Stop, Task};
 use base::{Bytes, Epoch, ErrorKind};
 use contract::Registry;
-use identity::Signer;
+use identity::{Signer, Verifier};
 use ledger::{Block, ChannelConfig};
 use proto::protos::{ProposalResponse, Response};
 use state::disaggregated::memory::{LentMemory, Memory, MemoryError};
@@ -225,7 +225,8 @@ impl ComputeNode {
         // Settings may be those of several nodes.
         options.settings.commit.borrowing.counts = Arc::default();
         let config = Arc::new(ChannelConfig::from_block(&options.genesis)?);
-        let rules = Arc::new(Rules::new(config, options.definitions.clone())?);
+        let rules = Rules::new(config, options.definitions.clone())?;
+        let rules = Arc::new(rules.verified_by(options.settings.verifier.unwrap_or_else(Verifier::of_process)));
         let present = Arc::new(Present::default());
         let endorser = Endorser::new(
             options.signer.clone(),

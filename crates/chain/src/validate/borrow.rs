@@ -205,7 +205,7 @@ impl Borrowing {
             Some(examined) => examined,
             None => {
                 events::TransactionsNotBorrowed.add(chunk.envelopes.len() as u64);
-                chunk.envelopes.iter().map(|envelope| examine(envelope, rules)).collect()
+                examine(chunk.envelopes.iter().cloned(), rules)
             }
         }
     }
@@ -221,19 +221,23 @@ impl Borrowing {
         rules: &Rules,
     ) -> Option<Vec<Examined>> {
         let chosen = rt::random_below(words.len().max(1) as u64);
-        let mut doubted = 0;
-        let mut all = Vec::with_capacity(words.len());
-        for ((envelope, word), index) in chunk.envelopes.iter().zip(words).zip(0..) {
+        let mut is_doubted = |(index, word): (u64, &Word)| {
             let by_chance = index == chosen || rt::random_below(u64::from(self.spot_check_one_in.max(1))) == 0;
-            let is_doubted = (word != Word::Sound || by_chance) && !rt::fault_point("chain.borrow.mutant.believed");
-            if !is_doubted {
+            (*word != Word::Sound || by_chance) && !rt::fault_point("chain.borrow.mutant.believed")
+        };
+        let doubted: Vec<bool> = (0..).zip(&words).map(&mut is_doubted).collect();
+        let of_doubted = chunk.envelopes.iter().zip(&doubted).filter(|(_, doubted)| **doubted);
+        let mut examined_here = examine(of_doubted.map(|(envelope, _)| envelope.clone()), rules).into_iter();
+        let mut all = Vec::with_capacity(words.len());
+        for (((envelope, word), doubted), index) in chunk.envelopes.iter().zip(words).zip(&doubted).zip(0..) {
+            if !doubted {
                 all.push(examine_with(envelope, rules, word));
                 continue;
             }
-            let examined = examine(envelope, rules);
+            let examined = examined_here.next().expect("all that are doubted were examined");
             let found = examined.word();
             if found != word {
-                let (block, place) = (chunk.block, u64::from(chunk.first) + index);
+                let (block, place): (u64, u64) = (chunk.block, u64::from(chunk.first) + index);
                 tracing::error!(
                     reader = &**reader, block, place, said = ?word, ?found,
                     "another compute node of this peer lied about the signatures of a transaction; it is asked nothing more until \
@@ -243,9 +247,9 @@ impl Borrowing {
                 self.counts.shun(reader);
                 return None;
             }
-            doubted += 1;
             all.push(examined);
         }
+        let doubted = doubted.iter().filter(|doubted| **doubted).count() as u64;
         let borrowed = all.len() as u64 - doubted;
         self.counts.borrowed.fetch_add(borrowed, Ordering::Relaxed);
         events::TransactionsBorrowed.add(borrowed);
@@ -403,7 +407,8 @@ impl Helper for Lender {
         if rt::fault_point("chain.borrow.late") {
             rt::sleep(BORROWED_MAX.mul_f64(3.0 * rt::random_below(1000) as f64 / 1000.0)).await;
         }
-        let words: Vec<Word> = chunk.envelopes.iter().map(|envelope| examine(envelope, &self.rules).word()).collect();
+        let examined = examine(chunk.envelopes.iter().cloned(), &self.rules);
+        let words: Vec<Word> = examined.iter().map(Examined::word).collect();
         let count = words.len() as u64;
         let mut answer = Words { rules: *self.rules.digest(), block: chunk.block, first: chunk.first, words };
         // What a simulation has a reader be: one of another configuration, one that answers for another block, one that lies.

@@ -3,8 +3,12 @@
 //! The duplicate check stands in the middle of Fabric's order but needs the chain, so a transaction gets two verdicts
 //! here: one of the steps before that check and one of the steps after it.
 
+use std::cell::Cell;
+use std::sync::Arc;
+
 use base::{Bytes, Set, TxId};
-use identity::SignatureSet;
+use identity::policy::SignedData;
+use identity::{Claim, Identity, SignatureSet};
 use ledger::transaction::{Action, Invalid, Outcome, Transaction};
 use ledger::wire::{Fields, Span};
 
@@ -29,11 +33,8 @@ pub struct Examined {
     pub outcome: Option<Outcome>,
 }
 
-impl Examined {
-    fn of_form(tx_id: Option<TxId>, kind: i32, form: Code) -> Examined {
-        Examined { tx_id, kind, form, endorsement: form, set: ReadWriteSet::default(), outcome: None }
-    }
-}
+/// Endorsements of one transaction that are verified before a policy asks for them.
+const ENDORSEMENTS_AHEAD_MAX: usize = 8;
 
 /// How far the signatures of a transaction carry it, by the word of another compute node of the same peer
 /// ([`super::borrow`]).
@@ -59,88 +60,251 @@ impl Examined {
     }
 }
 
-/// Examines one envelope of a block. A pure function of its arguments; costs the signatures it verifies.
-pub fn examine(envelope: &Bytes, rules: &Rules) -> Examined {
-    examine_by(envelope, rules, None)
+/// Examines envelopes of a block. A pure function of its arguments; costs the signatures that it verifies, and those are verified
+/// together where that is cheaper.
+pub fn examine(envelopes: impl IntoIterator<Item = Bytes>, rules: &Rules) -> Vec<Examined> {
+    examine_as(envelopes, rules, rules.verifier().pays_in_company())
 }
 
-/// As [`examine`], with somebody's word for the signatures, who has examined the same envelope by the same rules.
+/// As [`examine`], where the caller says whether signatures are verified together, before a rule asks for them.
+pub(super) fn examine_as(
+    envelopes: impl IntoIterator<Item = Bytes>,
+    rules: &Rules,
+    is_together: bool,
+) -> Vec<Examined> {
+    let drafts: Vec<Draft> = envelopes.into_iter().map(|envelope| Draft::read(&envelope, rules)).collect();
+    let signed: Vec<Signed<'_>> = drafts.iter().map(|draft| draft.signed(rules)).collect();
+    if is_together {
+        let claims: Vec<Claim<'_>> = signed.iter().flat_map(Signed::claims).collect();
+        let mut verdicts = rules.verifier().verify_together(&claims).into_iter();
+        signed.iter().for_each(|signed| signed.settle(&mut verdicts));
+    }
+    let codes: Vec<Codes> =
+        drafts.iter().zip(&signed).map(|(draft, signed)| draft.judge(&Vouched::Here(signed), rules)).collect();
+    drop(signed);
+    drafts.into_iter().zip(codes).map(|(draft, codes)| draft.examined(codes)).collect()
+}
+
+/// As [`examine`], of one envelope.
+#[cfg(test)]
+pub fn examine_one(envelope: &Bytes, rules: &Rules) -> Examined {
+    examine([envelope.clone()], rules).remove(0)
+}
+
+/// As [`examine`], of one envelope, with somebody's word for its signatures, who has examined it by the same rules.
 pub fn examine_with(envelope: &Bytes, rules: &Rules, word: Word) -> Examined {
-    examine_by(envelope, rules, Some(word))
+    let draft = Draft::read(envelope, rules);
+    let codes = draft.judge(&Vouched::Elsewhere(word), rules);
+    draft.examined(codes)
 }
 
-fn examine_by(envelope: &Bytes, rules: &Rules, word: Option<Word>) -> Examined {
-    let transaction = match Transaction::parse(envelope) {
-        Ok(transaction) => transaction,
-        Err(invalid) => {
-            let (tx_id, kind) = claimed(envelope);
-            return Examined::of_form(tx_id, kind, code(&invalid));
-        }
-    };
-    let header = transaction.header();
-    let tx_id = Some(header.to_tx_id()).filter(|tx_id| !tx_id.is_empty());
-    let kind = header.kind();
-    let action = match check_form(&transaction, rules, word) {
-        Ok(action) => action,
-        Err(code) => {
-            // Filtered blocks name the event of invalid transactions too, as far as it can be read.
-            let outcome = transaction.action().and_then(|action| action.outcome(header)).ok();
-            return Examined { outcome, ..Examined::of_form(tx_id, kind, code) };
-        }
-    };
-    let mut examined = Examined {
-        tx_id,
-        kind,
-        form: Code::VALID,
-        endorsement: Code::VALID,
-        set: ReadWriteSet::default(),
-        outcome: None,
-    };
-    match action.outcome(header) {
-        Ok(outcome) => {
-            match check_endorsement(&transaction, &action, &outcome, rules, word) {
-                Ok(set) => examined.set = set,
-                Err(code) => examined.endorsement = code,
+/// The verdicts of steps 1 to 6 and of steps 8 to 10.
+#[derive(Clone, Copy)]
+struct Codes {
+    form: Code,
+    endorsement: Code,
+}
+
+impl Codes {
+    /// The second verdict is not asked for where the first is not good.
+    fn of_form(form: Code) -> Codes {
+        Codes { form, endorsement: form }
+    }
+}
+
+/// Who has verified the signatures of a transaction.
+enum Vouched<'a> {
+    Here(&'a Signed<'a>),
+    Elsewhere(Word),
+}
+
+/// What an envelope says, before any signature of it is verified.
+struct Draft {
+    tx_id: Option<TxId>,
+    kind: i32,
+    /// The verdict of step 1.
+    transaction: Result<Transaction, Code>,
+    /// The verdict of steps 3 to 6. It counts if the creator has signed.
+    form: Result<(), Code>,
+    outcome: Option<Outcome>,
+    /// The verdict of steps 8 and 9, but for namespaces that are not known. It counts if the form is right.
+    content: Result<ReadWriteSet, Code>,
+    endorsements: Vec<SignedData>,
+}
+
+impl Draft {
+    fn read(envelope: &Bytes, rules: &Rules) -> Draft {
+        let transaction = match Transaction::parse(envelope) {
+            Ok(transaction) => transaction,
+            Err(invalid) => {
+                let code = code(&invalid);
+                let (tx_id, kind) = claimed(envelope);
+                let transaction = Err(code);
+                return Draft {
+                    tx_id,
+                    kind,
+                    transaction,
+                    form: Err(code),
+                    outcome: None,
+                    content: Err(code),
+                    endorsements: Vec::new(),
+                };
             }
-            examined.outcome = Some(outcome);
+        };
+        let header = transaction.header();
+        let action = transaction.action();
+        // Filtered blocks name the event of invalid transactions too, as far as it can be read.
+        let outcome = action.clone().and_then(|action| action.outcome(header));
+        let form = check_form(&transaction, &action, rules);
+        let content = match &outcome {
+            Ok(outcome) => check_content(&transaction, outcome),
+            Err(invalid) => Err(code(invalid)),
+        };
+        let endorsements = match (&action, form, &content) {
+            (Ok(action), Ok(()), Ok(_)) => endorsements(action),
+            _ => Vec::new(),
+        };
+        Draft {
+            tx_id: Some(header.to_tx_id()).filter(|tx_id| !tx_id.is_empty()),
+            kind: header.kind(),
+            form,
+            outcome: outcome.ok(),
+            content,
+            endorsements,
+            transaction: Ok(transaction),
         }
-        Err(invalid) => examined.endorsement = code(&invalid),
     }
-    examined
+
+    /// Who signed it, as far as they are members.
+    fn signed(&self, rules: &Rules) -> Signed<'_> {
+        let creator = self.transaction.as_ref().ok().and_then(|transaction| {
+            let identity = rules.identify(&transaction.header().creator()).ok()?;
+            Some(Creator { identity, transaction, is_good: Cell::new(None) })
+        });
+        // Nobody asks for the endorsements of somebody who is no member.
+        let endorsements = if creator.is_some() { &self.endorsements[..] } else { &[] };
+        Signed { creator, endorsers: SignatureSet::verified_by(rules.verifier(), endorsements, rules.members()).ok() }
+    }
+
+    fn judge(&self, vouched: &Vouched<'_>, rules: &Rules) -> Codes {
+        if let Err(code) = self.transaction {
+            return Codes::of_form(code);
+        }
+        let is_signed = match vouched {
+            Vouched::Here(signed) => signed.creator.as_ref().is_some_and(|creator| creator.is_good(rules)),
+            Vouched::Elsewhere(word) => *word != Word::Unsigned,
+        };
+        if !is_signed {
+            return Codes::of_form(Code::BAD_CREATOR_SIGNATURE);
+        }
+        match self.form {
+            Ok(()) => {
+                let endorsement = self.check_endorsements(vouched, rules).err().unwrap_or(Code::VALID);
+                Codes { form: Code::VALID, endorsement }
+            }
+            Err(code) => Codes::of_form(code),
+        }
+    }
+
+    /// Steps 8 to 10. Each signature is verified once, whatever the number of policies.
+    fn check_endorsements(&self, vouched: &Vouched<'_>, rules: &Rules) -> Result<(), Code> {
+        let set = self.content.as_ref().map_err(|code| *code)?;
+        let satisfied = |policy| match vouched {
+            Vouched::Here(signed) => signed.endorsers.as_ref().is_some_and(|endorsers| satisfies(policy, endorsers)),
+            Vouched::Elsewhere(word) => *word == Word::Sound,
+        };
+        let is_unendorsed = match vouched {
+            Vouched::Here(signed) => signed.endorsers.is_none(),
+            Vouched::Elsewhere(word) => *word == Word::Unendorsed,
+        };
+        if is_unendorsed {
+            return Err(Code::ENDORSEMENT_POLICY_FAILURE);
+        }
+        let chaincode = self.outcome.as_ref().and_then(Outcome::chaincode).ok_or(Code::INVALID_CHAINCODE)?;
+        let policy = rules.endorsement_policy(chaincode.name).ok_or(Code::INVALID_CHAINCODE)?;
+        if !satisfied(policy) {
+            return Err(Code::ENDORSEMENT_POLICY_FAILURE);
+        }
+        for namespace in &set.namespaces {
+            let name = set.name(namespace);
+            if !namespace.writes_anything() || name == chaincode.name {
+                continue;
+            }
+            let policy = rules.endorsement_policy(name).ok_or(Code::INVALID_CHAINCODE)?;
+            if !satisfied(policy) {
+                return Err(Code::ENDORSEMENT_POLICY_FAILURE);
+            }
+        }
+        Ok(())
+    }
+
+    fn examined(self, Codes { form, endorsement }: Codes) -> Examined {
+        let Draft { tx_id, kind, outcome, content, .. } = self;
+        let set = content.ok().filter(|_| endorsement == Code::VALID).unwrap_or_default();
+        Examined { tx_id, kind, form, endorsement, set, outcome }
+    }
 }
 
-/// Steps 2 to 6.
-fn check_form(transaction: &Transaction, rules: &Rules, word: Option<Word>) -> Result<Action, Code> {
-    let header = transaction.header();
-    match word {
-        None => {
-            let creator = rules.identify(&header.creator()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
-            creator.verify(transaction.payload(), transaction.signature()).map_err(|_| Code::BAD_CREATOR_SIGNATURE)?;
-        }
-        Some(Word::Unsigned) => return Err(Code::BAD_CREATOR_SIGNATURE),
-        Some(Word::Unendorsed | Word::Sound) => {}
+/// The signatures of a draft, each verified at most once.
+struct Signed<'a> {
+    /// Nothing where the creator is no member.
+    creator: Option<Creator<'a>>,
+    /// Nothing where there are too many.
+    endorsers: Option<SignatureSet<'a>>,
+}
+
+struct Creator<'a> {
+    identity: Arc<Identity>,
+    transaction: &'a Transaction,
+    is_good: Cell<Option<bool>>,
+}
+
+impl Signed<'_> {
+    /// What is worth verifying together with that of other transactions. Endorsements beyond the usual number are verified if a policy
+    /// asks for them: a client may send hundreds.
+    fn claims(&self) -> impl Iterator<Item = Claim<'_>> {
+        let creator = self.creator.iter().map(Creator::claim);
+        creator.chain(self.endorsers.iter().flat_map(|endorsers| endorsers.claims().take(ENDORSEMENTS_AHEAD_MAX)))
     }
+
+    /// Takes the verdicts on the claims, in their order.
+    fn settle(&self, verdicts: &mut impl Iterator<Item = bool>) {
+        if let Some(creator) = &self.creator {
+            creator.is_good.set(verdicts.next());
+        }
+        if let Some(endorsers) = &self.endorsers {
+            endorsers.settle(verdicts.by_ref().take(endorsers.claims().take(ENDORSEMENTS_AHEAD_MAX).count()));
+        }
+    }
+}
+
+impl Creator<'_> {
+    fn claim(&self) -> Claim<'_> {
+        Claim::new(&self.identity, self.transaction.payload(), self.transaction.signature())
+    }
+
+    fn is_good(&self, rules: &Rules) -> bool {
+        self.is_good.get().unwrap_or_else(|| rules.verifier().verify(&self.claim()).is_ok())
+    }
+}
+
+/// Steps 3 to 6.
+fn check_form(transaction: &Transaction, action: &Result<Action, Invalid>, rules: &Rules) -> Result<(), Code> {
+    let header = transaction.header();
     transaction.check_type().map_err(|invalid| code(&invalid))?;
     if transaction.is_config() {
         // Reconfiguration is not offered; orderers refuse it, and a block that holds one all the same changes nothing.
         return Err(Code::INVALID_CONFIG_TRANSACTION);
     }
     header.check_tx_id().map_err(|invalid| code(&invalid))?;
-    let action = transaction.action().map_err(|invalid| code(&invalid))?;
-    header.check_channel(rules.channel()).map_err(|invalid| code(&invalid))?;
-    Ok(action)
+    action.as_ref().map_err(code)?;
+    header.check_channel(rules.channel()).map_err(|invalid| code(&invalid))
 }
 
-/// Steps 8 to 10.
-fn check_endorsement(
-    transaction: &Transaction,
-    action: &Action,
-    outcome: &Outcome,
-    rules: &Rules,
-    word: Option<Word>,
-) -> Result<ReadWriteSet, Code> {
+/// Steps 8 and 9, but for namespaces that are not known.
+fn check_content(transaction: &Transaction, outcome: &Outcome) -> Result<ReadWriteSet, Code> {
     let set = ReadWriteSet::decode(outcome.results()).map_err(|_| Code::BAD_RWSET)?;
-    let chaincode = outcome.check(transaction.header()).map_err(|invalid| code(&invalid))?;
+    outcome.check(transaction.header()).map_err(|invalid| code(&invalid))?;
 
     // A set without entries has no memory yet: the usual one namespace costs nothing.
     let mut names = Set::default();
@@ -153,35 +317,7 @@ fn check_endorsement(
             return Err(Code::ILLEGAL_WRITESET);
         }
     }
-    if !set.has_sound_keys() {
-        return Err(Code::INVALID_WRITESET);
-    }
-
-    // Each signature is verified once, whatever the number of policies, and none for which somebody gives his word.
-    let endorsements = word.is_none().then(|| endorsements(action));
-    let signatures = match (&endorsements, word) {
-        (_, Some(Word::Unendorsed)) => return Err(Code::ENDORSEMENT_POLICY_FAILURE),
-        (Some(endorsements), _) => {
-            Some(SignatureSet::new(endorsements, rules.members()).map_err(|_| Code::ENDORSEMENT_POLICY_FAILURE)?)
-        }
-        (None, _) => None,
-    };
-    let satisfied = |policy| signatures.as_ref().is_none_or(|signatures| satisfies(policy, signatures));
-    let policy = rules.endorsement_policy(chaincode.name).ok_or(Code::INVALID_CHAINCODE)?;
-    if !satisfied(policy) {
-        return Err(Code::ENDORSEMENT_POLICY_FAILURE);
-    }
-    for namespace in &set.namespaces {
-        let name = set.name(namespace);
-        if !namespace.writes_anything() || name == chaincode.name {
-            continue;
-        }
-        let policy = rules.endorsement_policy(name).ok_or(Code::INVALID_CHAINCODE)?;
-        if !satisfied(policy) {
-            return Err(Code::ENDORSEMENT_POLICY_FAILURE);
-        }
-    }
-    Ok(set)
+    if set.has_sound_keys() { Ok(set) } else { Err(Code::INVALID_WRITESET) }
 }
 
 fn code(invalid: &Invalid) -> Code {

@@ -27,6 +27,7 @@ Examples:
   heddle bench smallbank --pairs 5       what pooled memory and storage cost over the monolithic form
   heddle bench smallbank --before ./heddle-1.2      what changed since an older build
   heddle bench smallbank --clients 50 --timer       what cutting blocks early is worth
+  heddle bench smallbank --library       what verifying signatures by tables is worth
   heddle bench smallbank --clients 1     the latency of one commit beside the fsyncs and round trips that it needs
 
 {AFTER}"))]
@@ -234,6 +235,18 @@ instruction, verbs over tcp beside a request and a reply of the same sizes over 
 whose ends wait in the same way; batches of both alternate. The ratios at the end are held
 against their bounds. docs/formats/bench.md explains the JSON.")]
     Rma(Rma),
+    /// Verification of P-256 signatures by tables of keys, beside the library
+    #[command(after_help = "\
+Examples:
+  heddle bench signatures
+  heddle bench signatures --keys 3000          tables that no cache holds
+  heddle bench signatures --json signatures.json --plot signatures.svg
+
+No network is started. All ways take turns on one thread; times are processor time, in
+microseconds a signature, and the ratios at the end are held against their bounds. On a
+processor without AVX-512 IFMA it measures what that has. docs/formats/bench.md explains the
+JSON.")]
+    Signatures(Signatures),
     /// FlexChain, figure 5 (b): throughput over remote memory, storage reads delayed as a disk's
     #[command(
         name = "flexchain-fig5b",
@@ -380,6 +393,22 @@ pub struct UnderAttack {
     pub attacks: Option<PathBuf>,
     #[command(flatten)]
     pub common: Common,
+}
+
+/// Verification of signatures.
+#[derive(Args, Debug, Clone)]
+pub struct Signatures {
+    /// Keys that sign, at random; each has a table of 256 KiB
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3_000))]
+    pub keys: u64,
+    /// Rounds, in each of which every way verifies all signatures
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=9_999))]
+    pub rounds: u64,
+    /// Chooses the signers
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
 }
 
 /// Verbs of remote memory.
@@ -604,7 +633,7 @@ pub struct Run {
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
-    /// Measure so many pairs: beside the monolithic form, --before [default: 20] or --timer [default: 3]
+    /// Measure so many pairs: beside the monolithic form, --before [20], --timer [3] or --library [5]
     #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
           value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: Option<u64>,
@@ -614,6 +643,9 @@ pub struct Run {
     /// Measure the same network in turn with ordering.cut = "limits": blocks cut at the channel's limits
     #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before"])]
     pub timer: bool,
+    /// Measure the same network in turn with crypto.verify = "library": every signature verified by the library
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep", "before", "timer"])]
+    pub library: bool,
     /// Run the network without TLS
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub no_tls: bool,

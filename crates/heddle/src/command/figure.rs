@@ -6,7 +6,7 @@ use base::rt::Stop;
 use bench::figure::Figure;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::bench::{FigureOutput, Ordering, Provider, Rma, State, StatePart};
+use crate::cli::bench::{FigureOutput, Ordering, Provider, Rma, Signatures, State, StatePart};
 use crate::failure::Failure;
 use crate::output;
 
@@ -48,6 +48,18 @@ pub async fn rma(arguments: &Rma, stop: &Stop) -> Result<(), Failure> {
     };
     let progress = Progress::new();
     let figure = bench::rma::run(&options, stop, &|part| progress.tell(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.output)
+}
+
+pub fn signatures(arguments: &Signatures, stop: &Stop) -> Result<(), Failure> {
+    let options = bench::signatures::Options {
+        keys: usize::try_from(arguments.keys).expect("at most 3,000, says the command line"),
+        rounds: usize::try_from(arguments.rounds).expect("at most 9,999, says the command line"),
+        seed: arguments.seed,
+    };
+    let progress = Progress::new();
+    let figure = bench::signatures::run(&options, stop, &|part| progress.tell(part));
     drop(progress);
     show(&figure?, &arguments.output)
 }

@@ -182,6 +182,7 @@ fn run(arguments: &Fig7, monolithic: bool) -> Run {
         pairs: None,
         before: None,
         timer: false,
+        library: false,
         no_tls: false,
         connect: None,
         no_load: false,

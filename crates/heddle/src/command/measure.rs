@@ -29,14 +29,14 @@ use bench::network::{Gateway, Network, Wait};
 use bench::plot;
 use bench::process::{self, Usage};
 use bench::progress::Terminal;
-use bench::report::{Baseline, Pairs, Report, Settings};
+use bench::report::{Baseline, LibraryBound, Pairs, Report, Settings};
 use bench::sift::costs::Part;
 use bench::workload::Workload;
 use bench::workload::kmeans::KMeans;
 use bench::workload::smallbank::SmallBank;
 use bench::workload::ycsb::Ycsb;
 use node::Endpoints;
-use node::config::{Config, Cut};
+use node::config::{Config, Cut, Verify};
 
 use crate::cli::bench::{
     Bench, KMeans as KMeansArguments, Run, SmallBank as SmallBankArguments, WaitFor, Ycsb as YcsbArguments,
@@ -61,6 +61,14 @@ const PAIRS_TIMER: u64 = 3;
 /// What throughput of so many clients has to be at least over that with blocks that limits alone cut.
 const TPS_OVER_TIMER_MIN: f64 = 3.0;
 const TIMER_CLIENTS: u64 = 50;
+/// Pairs that are measured beside the library.
+const PAIRS_LIBRARY: u64 = 5;
+/// What throughput of so many clients has to be at least over that where the library verifies every signature, ...
+const TPS_OVER_LIBRARY_MIN: f64 = 1.6;
+const LIBRARY_CLIENTS: u64 = 400;
+/// ... and what the median latency of so few may be.
+const P50_OVER_LIBRARY_MAX: f64 = 1.0;
+const LIBRARY_CLIENTS_FEW: u64 = 8;
 
 pub async fn run(bench: &Bench) -> Result<(), Failure> {
     let stop = Stop::new();
@@ -91,6 +99,7 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::SiftFig12(arguments) => super::sift::fig12(arguments, &stop).await,
         Bench::SiftTable2(arguments) => super::sift::costs(Part::Table2, arguments, &stop).await,
         Bench::SiftProcess => Ok(bench::sift::processes::serve().await?),
+        Bench::Signatures(arguments) => super::figure::signatures(arguments, &stop),
         Bench::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         Bench::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         Bench::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,
@@ -103,7 +112,12 @@ pub async fn run(bench: &Bench) -> Result<(), Failure> {
 }
 
 async fn measure_network(run: &Run, workload: Arc<dyn Workload>, stop: &Stop) -> Result<(), Failure> {
-    let pairs = run.pairs.or(run.before.is_some().then_some(PAIRS_BEFORE)).or(run.timer.then_some(PAIRS_TIMER));
+    let by_default = [
+        run.before.is_some().then_some(PAIRS_BEFORE),
+        run.timer.then_some(PAIRS_TIMER),
+        run.library.then_some(PAIRS_LIBRARY),
+    ];
+    let pairs = run.pairs.or_else(|| by_default.into_iter().flatten().next());
     let (report, pairs) = match (&run.connect, pairs) {
         (Some(dir), _) => {
             let endpoints = instance::expect_running(dir)?;
@@ -135,22 +149,22 @@ struct Side<'a> {
     /// Another build of this program.
     program: Option<&'a Path>,
     /// Another setting than the run's.
-    cut: Option<Cut>,
+    change: Option<fn(&mut Config)>,
 }
 
 impl<'a> Side<'a> {
     fn asked(run: &'a Run) -> Side<'a> {
-        Side { run, program: None, cut: None }
+        Side { run, program: None, change: None }
     }
 
     async fn start(&self, stop: &Stop) -> Result<OwnNetwork, Failure> {
-        let Some(cut) = self.cut else { return OwnNetwork::start(self.run, self.program, stop).await };
+        let Some(change) = self.change else { return OwnNetwork::start(self.run, self.program, stop).await };
         let failed = |error: std::io::Error| Failure::new(format!("the settings of the other network: {error}"));
         let mut config = match &self.run.config {
             Some(path) => Config::load(path).map_err(|error| Failure::new(error.to_string()))?,
             None => Config::default(),
         };
-        config.ordering.cut = cut;
+        change(&mut config);
         // It is read by the time the network is ready.
         let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
         file.write_all(config.to_text().as_bytes()).map_err(failed)?;
@@ -188,7 +202,14 @@ async fn measure_pairs(
     } else if run.timer {
         // The one bound that is asked for is that of so many clients.
         let bound = (run.clients == TIMER_CLIENTS).then_some(Bound::AtLeast(TPS_OVER_TIMER_MIN));
-        (Baseline::Timer(bound), Side { cut: Some(Cut::Limits), ..asked })
+        (Baseline::Timer(bound), Side { change: Some(|config| config.ordering.cut = Cut::Limits), ..asked })
+    } else if run.library {
+        let bound = match run.clients {
+            LIBRARY_CLIENTS => Some(LibraryBound::Tps(Bound::AtLeast(TPS_OVER_LIBRARY_MIN))),
+            LIBRARY_CLIENTS_FEW => Some(LibraryBound::P50(Bound::AtMost(P50_OVER_LIBRARY_MAX))),
+            _ => None,
+        };
+        (Baseline::Library(bound), Side { change: Some(|config| config.crypto.verify = Verify::Library), ..asked })
     } else {
         // The one bound that is asked for is that of one process.
         let bound = (!run.isolate).then_some(Bound::AtMost(SERVER_CPU_OVER_MONOLITHIC_MAX));

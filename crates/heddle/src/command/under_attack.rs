@@ -159,6 +159,7 @@ impl Measured<'_> {
             pairs: None,
             before: None,
             timer: false,
+            library: false,
             no_tls: false,
             connect: None,
             no_load: is_loaded,

@@ -10,19 +10,15 @@ use crate::error::Error;
 use crate::identity::Identity;
 use crate::manager::MspManager;
 use crate::principal::Principal;
+use crate::verifier::{Claim, Verifier};
 
 /// The bytes that a signature covers: up to three slices laid end to end, so that nobody has to copy them together.
 #[derive(Clone, Default, Debug)]
 pub struct Message([Bytes; 3]);
 
 impl Message {
-    fn verify(&self, identity: &Identity, signature: &[u8]) -> Result<(), Error> {
-        let [first, second, third] = &self.0;
-        match (second.is_empty(), third.is_empty()) {
-            (true, true) => identity.verify(first, signature),
-            (_, true) => identity.verify_parts(&[first, second], signature),
-            _ => identity.verify_parts(&[first, second, third], signature),
-        }
+    fn parts(&self) -> [&[u8]; 3] {
+        self.0.each_ref().map(|part| &part[..])
     }
 }
 
@@ -59,6 +55,7 @@ pub struct SignedData {
 #[derive(Debug)]
 pub struct SignatureSet<'a> {
     entries: Vec<Entry<'a>>,
+    verifier: Verifier,
 }
 
 #[derive(Debug)]
@@ -66,6 +63,9 @@ struct Entry<'a> {
     identity: Arc<Identity>,
     /// What to verify; nothing when the caller vouches for it.
     signed: Option<&'a SignedData>,
+    /// What somebody has found who verified it together with others. It counts once it is asked for: a holder counts by his first
+    /// signature that was *asked for* and good, and which those are must not depend on who verifies ahead.
+    ahead: Cell<Option<bool>>,
     verdict: Cell<Verdict>,
 }
 
@@ -82,12 +82,24 @@ impl<'a> SignatureSet<'a> {
     /// # Errors
     /// [`Error::TooManySignatures`].
     pub fn new(signatures: &'a [SignedData], members: &MspManager) -> Result<SignatureSet<'a>, Error> {
+        SignatureSet::verified_by(Verifier::of_process(), signatures, members)
+    }
+
+    /// As [`SignatureSet::new`], where another verifier than this process's is to be asked.
+    ///
+    /// # Errors
+    /// [`Error::TooManySignatures`].
+    pub fn verified_by(
+        verifier: Verifier,
+        signatures: &'a [SignedData],
+        members: &MspManager,
+    ) -> Result<SignatureSet<'a>, Error> {
         check_count(signatures.len())?;
         let entries = signatures.iter().filter_map(|signed| {
             let identity = members.identify(&signed.identity).ok()?;
-            Some(Entry { identity, signed: Some(signed), verdict: Cell::new(Verdict::Unknown) })
+            Some(Entry { identity, signed: Some(signed), ahead: Cell::new(None), verdict: Cell::new(Verdict::Unknown) })
         });
-        Ok(SignatureSet { entries: entries.collect() })
+        Ok(SignatureSet { entries: entries.collect(), verifier })
     }
 
     /// Takes signers whose signatures the caller has verified.
@@ -99,9 +111,10 @@ impl<'a> SignatureSet<'a> {
         let entries = signers.iter().map(|identity| Entry {
             identity: identity.clone(),
             signed: None,
+            ahead: Cell::new(None),
             verdict: Cell::new(Verdict::Good),
         });
-        Ok(SignatureSet { entries: entries.collect() })
+        Ok(SignatureSet { entries: entries.collect(), verifier: Verifier::of_process() })
     }
 
     /// Marks the first unused good signer that satisfies `principal` as used; false when there is none.
@@ -114,12 +127,25 @@ impl<'a> SignatureSet<'a> {
             if used.contains(position) || !entry.identity.satisfies(principal) || self.counted_before(position) {
                 continue;
             }
-            if entry.is_good() {
+            if entry.is_good(self.verifier) {
                 used.insert(position);
                 return true;
             }
         }
         false
+    }
+
+    /// The signatures that have not been verified, for whoever verifies them together with others.
+    pub fn claims(&self) -> impl Iterator<Item = Claim<'_>> {
+        self.entries.iter().filter_map(Entry::claim)
+    }
+
+    /// Takes verdicts on the first of [`SignatureSet::claims`], in their order.
+    pub fn settle(&self, verdicts: impl IntoIterator<Item = bool>) {
+        let unverified = self.entries.iter().filter(|entry| entry.claim().is_some());
+        for (entry, is_good) in unverified.zip(verdicts) {
+            entry.ahead.set(Some(is_good));
+        }
     }
 
     /// How many signatures have been verified so far.
@@ -136,10 +162,17 @@ impl<'a> SignatureSet<'a> {
 }
 
 impl Entry<'_> {
-    fn is_good(&self) -> bool {
-        if let (Verdict::Unknown, Some(signed)) = (self.verdict.get(), self.signed) {
-            let verified = signed.data.verify(&self.identity, &signed.signature);
-            self.verdict.set(if verified.is_ok() { Verdict::Good } else { Verdict::Wrong });
+    /// What there is to verify, unless that was done.
+    fn claim(&self) -> Option<Claim<'_>> {
+        let is_open = self.verdict.get() == Verdict::Unknown && self.ahead.get().is_none();
+        let signed = self.signed.filter(|_| is_open)?;
+        Some(Claim::in_parts(&self.identity, signed.data.parts(), &signed.signature))
+    }
+
+    fn is_good(&self, verifier: Verifier) -> bool {
+        if self.verdict.get() == Verdict::Unknown {
+            let found = self.ahead.get().or_else(|| self.claim().map(|claim| verifier.verify(&claim).is_ok()));
+            self.verdict.set(if found == Some(true) { Verdict::Good } else { Verdict::Wrong });
         }
         self.verdict.get() == Verdict::Good
     }

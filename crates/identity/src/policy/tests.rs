@@ -14,6 +14,7 @@ use super::*;
 use crate::issue::{Organization, Terms};
 use crate::principal::{Principal, Role};
 use crate::signer::Signer;
+use crate::verifier::Verifier;
 
 const MESSAGE: &[u8] = b"what all of them sign";
 
@@ -145,6 +146,23 @@ fn a_signature_is_verified_only_when_wanted_and_once() {
     assert_eq!(set.verified(), 1);
     assert_eq!(policy("AND('B.peer', 'C.peer')").evaluate(&set), Ok(()));
     assert_eq!(set.verified(), 2);
+}
+
+/// Who counts must not depend on which signatures somebody has verified before they were asked for.
+#[test]
+fn what_was_verified_ahead_counts_once_it_is_asked_for() {
+    let signatures = signed("A.peer0 B.peer0! C.peer0 D.peer0");
+    let set = SignatureSet::new(&signatures, &world().members).expect("few");
+    let ahead: Vec<bool> = set.claims().map(|claim| Verifier::Library.verify(&claim).is_ok()).collect();
+    assert_eq!(ahead, [true, false, true, true]);
+    set.settle(ahead.into_iter().take(3));
+    assert_eq!(set.verified(), 0);
+    assert_eq!(set.claims().count(), 1, "the fourth is still open");
+    assert_eq!(policy("OR('C.peer', 'D.peer')").evaluate(&set), Ok(()));
+    assert_eq!(set.verified(), 1);
+    assert_eq!(policy("AND('A.peer', 'D.peer')").evaluate(&set), Ok(()));
+    assert_eq!(policy("'B.peer'").evaluate(&set), Err(Error::PolicyUnsatisfied));
+    assert_eq!(set.verified(), 4);
 }
 
 #[test]

@@ -54,6 +54,9 @@ pub enum NodeError {
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Signatures cannot be verified as the configuration says.
+    #[error(transparent)]
+    Crypto(identity::Error),
     /// There is a network in the directory.
     #[error("{} holds a network already; run it, or choose another directory", .0.display())]
     Exists(PathBuf),
@@ -201,6 +204,7 @@ impl NodeError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             NodeError::Config(error) => error.kind(),
+            NodeError::Crypto(error) => error.kind(),
             NodeError::Exists(_)
             | NodeError::Absent(_)
             | NodeError::UnknownContract { .. }

@@ -73,6 +73,7 @@ pub struct Running {
 
 pub(super) async fn start(network: Network) -> Result<Running, NodeError> {
     let config = network.config.clone();
+    config.crypto.use_in_process().map_err(NodeError::Crypto)?;
     let (orderer_listener, gateway_listeners, metrics_listener) = bind_all(&config).await?;
     let tls = |identity: &TlsIdentity| config.tls.then(|| identity.clone());
     let mut endpoints = Vec::new();

@@ -18,7 +18,7 @@ use chain::succession::NODES_MAX;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::config::{Config, ConfigError, Contracts, Cut, Limits, SAVEPOINT_BLOCKS_MAX, pool};
+use crate::config::{Config, ConfigError, Contracts, Crypto, Cut, Limits, SAVEPOINT_BLOCKS_MAX, pool};
 
 /// The file's name.
 pub const FILE: &str = "node.toml";
@@ -103,6 +103,9 @@ pub struct NodeFile {
     pub role: ProcessRole,
     /// Which log lines are written, to standard error.
     pub log: String,
+    /// How signatures are verified.
+    #[serde(default, skip_serializing_if = "Crypto::is_default")]
+    pub crypto: Crypto,
     /// Where metrics and health are served over HTTP; port 0 takes any free one.
     pub metrics: SocketAddr,
     /// Whether what leaves this process at `tcp:` addresses is mutual TLS, the same at all processes of a network. Where

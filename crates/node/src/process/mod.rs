@@ -120,6 +120,7 @@ impl Process {
     async fn start_role(role: ProcessRole, path: &Path) -> Result<Process, NodeError> {
         let file = NodeFile::load(role, path)?;
         crate::logging::start(&file.log)?;
+        file.crypto.use_in_process().map_err(NodeError::Crypto)?;
         let folder = std::path::absolute(path).map_err(NodeError::file("finding", path))?;
         let folder = folder.parent().map(Path::to_path_buf).unwrap_or_default();
         let listener = ports::bind(file.metrics, "metrics").await?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::Bytes;
 use base::rt::simulation::Simulation;
+use identity::Verifier;
 use ledger::ChannelConfig;
 use ledger::config::EndorsementRule;
 use ledger::hash::sha256_of;
@@ -21,7 +22,7 @@ use crate::rwset::{KEY_BYTES_MAX, Recorder};
 use crate::support::{CHANNEL, Consortium, Terms_, encode};
 use crate::validate::Code;
 use crate::validate::borrow::{Borrowing, Chunk};
-use crate::validate::examine::{Examined, Word, examine, examine_with};
+use crate::validate::examine::{Examined, Word, examine, examine_as, examine_one, examine_with};
 
 /// What is crafted, one word at a time; see [`Craft::change`].
 struct Craft<'a> {
@@ -366,7 +367,7 @@ fn every_fault_gets_fabrics_code() {
         for word in words.split(' ').filter(|word| !word.is_empty()) {
             craft.change(word);
         }
-        let examined = examine(&craft.build(), &rules);
+        let examined = examine_one(&craft.build(), &rules);
         let code = if examined.form == Code::VALID { examined.endorsement } else { examined.form };
         assert_eq!(code.name(), expected, "{line:?}");
         let writes = examined.set.namespaces.iter().any(|namespace| namespace.writes_anything());
@@ -387,12 +388,40 @@ fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
             craft.change(word);
         }
         let envelope = craft.build();
-        let own = examine(&envelope, &rules);
+        let own = examine_one(&envelope, &rules);
         words.push(own.word());
         assert_eq!(format!("{:?}", examine_with(&envelope, &rules, own.word())), format!("{own:?}"), "{line:?}");
     }
     for word in [Word::Unsigned, Word::Unendorsed, Word::Sound] {
         assert!(words.contains(&word), "no line of the table leads to {word:?}");
+    }
+}
+
+/// Every line of the table, with keys on P-256: all envelopes together by tables, and each alone by the library.
+#[test]
+fn what_is_verified_together_by_tables_is_judged_as_by_the_library_alone() {
+    let terms = identity::issue::Terms::starting_now(identity::KeyKind::P256);
+    let consortium = Consortium::found(Terms_ { terms, ..Terms_::seeded(2, EndorsementRule::All) });
+    let by_library = rules(&consortium).verified_by(Verifier::Library);
+    let by_tables = rules(&consortium).verified_by(Verifier::Tables);
+    let build = |line: &str| {
+        let mut craft = Craft::right(&consortium);
+        line.split(' ').filter(|word| !word.is_empty()).for_each(|word| craft.change(word));
+        craft.build()
+    };
+    let lines = TABLE.lines().map(str::trim).filter(|line| !line.is_empty());
+    let changes: Vec<&str> = lines.map(|line| line.split_once("-> ").expect("each line has an arrow").0).collect();
+    // Right ones between the others: a verdict that slips by one place shows.
+    let envelopes: Vec<Bytes> = changes.iter().flat_map(|changes| [build(changes), build("")]).collect();
+    let alone: Vec<String> =
+        envelopes.iter().map(|envelope| format!("{:?}", examine_one(envelope, &by_library))).collect();
+    // The first time without tables.
+    for _ in 0..3 {
+        for is_together in [true, false] {
+            let examined = examine_as(envelopes.iter().cloned(), &by_tables, is_together);
+            let examined: Vec<String> = examined.iter().map(|examined| format!("{examined:?}")).collect();
+            assert_eq!(examined, alone, "together: {is_together}");
+        }
     }
 }
 
@@ -425,7 +454,7 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
         let borrowing = Borrowing::default();
         for piece in 0..PIECES {
             let examined = judged(&borrowing, piece % 16, honest(piece % 16)).expect("it says what is so");
-            let own: Vec<_> = chunk(piece % 16).envelopes.iter().map(|envelope| examine(envelope, &rules)).collect();
+            let own: Vec<_> = examine(chunk(piece % 16).envelopes, &rules);
             assert_eq!(verdicts(&examined), verdicts(&own));
         }
         assert!(borrowing.counts.liars().is_empty(), "an honest reader is no liar");
@@ -493,7 +522,7 @@ fn a_stored_block_names_its_transactions_as_the_fresh_one_did() {
             craft.change(word);
         }
         let envelope = craft.build();
-        let examined = examine(&envelope, &rules);
+        let examined = examine_one(&envelope, &rules);
         let code = if examined.form == Code::VALID { examined.endorsement } else { examined.form };
         let block = ledger::Block::build(base::BlockNumber(1), Some([1; 32]), &[envelope]);
         let mut metadata = block.metadata().clone();
@@ -518,7 +547,7 @@ fn a_claimed_id_is_known_also_where_the_headers_are_wrong() {
         let mut craft = Craft::right(&consortium);
         craft.change("txid=claimed");
         craft.change(word);
-        let examined = examine(&craft.build(), &rules);
+        let examined = examine_one(&craft.build(), &rules);
         assert_eq!(examined.tx_id.as_deref(), Some("claimed"), "{word}");
         assert_eq!(examined.kind, kind, "{word}");
     }
@@ -538,7 +567,7 @@ fn endorsements_beyond_the_limit_are_counted_without_copies_of_the_result() {
     let envelope = craft.build();
     let within = |bytes: &Bytes| envelope.as_ptr_range().contains(&bytes.as_ptr());
 
-    assert_eq!(examine(&envelope, &rules).endorsement, Code::ENDORSEMENT_POLICY_FAILURE);
+    assert_eq!(examine_one(&envelope, &rules).endorsement, Code::ENDORSEMENT_POLICY_FAILURE);
     let action = ledger::Transaction::parse(&envelope).expect("its form is right").action().expect("one action");
     let endorsements = crate::access::endorsements(&action);
     assert_eq!(endorsements.len(), identity::policy::SIGNATURES_MAX + 1);
@@ -557,7 +586,7 @@ proptest::proptest! {
         use std::sync::OnceLock;
         static RULES: OnceLock<Rules> = OnceLock::new();
         let rules = RULES.get_or_init(|| rules(&Consortium::found(Terms_::seeded(1, EndorsementRule::Any))));
-        let examined = examine(&bytes.into(), rules);
+        let examined = examine_one(&bytes.into(), rules);
         proptest::prop_assert!(!examined.form.is_valid());
     }
 }

@@ -1,0 +1,251 @@
+//! How signatures are verified: P-256 by tables of each key's multiples, and whatever those cannot say by the library.
+//!
+//! Verification of P-256 is most of what a transaction costs, mostly with the same few hundred keys. So, with
+//! [`Verifier::Tables`]:
+//!
+//! 1. A key that has been used a few times gets a [table](tables), with which `p256_verify` finds a signature valid at a tenth of the
+//!    library's price, and many together at a thirtieth.
+//! 2. `p256_verify` never says that a signature is invalid. Whatever it does not find valid is asked of the library.
+//! 3. Of the signatures that it finds valid, one in [`RECHECKED_ONE_IN`] is asked of the library too, chosen so that nobody outside can
+//!    tell which. If the library differs, the process says with what and [ends](differs): it must not judge another signature.
+//!
+//! [`Verifier::Library`] asks the library alone. Other kinds of key are always the library's.
+//!
+//! Invariant: both say the same of every signature.
+
+mod tables;
+
+use std::cell::Cell;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use aws_lc_rs::digest::{self, Digest};
+use base::rt;
+use p256_verify::Path;
+
+pub(crate) use tables::TabledKey;
+use tables::count;
+pub use tables::{BUDGET_BYTES_DEFAULT, set_budget};
+
+use crate::der::EcdsaSignature;
+use crate::digest::Sha256;
+use crate::error::Error;
+use crate::event;
+use crate::identity::Identity;
+use crate::key::{KeyKind, PublicKey};
+use crate::memo;
+
+/// Of so many signatures that were found valid by tables, the library is asked of one again, on average.
+pub const RECHECKED_ONE_IN: u64 = 1_000;
+
+/// How P-256 signatures are verified.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[repr(u8)]
+pub enum Verifier {
+    /// By tables of each key's multiples where there are some, otherwise by the library.
+    #[default]
+    Tables = 0,
+    /// By the library.
+    Library = 1,
+}
+
+/// What [`Verifier::of_process`] says.
+static OF_PROCESS: AtomicU8 = AtomicU8::new(Verifier::Tables as u8);
+
+/// A signature, what it covers and whose it claims to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    pub(crate) key: &'a PublicKey,
+    /// The message, end to end.
+    pub(crate) message: [&'a [u8]; 3],
+    pub(crate) signature: &'a [u8],
+}
+
+impl<'a> Claim<'a> {
+    /// The claim that a holder has signed this message.
+    pub fn new(holder: &'a Identity, message: &'a [u8], signature: &'a [u8]) -> Claim<'a> {
+        Claim::in_parts(holder, [message, &[], &[]], signature)
+    }
+
+    /// The claim that the owner of a key has signed this message.
+    pub fn by_key(key: &'a PublicKey, message: &'a [u8], signature: &'a [u8]) -> Claim<'a> {
+        Claim { key, message: [message, &[], &[]], signature }
+    }
+
+    /// The claim that a holder has signed the message that these slices make end to end.
+    pub fn in_parts(holder: &'a Identity, message: [&'a [u8]; 3], signature: &'a [u8]) -> Claim<'a> {
+        Claim { key: holder.certificate().key(), message, signature }
+    }
+
+    /// Refuses a signature whose form is wrong; the scalars, if the key is on a curve.
+    fn check_form(&self) -> Result<Option<EcdsaSignature<'a>>, Error> {
+        let Some(curve) = self.key.kind().curve() else { return Ok(None) };
+        let parsed = EcdsaSignature::parse(self.signature).ok_or(Error::MalformedSignature)?;
+        if parsed.is_low(curve) { Ok(Some(parsed)) } else { Err(Error::HighS) }
+    }
+
+    fn digest(&self) -> Digest {
+        if let [whole, [], []] = self.message {
+            return digest::digest(&digest::SHA256, whole);
+        }
+        let mut hasher = Sha256::new();
+        self.message.iter().for_each(|part| hasher.update(part));
+        hasher.finish_digest()
+    }
+
+    fn is_right_by_library(&self) -> bool {
+        match (self.key.kind(), self.message) {
+            (KeyKind::P256 | KeyKind::P384, _) => self.key.verifies_digest(&self.digest(), self.signature),
+            (KeyKind::Ed25519, [whole, [], []]) => self.key.verifies(whole, self.signature),
+            (KeyKind::Ed25519, parts) => self.key.verifies(&parts.concat(), self.signature),
+        }
+    }
+}
+
+impl Verifier {
+    /// What the operator of this process chose.
+    pub fn of_process() -> Verifier {
+        match OF_PROCESS.load(Ordering::Relaxed) {
+            1 => Verifier::Library,
+            _ => Verifier::Tables,
+        }
+    }
+
+    /// Has this process verify so from now on, after known answers were found again.
+    ///
+    /// # Errors
+    /// [`Error::WrongAnswers`]: this machine or this build does not compute what it should.
+    pub fn set_of_process(self) -> Result<(), Error> {
+        if self == Verifier::Tables {
+            tables::engine().map_err(|wrong| Error::WrongAnswers(wrong.to_owned()))?;
+        }
+        OF_PROCESS.store(self as u8, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether many signatures together cost less than one by one, so much less that some may be verified in vain.
+    pub fn pays_in_company(self) -> bool {
+        self == Verifier::Tables && tables::engine().is_ok_and(|engine| engine.path() == Path::Ifma)
+    }
+
+    /// Checks a signature.
+    ///
+    /// # Errors
+    /// [`Error::MalformedSignature`], [`Error::HighS`] or [`Error::WrongSignature`].
+    pub fn verify(self, claim: &Claim<'_>) -> Result<(), Error> {
+        event::SignatureVerified.add(1);
+        let parsed = claim.check_form()?;
+        let is_right = || match (self, claim.key.tabled(), parsed) {
+            (Verifier::Tables, Some(key), Some(signature)) => {
+                let digest = claim.digest();
+                let found = signature.words().is_some_and(|signature| key.finds_valid(bytes_of(&digest), &signature));
+                settle(key, claim, &digest, found)
+            }
+            _ => claim.is_right_by_library(),
+        };
+        let is_right = memo::verdict(self.scheme(), claim.key.as_bytes(), &claim.message, claim.signature, is_right);
+        is_right.then_some(()).ok_or(Error::WrongSignature)
+    }
+
+    /// Checks signatures together; whether each is right, in their order.
+    pub fn verify_together(self, claims: &[Claim<'_>]) -> Vec<bool> {
+        if self == Verifier::Library || claims.len() < 2 || rt::is_simulation() {
+            return claims.iter().map(|claim| self.verify(claim).is_ok()).collect();
+        }
+        count(&event::SignatureBatch);
+        let mut verdicts = vec![false; claims.len()];
+        let mut batch = Vec::with_capacity(claims.len());
+        for (claim, verdict) in claims.iter().zip(&mut verdicts) {
+            let Ok(parsed) = claim.check_form() else {
+                event::SignatureVerified.add(1);
+                continue;
+            };
+            match (claim.key.tabled(), parsed.and_then(|signature| signature.words())) {
+                (Some(key), Some(signature)) => batch.push((claim, verdict, key, claim.digest(), signature)),
+                _ => *verdict = self.verify(claim).is_ok(),
+            }
+        }
+        event::SignatureVerified.add(batch.len() as u64);
+        let asked = batch.iter().map(|(_, _, key, digest, signature)| (*key, bytes_of(digest), signature));
+        let found = TabledKey::find_valid(asked);
+        for ((claim, verdict, key, digest, _), found) in batch.into_iter().zip(found) {
+            *verdict = settle(key, claim, &digest, found);
+        }
+        verdicts
+    }
+
+    /// By which a simulation remembers verdicts; certificates have others.
+    fn scheme(self) -> u8 {
+        match self {
+            Verifier::Tables => memo::SCHEME_MESSAGE_BY_TABLES,
+            Verifier::Library => memo::SCHEME_MESSAGE,
+        }
+    }
+}
+
+/// Whether a signature is right of which is known whether it was found valid by tables.
+fn settle(key: &TabledKey, claim: &Claim<'_>, digest: &Digest, found: bool) -> bool {
+    // A test of a whole process asks for this. Not in a simulation, which remembers verdicts.
+    let found = found || (!rt::is_simulation() && rt::fault_point("identity.verifier.mutant.accepts"));
+    let by_library = || claim.key.verifies_digest(digest, claim.signature);
+    if !found {
+        count(&event::SignatureUnsure);
+        let is_right = by_library();
+        if is_right {
+            key.used();
+        }
+        return is_right;
+    }
+    if rt::is_simulation() || is_chosen() {
+        count(&event::SignatureRechecked);
+        if !by_library() {
+            differs(claim, digest);
+        }
+    }
+    key.used();
+    true
+}
+
+fn bytes_of(digest: &Digest) -> &[u8; 32] {
+    digest.as_ref().try_into().expect("a digest of SHA-256 has 32 bytes")
+}
+
+thread_local! {
+    /// Signatures found valid until the next one is checked again.
+    static UNTIL_RECHECK: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Chooses one in [`RECHECKED_ONE_IN`].
+fn is_chosen() -> bool {
+    UNTIL_RECHECK.with(|left| {
+        let is_chosen = left.get() <= 1;
+        left.set(if is_chosen { 1 + rt::random_below(2 * RECHECKED_ONE_IN - 1) } else { left.get() - 1 });
+        is_chosen
+    })
+}
+
+/// Ends the process: a signature that the library refuses was found valid, and nobody can tell what else was.
+#[cold]
+fn differs(claim: &Claim<'_>, digest: &Digest) -> ! {
+    let report = format!(
+        "this build or this machine has taken a P-256 signature for valid that the library refuses. Blocks judged by this process \
+         may be judged otherwise by others. Set [crypto] verify = \"library\", rebuild this peer's state from the ledger of another one, \
+         and report: key {} digest {} signature {} path {:?}",
+        hex::encode(claim.key.as_bytes()),
+        hex::encode(digest.as_ref()),
+        hex::encode(claim.signature),
+        tables::engine().map(p256_verify::Verifier::path),
+    );
+    assert!(!rt::is_simulation(), "{report}");
+    // Whoever verifies until the process has ended asks the library.
+    OF_PROCESS.store(Verifier::Library as u8, Ordering::Relaxed);
+    // Standard error may be closed; the process ends all the same.
+    let _ = writeln!(std::io::stderr(), "heddle: {report}");
+    std::process::exit(EXIT_SOFTWARE)
+}
+
+/// The code with which a process ends that can no longer vouch for what it says (sysexits.h).
+const EXIT_SOFTWARE: i32 = 70;
+
+#[cfg(test)]
+mod tests;
