@@ -9,7 +9,8 @@
 //!
 //! Nothing else follows: which of the two is wrong only an operator can find out, and what another organisation says may be false.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base::rt;
@@ -27,7 +28,8 @@ pub struct Comparison {
     /// Whose peer it is.
     whose: String,
     other: Arc<RemotePeer>,
-    parted: Mutex<Option<String>>,
+    /// By channel.
+    parted: Mutex<BTreeMap<String, String>>,
 }
 
 impl Comparison {
@@ -36,9 +38,9 @@ impl Comparison {
         Comparison { whose: whose.into(), other, parted: Mutex::default() }
     }
 
-    /// What differs, if something does. It stays until the process ends: peers that have parted do not come together again.
+    /// What differs, if something does, until the two are found to agree again.
     pub fn parted(&self) -> Option<String> {
-        self.parted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.by_channel().values().next().cloned()
     }
 
     /// Compares again and again, until the future is dropped.
@@ -65,25 +67,32 @@ impl Comparison {
         let Some(block) = own.committed_block(number).await? else { return Ok(()) };
         match block.block().metadata().commit_hash()? {
             Some(ours) if ours != theirs => self.note(&name, number, &ours, &theirs),
-            _ => {}
+            // The hash covers all blocks before: one of the two was made anew.
+            Some(_) => drop(self.by_channel().remove(&name)),
+            None => {}
         }
         Ok(())
     }
 
+    fn by_channel(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.parted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn note(&self, channel: &str, block: u64, ours: &Hash, theirs: &Hash) {
-        let mut parted = self.parted.lock().unwrap_or_else(PoisonError::into_inner);
-        if parted.is_some() {
+        let mut parted = self.by_channel();
+        if parted.contains_key(channel) {
             return;
         }
         let whose = &self.whose;
         let (ours, theirs) = (identity::hex::encode(ours), identity::hex::encode(theirs));
         tracing::error!(channel, whose, block, ours, theirs, "another peer has come to other verdicts");
         events::CommitHashesParted.add(1);
-        *parted = Some(format!(
+        let text = format!(
             "the peer of {whose} has commit hash {theirs} at block {block} of channel {channel}, this organisation's peer {ours}: they \
              judged a transaction up to there differently. Compare their contracts' policies, and verify both ledgers (`heddle ledger \
              verify`)"
-        ));
+        );
+        parted.insert(channel.to_owned(), text);
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use base::admission::Admitted;
+use base::admission::{Admitted, Principal};
 use base::rt::channel::Sender;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
@@ -296,6 +296,8 @@ impl Served {
                     self.refuse();
                     return Ok(true);
                 }
+                // Before anything more of it is read: what a stranger leaves unfinished has no budget.
+                self.admitted.authenticate(Principal { organization: Arc::clone(&name), identity: Arc::clone(&name) });
                 self.buffer.widen();
                 self.state = State::Header;
                 self.deadline = None;

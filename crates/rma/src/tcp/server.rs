@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::Map;
-use base::admission::{Admission, AdmissionLimits, Principal};
+use base::admission::{Admission, AdmissionLimits};
 use base::rt::channel::Sender;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
@@ -254,7 +254,6 @@ impl Progress {
         self.timed.remove(&connection);
         let Some(served) = self.connections.get(&connection) else { return };
         let name = Arc::clone(&served.name);
-        served.admitted.authenticate(Principal { organization: Arc::clone(&name), identity: Arc::clone(&name) });
         let (_, members) = self.admission.open();
         if members > MEMBERS_MAX {
             let same = |(number, served): &(&u64, &Served)| **number != connection && served.name == name;
