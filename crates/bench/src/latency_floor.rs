@@ -21,6 +21,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::state::setup::median;
 
 /// Fsyncs on the way of one commit.
 pub const FSYNCS: f64 = 2.0;
@@ -103,11 +104,6 @@ fn round_trip_us() -> std::io::Result<f64> {
     drop(caller);
     answerer.join().expect("the answering thread does not panic");
     Ok(median(times))
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 #[cfg(test)]

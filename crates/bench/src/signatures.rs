@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::figure::{Bound, Figure};
 use crate::floor::thread_us;
 use crate::random::Random;
+use crate::state::setup::median;
 
 /// Signatures of one round.
 const SIGNATURES: usize = 1_024;
@@ -209,11 +210,6 @@ pub fn run(options: &Options, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Figure
     }
     figure.note(format!("A key's table takes {} KiB.", fast.table_bytes() >> 10));
     Ok(figure)
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ struct Waiting<'a> {
 }
 
 impl Turns {
-    /// So many at once.
+    /// At most `running_max` contracts run at once.
     pub fn new(running_max: usize) -> Arc<Turns> {
         let (waiting, last) = (BTreeMap::new(), None);
         Arc::new(Turns { state: Mutex::new(State { free: running_max.max(1), waiting, next: 0, last }) })
@@ -82,7 +82,7 @@ impl Turns {
 }
 
 impl State {
-    /// Takes out whoever is next.
+    /// Removes the proposal whose turn is next from its queue.
     fn next_waiting(&mut self) -> Option<OneshotSender<Turn>> {
         let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next =

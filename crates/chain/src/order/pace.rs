@@ -25,7 +25,7 @@ use base::rt::Instant;
 pub const GAP: u32 = 2;
 /// Blocks under way that are remembered; engines allow fewer.
 const UNDER_WAY_MAX: usize = 64;
-/// One service time of so many makes the usual one.
+/// The usual service time is a moving average: each new one counts for one part in this many.
 const SMOOTHING: u32 = 8;
 
 /// The blocks of one reign that are under way.
@@ -78,7 +78,7 @@ mod tests {
         Instant::from_nanos(milliseconds * 1_000_000)
     }
 
-    /// A pace after so many blocks that took so long, the last of which is safe at that time.
+    /// A pace for which blocks usually take this long, and the time at which the last of them became safe.
     fn used_to(milliseconds: u64) -> (Pace, Instant) {
         let mut pace = Pace::default();
         let mut now = at(1_000);

@@ -1,7 +1,7 @@
 //! Whether the peers of a channel come to the same verdicts.
 //!
 //! Each block's commit hash covers its verdicts and all commit hashes before it, so that two peers agree on everything up to a block if
-//! they agree on its commit hash. Whoever has links to an organisation's own peer and to another one's compares them:
+//! they agree on its commit hash. A gateway process has links to its own peer and to those of other organisations, and compares them:
 //!
 //! 1. Every [`COMPARE_PERIOD`] it asks the other peer for the commit hash of the newest block that both have.
 //! 2. It reads the own peer's commit hash of the same block. Where the two differ it says so: in the log, once; in

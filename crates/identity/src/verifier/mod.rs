@@ -35,7 +35,7 @@ use crate::identity::Identity;
 use crate::key::{KeyKind, PublicKey};
 use crate::memo;
 
-/// Of so many signatures that were found valid by tables, the library is asked of one again, on average.
+/// Of this many signatures that tables found valid, the library checks one again, on average.
 pub const RECHECKED_ONE_IN: u64 = 1_000;
 
 /// How P-256 signatures are verified.
@@ -123,7 +123,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// Whether many signatures together cost less than one by one, so much less that some may be verified in vain.
+    /// Whether signatures verified together are so cheap that it pays to verify some that no rule may ask for.
     pub fn pays_in_company(self) -> bool {
         self == Verifier::Tables && tables::engine().is_ok_and(|engine| engine.path() == Path::Ifma)
     }
@@ -183,10 +183,11 @@ impl Verifier {
     }
 }
 
-/// Whether a signature is right of which is known whether it was found valid by tables.
+/// Whether a signature is right. `found` says whether the tables found it valid.
 fn settle(key: &TabledKey, claim: &Claim<'_>, digest: &Digest, found: bool) -> bool {
     // A test of a whole process asks for this. Not in a simulation, which remembers verdicts.
     let found = found || (!rt::is_simulation() && rt::fault_point("identity.verifier.mutant.accepts"));
+    let found = found && tables::engine().is_ok();
     let by_library = || claim.key.verifies_digest(digest, claim.signature);
     if !found {
         count(&event::SignatureUnsure);
@@ -237,8 +238,8 @@ fn differs(claim: &Claim<'_>, digest: &Digest) -> ! {
         tables::engine().map(p256_verify::Verifier::path),
     );
     assert!(!rt::is_simulation(), "{report}");
-    // Whoever verifies until the process has ended asks the library.
-    OF_PROCESS.store(Verifier::Library as u8, Ordering::Relaxed);
+    // Until the process has ended, other threads ask the library.
+    tables::distrust();
     // Standard error may be closed; the process ends all the same.
     let _ = writeln!(std::io::stderr(), "heddle: {report}");
     std::process::exit(EXIT_SOFTWARE)
