@@ -107,6 +107,8 @@ pub struct Measurement {
     pub server_cpu_us: u64,
     /// Processor time that the clients spent in the window, in microseconds.
     pub client_cpu_us: u64,
+    /// Processor time that nobody spent in the window, in microseconds, over all processors of this machine.
+    pub idle_us: u64,
     /// The servers' largest resident memory seen in the window.
     pub server_resident_bytes: u64,
     /// Signatures that the servers verified in the window; `None` when they do not tell.
@@ -231,12 +233,14 @@ async fn measure(
     let verified_before = servers.signatures_verified();
     let server_before = servers.usage().map_err(Error::ServerGone)?;
     let client_before = process::usage(None).map_err(Error::Proc)?;
+    let idle_before = process::idle_us().map_err(Error::Proc)?;
     let start = Instant::now();
     board.open(start);
     watch.resident_bytes = server_before.resident_bytes;
     let passed = watch.pass(Phase::Measure, plan.window, observer).await;
     let (tally, elapsed) = board.close();
     passed?;
+    let idle_after = process::idle_us().map_err(Error::Proc)?;
     let server_after = servers.usage().map_err(Error::ServerGone)?;
     let client_after = process::usage(None).map_err(Error::Proc)?;
     let verified_after = servers.signatures_verified();
@@ -245,6 +249,7 @@ async fn measure(
         elapsed,
         server_cpu_us: server_after.cpu_us.saturating_sub(server_before.cpu_us),
         client_cpu_us: client_after.cpu_us.saturating_sub(client_before.cpu_us),
+        idle_us: idle_after.saturating_sub(idle_before),
         server_resident_bytes: watch.resident_bytes.max(server_after.resident_bytes),
         signatures_verified: verified_before.zip(verified_after).map(|(before, after)| after.saturating_sub(before)),
         disk_bytes: (0, servers.disk_bytes()),

@@ -35,6 +35,18 @@ pub fn usage(pid: Option<u32>) -> io::Result<Usage> {
     Ok(Usage { cpu_us, resident_bytes: kib * 1024 })
 }
 
+/// Time that all processors of this machine have been idle since it started, in microseconds of one processor; waiting for a disk
+/// is idle.
+///
+/// # Errors
+/// `/proc` is not there (Linux only).
+pub fn idle_us() -> io::Result<u64> {
+    let stat = fs::read_to_string("/proc/stat")?;
+    // "cpu", then user, nice, system, idle, iowait and others.
+    let all = stat.lines().next().unwrap_or("").split_whitespace().skip(4).take(2);
+    Ok(all.filter_map(|field| field.parse::<u64>().ok()).sum::<u64>() * (1_000_000 / TICKS_PER_SECOND))
+}
+
 /// Linux reports processor time in hundredths of a second on every architecture (`USER_HZ`).
 const TICKS_PER_SECOND: u64 = 100;
 
@@ -85,6 +97,21 @@ mod tests {
         fs::File::open(folder.path().join("inner/file")).and_then(|file| file.sync_all()).expect("on disk");
         assert!((100_000..200_000).contains(&disk_bytes(folder.path())));
         assert_eq!(disk_bytes(Path::new("/no/such/folder")), 0);
+    }
+
+    #[test]
+    fn a_machine_is_idle_at_most_all_of_the_time() {
+        let (start, before) = (std::time::Instant::now(), idle_us().expect("Linux"));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let idle = idle_us().expect("Linux") - before;
+        // Each processor counts in hundredths of a second.
+        let most = (start.elapsed().as_micros() as u64 + 20_000) * all_processors();
+        assert!(idle <= most, "{idle} of {most}");
+    }
+
+    fn all_processors() -> u64 {
+        let stat = fs::read_to_string("/proc/stat").expect("Linux");
+        stat.lines().skip(1).filter(|line| line.starts_with("cpu")).count() as u64
     }
 
     #[test]

@@ -111,6 +111,11 @@ impl Report {
         (server_cpu_us + client_cpu_us) as f64 / elapsed.as_micros() as f64
     }
 
+    /// Processors of this machine that did nothing. The rest is the kernel's own threads, and other programs.
+    pub fn idle_processors(&self) -> f64 {
+        self.measurement.idle_us as f64 / self.measurement.elapsed.as_micros() as f64
+    }
+
     /// The median latency, in milliseconds.
     pub fn p50_ms(&self) -> f64 {
         self.measurement.tally.latency.quantile_us(0.5) as f64 / 1e3
@@ -192,6 +197,7 @@ impl Report {
             "client_cpu_us_per_valid": rounded(self.for_each_valid(self.measurement.client_cpu_us)),
             "server_processors": rounded(self.measurement.server_cpu_us as f64 / elapsed.as_micros() as f64),
             "client_processors": rounded(self.measurement.client_cpu_us as f64 / elapsed.as_micros() as f64),
+            "idle_processors": rounded(self.idle_processors()),
             "verifications_per_valid": self.verifications_per_valid().map(rounded),
             "server_resident_bytes": self.measurement.server_resident_bytes,
             "disk_bytes": self.measurement.disk_bytes.1,
@@ -315,7 +321,8 @@ impl Report {
         }
         let client = self.for_each_valid(self.measurement.client_cpu_us);
         table.row("clients' processor", format!("{client:.0} µs a valid transaction"));
-        table.row("processors used", format!("{:.2} by servers and clients", self.processors_used()));
+        let (used, idle) = (self.processors_used(), self.idle_processors());
+        table.row("processors used", format!("{used:.2} by servers and clients, {idle:.2} idle"));
         table.row("servers' memory", format!("{:.0} MiB", self.measurement.server_resident_bytes as f64 / MIB));
         let disk = self.measurement.disk_bytes.1 as f64 / MIB;
         table.row(

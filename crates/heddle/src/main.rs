@@ -40,8 +40,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), Failure> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // Clients of a measurement leave the processors to the servers, which they share the machine with.
-    let threads = if matches!(command, Command::Bench(_)) { processors.div_ceil(4) } else { processors };
+    // Clients of a measurement leave the processors to the servers, which they share the machine with. Two threads at least: a block
+    // commits at many clients at once, and on one thread they would sign their next transactions while a processor idles.
+    let threads = if matches!(command, Command::Bench(_)) { processors.div_ceil(4).max(2) } else { processors };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .enable_all()

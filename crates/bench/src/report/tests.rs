@@ -25,6 +25,7 @@ pub(crate) fn report() -> Report {
         elapsed: Duration::from_secs(10),
         server_cpu_us: 400 * 616,
         client_cpu_us: 400 * 100,
+        idle_us: 5_000_000,
         server_resident_bytes: 100 << 20,
         signatures_verified: Some(400 * 9 + 36),
         disk_bytes: (1_000_000, 2_000_000),
@@ -58,6 +59,7 @@ fn json_has_what_a_script_needs() {
     assert_eq!(heddle["errors"], json!({ "submit UNAVAILABLE": { "count": 1, "example": "no" } }));
     assert_eq!(heddle["latency_ms"]["max"], 25.0);
     assert_eq!(heddle["verifications_per_valid"], 9.09);
+    assert_eq!(heddle["idle_processors"], 0.5);
     assert_eq!(heddle["per_second"][0], json!([40, 1, 2]));
     assert_eq!(floor["server_cpu_us_per_valid"], 308.0);
     assert_eq!(json["settings"]["workload"]["accounts"], 10_000);
