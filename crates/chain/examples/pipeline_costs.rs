@@ -110,6 +110,7 @@ async fn run(root: &Directory, transactions: usize, accounts: usize, per_block: 
     let before = floor(&consortium).await;
     let main = orderer(&consortium, root).await;
     let alone = Orderer::open(OrdererOptions {
+        watermarks: None,
         signer: consortium.orderer.clone(),
         directory: directory(root, "alone").await,
         sync: GroupSync::new(),

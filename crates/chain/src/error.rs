@@ -44,7 +44,7 @@ pub enum Error {
     #[error(
         "the orderers go on with another block {block} of channel {channel} than the blocks of this peer lead to: they have lost \
          blocks that it was shown, as a volatile group does when all of it loses its power. Stop this peer, move its data of \
-         the channel away and start it again: it takes the blocks that the orderers have"
+         the channel and the `watermarks` of its compute nodes away and start it again: it takes the blocks that the orderers have"
     )]
     OtherChain {
         /// Of which channel.

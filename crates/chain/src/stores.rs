@@ -7,23 +7,28 @@
 mod tests;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt;
 use base::rt::disk::Directory;
 use base::rt::net::Parts;
 use base::{BlockNumber, Bytes, Epoch, ErrorKind};
 use ledger::Block;
 use state::{Monolithic, WorldState};
-use storage::blocks::{BlockOptions, BlockStore, Blocks};
-use storage::node::{RemoteBlocks, RemoteOptions, RemoteStateStore};
+use storage::blocks::{BlockOptions, BlockStore, Blocks, StoredBlocks};
+use storage::node::{RemoteBlocks, RemoteOptions, RemoteReads, RemoteStateStore};
 use storage::state_store::check_savepoint;
 use storage::tables::{RowBatch, TablesEngine};
-use storage::{GroupSync, History, LocalHistory, Materializer, StateStore};
+use storage::{GroupSync, History, LocalHistory, Materializer, StateStore, Watermark, WatermarkFile};
 
 use crate::Error;
 use crate::commit::replay::{StoredWrite, stored_writes};
 use crate::succession::Office;
+
+/// The time between two notes of how far a channel has come, at least.
+pub(crate) const NOTE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The blocks and the state of one channel.
 #[derive(Clone)]
@@ -135,6 +140,8 @@ pub struct NodeStores {
     /// Of this compute node's time as primary.
     pub epoch: Epoch,
     pub states: Arc<dyn States>,
+    /// Where it is noted how far the one channel has come there.
+    pub watermark: Option<Arc<WatermarkFile>>,
 }
 
 #[async_trait]
@@ -153,7 +160,10 @@ impl Stores for NodeStores {
             epoch: self.epoch,
         };
         // First, because it fences whoever was primary before.
-        let blocks = RemoteBlocks::open(options.clone()).await?;
+        let blocks = Arc::new(RemoteBlocks::open(options.clone()).await?);
+        if let Some(watermark) = &self.watermark {
+            drop(rt::spawn(note_blocks(Arc::downgrade(&blocks), watermark.clone())));
+        }
         let rows = Arc::new(RemoteStateStore::open(options).await?);
         let state = self.states.open(channel, rows.clone()).await?;
         // Opening may take long, and notices of the savepoint come meanwhile, whoever is the primary by then.
@@ -164,7 +174,74 @@ impl Stores for NodeStores {
                 text: format!("block {} there is not of epoch {}", state.height() - 1, self.epoch),
             }));
         }
-        Ok(ChannelStores { blocks: Arc::new(blocks), state, history: rows })
+        Ok(ChannelStores { blocks, state, history: rows })
+    }
+}
+
+/// Begins an epoch of a channel at a storage node, for the next primary; the next one after `newest`, where that is given.
+///
+/// A node that has less than what was noted, or another chain, is refused before: neither it nor the note has changed then, so that
+/// another try ends in the same way. The epoch is noted before anything is done under it.
+///
+/// # Errors
+/// [`storage::Error::RolledBack`]; as [`storage::node::begin_epoch`] and [`storage::node::begin_epoch_after`].
+pub async fn begin_epoch(
+    options: RemoteOptions,
+    newest: Option<Epoch>,
+    watermark: Option<&WatermarkFile>,
+) -> Result<Epoch, Error> {
+    if let Some(watermark) = watermark {
+        check_node(&options, watermark).await?;
+    }
+    let RemoteOptions { address, token, channel, .. } = options;
+    let epoch = match newest {
+        None => storage::node::begin_epoch(&address, &token, &channel).await?,
+        Some(newest) => storage::node::begin_epoch_after(&address, &token, &channel, newest).await?,
+    };
+    if let Some(watermark) = watermark {
+        watermark.note(Watermark { epoch, ..Watermark::default() }).await?;
+    }
+    Ok(epoch)
+}
+
+/// Compares what a storage node has with what was noted.
+async fn check_node(options: &RemoteOptions, watermark: &WatermarkFile) -> Result<(), Error> {
+    let (known, RemoteOptions { address, token, channel, .. }) = (watermark.noted().await, options);
+    if known == Watermark::default() {
+        return Ok(());
+    }
+    let newest = storage::node::newest_epoch(address, token, channel).await?;
+    if newest < known.epoch {
+        let epoch = known.epoch;
+        let found = format!("storage node {address} has begun epoch {newest} of channel {channel}, and {epoch} before");
+        return Err(watermark.rolled_back(found).into());
+    }
+    let Some(last) = known.height.checked_sub(1) else { return Ok(()) };
+    let found = match RemoteReads::new(options.clone()).number_by_hash(&known.block_hash).await {
+        // It has no such channel.
+        Err(error) if error.kind() == ErrorKind::Rejected => None,
+        found => found?,
+    };
+    if found != Some(BlockNumber(last)) {
+        let found = format!("storage node {address} lacks block {last} of channel {channel}, which was durable there");
+        return Err(watermark.rolled_back(found).into());
+    }
+    Ok(())
+}
+
+/// Notes how many blocks are durable at the storage node, until they are used no more.
+async fn note_blocks(blocks: Weak<RemoteBlocks>, watermark: Arc<WatermarkFile>) {
+    let Some(mut durable) = blocks.upgrade().map(|blocks| blocks.subscribe_durable()) else { return };
+    loop {
+        durable.borrow_and_update();
+        let Some((height, block_hash)) = blocks.upgrade().map(|blocks| blocks.durable_tip()) else { return };
+        if let Err(error) = watermark.note(Watermark { height, block_hash, ..Watermark::default() }).await {
+            watermark.missed(&error);
+        }
+        rt::sleep(NOTE_PERIOD).await;
+        if durable.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -90,7 +90,9 @@ pub const MUTANT_SEEDS_MAX: u64 = 40;
 pub fn catch(mutant: Mutant, first: u64) -> Result<Box<Broken>, String> {
     let seeds = first..first + MUTANT_SEEDS_MAX;
     for seed in seeds.clone() {
-        if let Err(broken) = run_once(&Order { seed, mutant: Some(mutant), plan: None }) {
+        if let Err(broken) = run_once(&Order { seed, mutant: Some(mutant), plan: None })
+            && broken.reason.contains(mutant.says())
+        {
             return Ok(broken);
         }
     }

@@ -25,6 +25,12 @@ pub enum Error {
     /// Tables that do not belong to the blocks beside them.
     #[error("tables and blocks do not belong together: {reason}")]
     Mismatched { reason: String },
+    /// Data that is older than what it was known to be.
+    #[error(
+        "{found}: an earlier copy of the data was put back, or the data was lost. Stop, and put the newest copy back, whole. Where \
+         there is none, and what is gone may be given up, remove {} and start again", record.display()
+    )]
+    RolledBack { found: String, record: PathBuf },
     /// A block that is not the next one.
     #[error("block {given} does not follow: the store is at height {height}")]
     OutOfOrder { given: BlockNumber, height: u64 },
@@ -94,7 +100,9 @@ impl Error {
                 ErrorKind::Retry
             }
             Error::Io { source, .. } => ErrorKind::of_io(source),
-            Error::Corrupt(_) | Error::Unreadable { .. } | Error::Mismatched { .. } => ErrorKind::Corrupt,
+            Error::Corrupt(_) | Error::Unreadable { .. } | Error::Mismatched { .. } | Error::RolledBack { .. } => {
+                ErrorKind::Corrupt
+            }
             Error::OutOfOrder { .. }
             | Error::WrongPrevious { .. }
             | Error::TooLarge { .. }

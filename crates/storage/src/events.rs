@@ -45,6 +45,8 @@ base::events! {
     counter BlocksResent("heddle_storage_node_client_blocks_resent_total");
     /// Links over which a storage node had fewer rows than it had said are durable.
     counter RowsLost("heddle_storage_node_client_rows_lost_total");
+    /// Notes of how far a channel has come that could not be written: an older copy of the data may pass for the newest then.
+    counter WatermarksMissed("heddle_storage_watermarks_missed_total");
     /// Blocks whose keys were entered into the history of a channel.
     counter BlocksIndexed("heddle_storage_history_blocks_total");
 }

@@ -29,12 +29,14 @@ pub mod node;
 pub mod state_store;
 mod sync;
 pub mod tables;
+pub mod watermark;
 
 pub use directory::DataDirectory;
 pub use error::{Corruption, Error, advice};
 pub use history::{History, LocalHistory};
 pub use state_store::{LocalStateStore, Materializer, MemoryStateStore, StateStore};
 pub use sync::{GroupSync, SyncHandle};
+pub use watermark::{Watermark, WatermarkFile};
 
 /// The checksum of every format of this crate: XXH3, 64 bits, seed 0.
 ///

@@ -10,6 +10,8 @@
 //!    is durable, when the block at that number is the one that this orderer built; that it is to be sent again, when it is another's;
 //!    that nobody knows, when that does not show within [`RESOLVE_MAX`].
 //!
+//! A third task [notes](storage::watermark) how far the log has come, at most once a second.
+//!
 //! The first error of either, or of the engine, ends the channel here: a block that cannot be stored is not skipped.
 
 use std::collections::VecDeque;
@@ -27,6 +29,7 @@ use futures_util::future::{Either, join_all, select};
 use identity::Signer;
 use ledger::block::OrdererMetadata;
 use ledger::{Block, Hash};
+use storage::WatermarkFile;
 use storage::blocks::BlockStore;
 
 use super::cutter::{Batch, Cutter, Limits};
@@ -36,6 +39,7 @@ use super::pace::Pace;
 use super::{Acknowledge, BLOCK_BYTES_MAX, BroadcastError, Cutting, Settings};
 use crate::access::Rules;
 use crate::fault::{Failure, run_stage};
+use crate::stores::NOTE_PERIOD;
 use crate::{Error, events};
 
 /// Envelopes taken from the queue at once.
@@ -66,6 +70,8 @@ pub struct Chain {
     stop: Stop,
     tasks: Mutex<Vec<Task<()>>>,
     showing: Mutex<Option<Task<()>>>,
+    /// Where it is noted how far the log has come.
+    watermark: Option<WatermarkFile>,
 }
 
 type Answer = OneshotSender<Result<(), BroadcastError>>;
@@ -96,6 +102,7 @@ impl Chain {
         engines: &dyn Engines,
         signer: Signer,
         settings: Settings,
+        watermark: Option<WatermarkFile>,
     ) -> Result<Arc<Chain>, Error> {
         assert!(journal.height() > 0, "a chain starts behind its genesis block");
         let log = engines.open(rules.channel().as_str(), journal.clone()).await?;
@@ -117,11 +124,13 @@ impl Chain {
             stop: Stop::new(),
             tasks: Mutex::default(),
             showing: Mutex::default(),
+            watermark,
         });
         let cut = Cut { chain: chain.clone(), signer, answers: VecDeque::new() };
         let tasks = vec![
             rt::spawn(run(chain.clone(), cut.run(queued))),
             rt::spawn(run(chain.clone(), watch_engine(chain.clone()))),
+            rt::spawn(note(chain.clone())),
         ];
         *chain.tasks.lock().expect("no holder of this lock panics") = tasks;
         let showing = rt::spawn(run(chain.clone(), show(chain.clone())));
@@ -290,6 +299,9 @@ impl Chain {
         if let Some(showing) = showing {
             let _ = showing.await;
         }
+        if let Some(watermark) = &self.watermark {
+            self.journal.note_watermark(watermark, self.height()).await;
+        }
         if let Err(error) = self.store().close().await {
             tracing::warn!(channel = %self.rules.channel(), %error, "closing the orderer's log");
         }
@@ -309,6 +321,23 @@ async fn run(chain: Arc<Chain>, stage: impl Future<Output = Result<(), Error>>) 
         chain.journal.stop();
     };
     run_stage(stage, failed).await;
+}
+
+/// Notes how far the log has come, until the channel is to stop.
+async fn note(chain: Arc<Chain>) {
+    let Some(watermark) = &chain.watermark else { return };
+    let mut safe = chain.durable();
+    loop {
+        let shown = *safe.borrow_and_update();
+        chain.journal.note_watermark(watermark, shown).await;
+        let further = async {
+            rt::sleep(NOTE_PERIOD).await;
+            safe.changed().await.is_ok()
+        };
+        if chain.stop.or_stopped(further).await != Some(true) {
+            return;
+        }
+    }
 }
 
 /// Ends the channel with its engine.

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use async_trait::async_trait;
 use base::rt::Stop;
 use base::rt::disk::Directory;
+use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes};
 use consensus::ordered;
 use ledger::Block;
-use storage::GroupSync;
 use storage::blocks::{self, BlockOptions, BlockStore};
+use storage::{GroupSync, Watermark, WatermarkFile};
 
 use crate::Error;
 use crate::commit::pipeline::append;
@@ -37,6 +38,8 @@ pub struct ChainJournal {
     sync: GroupSync,
     store: RwLock<BlockStore>,
     recent: Mutex<Recent>,
+    /// Held while the store is replaced by a shorter one, and by those who sync it beside the engine.
+    cutting: AsyncMutex<()>,
     stop: Stop,
     pub(super) stalls: Stalls,
     /// Why the log cannot be used, as it was found out.
@@ -64,6 +67,7 @@ impl ChainJournal {
             sync,
             store: RwLock::new(store),
             recent: Mutex::default(),
+            cutting: AsyncMutex::new(()),
             stop: Stop::new(),
             stalls: Stalls::default(),
             failure: Failure::default(),
@@ -73,6 +77,44 @@ impl ChainJournal {
     /// The blocks.
     pub fn store(&self) -> BlockStore {
         self.store.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Refuses to go on from a log that has less than was noted, or other blocks.
+    ///
+    /// # Errors
+    /// [`storage::Error::RolledBack`]; if the log cannot be read.
+    pub(super) async fn check_watermark(&self, watermark: &WatermarkFile) -> Result<(), Error> {
+        let (store, known) = (self.store(), watermark.noted().await);
+        let Some(last) = known.height.checked_sub(1) else { return Ok(()) };
+        if store.number_by_hash(&known.block_hash)? == Some(BlockNumber(last)) {
+            return Ok(());
+        }
+        let has = match store.height() {
+            height if height < known.height => format!("{height} blocks, and has had {}", known.height),
+            _ => format!("another block {last} than it has had"),
+        };
+        Err(watermark.rolled_back(format!("the orderer's log of channel {} has {has}", self.channel)).into())
+    }
+
+    /// Notes that so many blocks were shown, if that is news, once they are durable here: their engine may have them elsewhere, and
+    /// leave them unsynced here for long.
+    pub(super) async fn note_watermark(&self, watermark: &WatermarkFile, shown: u64) {
+        if shown <= watermark.noted().await.height {
+            return;
+        }
+        let noting = async {
+            let height = {
+                let _uncut = self.cutting.lock().await;
+                shown.min(self.store().sync().await?)
+            };
+            let Some(last) = height.checked_sub(1) else { return Ok(()) };
+            let Some(block) = self.block(last)? else { return Ok(()) };
+            let block_hash = Block::parse(&block)?.hash();
+            Ok::<(), Error>(watermark.note(Watermark { height, block_hash, ..Watermark::default() }).await?)
+        };
+        if let Err(error) = noting.await {
+            watermark.missed(&error);
+        }
     }
 
     /// A block, whether it may be shown or not.
@@ -169,6 +211,7 @@ impl ordered::Journal for ChainJournal {
         if height >= self.height() {
             return Ok(());
         }
+        let _nobody_syncs = self.cutting.lock().await;
         let cutting = async {
             blocks::cut(&self.directory, height).await?;
             open(&self.directory, &self.channel, &self.sync).await

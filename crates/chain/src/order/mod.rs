@@ -46,7 +46,7 @@ use base::{Bytes, ErrorKind};
 use consensus::ordered::{Journal as _, Processor};
 use ledger::{Block, ChannelConfig};
 use proto::common::Status;
-use storage::GroupSync;
+use storage::{GroupSync, WatermarkFile};
 
 use crate::access::{Definitions, Rules};
 use crate::{Error, events};
@@ -186,6 +186,8 @@ pub struct OrdererOptions {
     /// Order the channels: alone ([`SoloEngines`]), or together with others.
     pub engines: Arc<dyn Engines>,
     pub settings: Settings,
+    /// Holds the notes of how far each channel's log has come; none are kept where a log may go back, as a volatile one does.
+    pub watermarks: Option<Directory>,
 }
 
 /// One ordering node.
@@ -261,8 +263,12 @@ impl Orderer {
         let config = Arc::new(ChannelConfig::from_block(&Block::parse(&genesis)?)?);
         let rules = Arc::new(Rules::new(config, Definitions::new())?);
         let name = rules.channel().to_string();
-        let OrdererOptions { engines, signer, settings, .. } = &self.options;
-        let chain = Chain::start(rules, journal, engines.as_ref(), signer.clone(), settings.clone()).await?;
+        let OrdererOptions { engines, signer, settings, watermarks, .. } = &self.options;
+        let watermark = watermarks.clone().map(|directory| WatermarkFile::open(directory, &name)).transpose()?;
+        if let Some(watermark) = &watermark {
+            journal.check_watermark(watermark).await?;
+        }
+        let chain = Chain::start(rules, journal, engines.as_ref(), signer.clone(), settings.clone(), watermark).await?;
         self.chains.write().expect("no holder of this lock panics").insert(name, chain);
         Ok(())
     }

@@ -366,3 +366,92 @@ fn a_channel_is_joined_once() {
         orderer.stop().await;
     });
 }
+
+/// The directory of an orderer that orders alone was emptied: it began a new chain, took envelopes and acknowledged them, and ended in
+/// blocks that no peer could take. One whose earlier copy was put back made other blocks at numbers that peers had.
+#[test]
+fn an_orderer_whose_log_is_older_than_its_note_does_not_start() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let root = root(&scratch).await;
+        let consortium = consortium();
+        let open = async || {
+            let watermarks = Some(root.subdirectory("watermarks").await.expect("the directory can be made"));
+            let options = OrdererOptions { watermarks, ..orderer_options(&consortium, &root).await };
+            let orderer = Orderer::open(options).await?;
+            orderer.join(&consortium.genesis).await.map(|()| orderer)
+        };
+        let order = async |orderer: &Orderer, text: &str| {
+            let height = orderer.chain(CHANNEL).expect("joined").height();
+            let envelope = message(&consortium.client(), Shape::default(), text);
+            orderer.broadcast(CHANNEL, envelope).await.expect("there is room");
+            at_height(orderer, height + 1).await;
+        };
+        let (log, copy) = (root.path().join("orderer"), root.path().join("copy"));
+        let put_away = || base::durable::rename(&log, &copy).expect("the disk works");
+        let first = open().await.expect("the first start");
+        order(&first, "first").await;
+        first.stop().await;
+        put_away();
+        let error = open().await.err().expect("it has lost a block");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let text = error.to_string();
+        assert!(text.contains("has 1 blocks, and has had 2"), "{text}");
+        assert!(text.contains(&format!("remove {}", root.path().join("watermarks").join(CHANNEL).display())), "{text}");
+
+        // The way out that the error names, and then another block at the same number.
+        std::fs::remove_file(root.path().join("watermarks").join(CHANNEL)).expect("it is there");
+        let second = open().await.expect("nothing is noted any more");
+        order(&second, "another").await;
+        order(&second, "and one more").await;
+        second.stop().await;
+        std::fs::remove_dir_all(&log).expect("the disk works");
+        base::durable::rename(&copy, &log).expect("the disk works");
+        let error = open().await.err().expect("its log is an earlier copy");
+        assert!(error.to_string().contains("has 2 blocks, and has had 3"), "{error}");
+
+        // One that has grown beyond what was noted, with other blocks.
+        let watermarks = root.path().join("watermarks").join(CHANNEL);
+        let noted = std::fs::read(&watermarks).expect("it is there");
+        std::fs::remove_file(&watermarks).expect("it is there");
+        let third = open().await.expect("nothing is noted any more");
+        order(&third, "x").await;
+        order(&third, "y").await;
+        third.stop().await;
+        base::durable::write(&watermarks, &noted, base::durable::Access::Owner).expect("the disk works");
+        let error = open().await.err().expect("it is another chain");
+        assert!(error.to_string().contains("has another block 2 than it has had"), "{error}");
+    });
+}
+
+/// On Raft the journal is synced after 64 MiB: a note of what was durable there by itself stayed that far behind, and one of what was
+/// shown would be ahead of the log that a crash leaves.
+#[test]
+fn a_note_is_of_blocks_that_were_made_durable_for_it() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    production::run(async {
+        let (root, consortium) = (root(&scratch).await, consortium());
+        let journal = ChainJournal::open(&root, CHANNEL, GroupSync::new()).await.expect("the disk works");
+        let notes = root.subdirectory("watermarks").await.expect("the disk works");
+        let watermark = WatermarkFile::open(notes.clone(), CHANNEL).expect("there is none yet");
+        let mut blocks = vec![consortium.genesis];
+        for number in 1..4 {
+            let before = blocks.last().expect("there is the first one").hash();
+            blocks.push(Block::build(base::BlockNumber(number), Some(before), &[]));
+        }
+        for (position, block) in (0..).zip(&blocks) {
+            journal.append(position, block.to_bytes()).await.expect("it follows");
+        }
+        assert_eq!(journal.durable(), 0, "nobody has synced");
+        // Those that were not shown may be given up.
+        journal.note_watermark(&watermark, 3).await;
+        let noted = WatermarkFile::open(notes, CHANNEL).expect("it is whole").noted().await;
+        assert_eq!((noted.height, noted.block_hash), (3, blocks[2].hash()));
+        assert!(journal.durable() >= 3, "{} blocks are durable", journal.durable());
+        journal.cut(3).await.expect("the disk works");
+        journal.check_watermark(&watermark).await.expect("it has what was noted");
+        journal.cut(2).await.expect("the disk works");
+        let error = journal.check_watermark(&watermark).await.expect_err("it has less");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    });
+}

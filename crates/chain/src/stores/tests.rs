@@ -97,11 +97,125 @@ fn who_is_replaced_while_it_opens_is_fenced_and_finds_no_damage() {
             metadata.set_filter(vec![0; consortium.genesis.len()].into());
             let late = Late(consortium.genesis.with_metadata(metadata));
             let (address, token) = (ADDRESS.to_owned(), Bytes::new());
-            let stores = NodeStores { address, token, epoch: Epoch(1), states: Arc::new(late) };
+            let stores = NodeStores { address, token, epoch: Epoch(1), states: Arc::new(late), watermark: None };
             stores.open(CHANNEL).await.map(drop)
         });
         let opened = opening.await.expect("nobody crashes it");
         assert_eq!(opened.map_err(|error| error.kind()), Err(ErrorKind::Fenced));
     });
     run.expect("the run succeeds");
+}
+
+/// What became of a storage node while its compute node was away.
+struct Loss {
+    /// The folder that was replaced by an earlier copy, of a time when there were no blocks.
+    folder: &'static str,
+    /// Epochs that others have begun since.
+    unseen: u64,
+    /// Blocks of another chain that another one has appended since.
+    others: u64,
+    says: &'static str,
+}
+
+/// A storage node's directory was put back from an earlier copy, or only its file of the epoch was, and the compute node was started
+/// afterwards: it had nothing to compare with, endorsed on the old rows, and took the place of a primary under an epoch that had been
+/// given before.
+#[test]
+fn a_storage_node_that_has_less_than_was_noted_is_refused_each_time_and_not_changed() {
+    let fewer_epochs = "has begun epoch 1 of channel alpha, and 3 before";
+    let lacks = "lacks block 0 of channel alpha, which was durable there";
+    for Loss { folder, unseen, others, says } in [
+        Loss { folder: "/data", unseen: 0, others: 0, says: fewer_epochs },
+        Loss { folder: "/data/epochs", unseen: 0, others: 0, says: fewer_epochs },
+        Loss { folder: "/data/blocks", unseen: 0, others: 0, says: lacks },
+        Loss { folder: "/data", unseen: 5, others: 0, says: lacks },
+        Loss { folder: "/data", unseen: 5, others: 2, says: lacks },
+    ] {
+        let run = Simulation::new(4).run(|sim| async move {
+            let node = sim.node("storage");
+            drop(node.spawn(serve()));
+            rt::sleep(Duration::from_millis(20)).await;
+            let copy = sim.node("compute").spawn({
+                let node = node.clone();
+                async move {
+                    drop(open_noting().await.expect("there is nothing yet"));
+                    let copy = node.disk().copy(folder);
+                    let stores = open_noting().await.expect("it has all that was there");
+                    append_chain(&*stores.blocks, 1, 1).await;
+                    // Until it is noted. There are no rows of it.
+                    rt::sleep(3 * NOTE_PERIOD).await;
+                    drop(stores);
+                    // A primary that has appended nothing: the file alone has its epoch.
+                    drop(open_noting().await.expect("it has all that was there"));
+                    copy
+                }
+            });
+            let copy = copy.await.expect("nobody crashes it");
+            node.crash();
+            node.disk().put_back(&copy);
+            node.restart();
+            drop(node.spawn(serve()));
+            rt::sleep(Duration::from_millis(20)).await;
+            let opening = sim.node("compute").spawn(async move {
+                for _ in 0..unseen {
+                    storage::node::begin_epoch(ADDRESS, &Bytes::new(), CHANNEL).await.expect("it answers");
+                }
+                if others > 0 {
+                    let blocks = RemoteBlocks::open(remote(newest().await.get())).await.expect("it answers");
+                    append_chain(&blocks, 2, others).await;
+                }
+                let found = newest().await;
+                for attempt in 0..2 {
+                    let error = open_noting().await.err().expect("it has less");
+                    let text = format!("attempt {attempt} after {folder}: {error}");
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "{text}");
+                    assert!(text.contains(says), "{text}");
+                    assert!(text.contains("remove /notes/alpha and start again"), "{text}");
+                }
+                assert_eq!(newest().await, found, "{folder}: who is refused begins no epoch");
+                let notes = Directory::open("/notes").await.expect("the disk works");
+                notes.remove(CHANNEL).expect("there is one");
+                open_noting().await.map(drop)
+            });
+            opening.await.expect("nobody crashes it").expect("the step that the error names");
+        });
+        run.expect("the run succeeds");
+    }
+}
+
+async fn newest() -> Epoch {
+    storage::node::newest_epoch(ADDRESS, &Bytes::new(), CHANNEL).await.expect("it answers")
+}
+
+/// Appends so many blocks of a chain that begins as one of so many organisations, and makes them durable.
+async fn append_chain(blocks: &dyn Blocks, organizations: usize, count: u64) {
+    let consortium = Consortium::found(Terms_::seeded(organizations, ledger::config::EndorsementRule::Any));
+    let mut block = consortium.genesis;
+    for number in 1..=count {
+        let mut metadata = block.metadata().clone();
+        metadata.set_filter(vec![0; block.len()].into());
+        block = block.with_metadata(metadata);
+        append_block(blocks, &block, &[]).await.expect("it follows");
+        block = Block::build(BlockNumber(number), Some(block.hash()), &[]);
+    }
+    blocks.sync().await.expect("the disk works");
+}
+
+/// Begins an epoch and opens the stores under it, with the note of this node.
+async fn open_noting() -> Result<ChannelStores, Error> {
+    let notes = Directory::open("/notes").await.expect("the disk works");
+    let watermark = Arc::new(WatermarkFile::open(notes, CHANNEL)?);
+    let epoch = begin_epoch(remote(0), None, Some(watermark.as_ref())).await?;
+    let RemoteOptions { address, token, .. } = remote(0);
+    NodeStores { address, token, epoch, states: Arc::new(Heights), watermark: Some(watermark) }.open(CHANNEL).await
+}
+
+/// States of which nothing but their height is asked.
+struct Heights;
+
+#[async_trait]
+impl States for Heights {
+    async fn open(&self, _channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, Error> {
+        Ok(Arc::new(Height(rows.savepoint().height)))
+    }
 }

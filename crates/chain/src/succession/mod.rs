@@ -13,7 +13,7 @@
 //! Succeeding:
 //! 3. Without a lease for [`PATIENCE`] (soon, where every way to a primary is refused; later, where one is silent), while
 //!    storage answers and its newest epoch has stayed what it was for that long, the node has storage begin the epoch
-//!    after that one. Of several that do so, storage lets one: the others go on at step 1, and find it.
+//!    after that one, unless storage has less than this node has [noted](storage::watermark). Of several that do so, storage lets one: the others go on at step 1, and find it.
 //! 4. From now on storage refuses what the old primary writes. The node listens, so that the others see that somebody has begun,
 //!    opens blocks, rows and memory under its epoch, applies the blocks behind the savepoint again, and follows the orderers.
 //! 5. When every lease has ended that the old primary can have granted or held, it raises heights (the state sees to that),
@@ -53,12 +53,14 @@ use proto::protos::{ProposalResponse, Response};
 use state::disaggregated::memory::{LentMemory, Memory, MemoryError};
 use state::disaggregated::readers::Patience;
 use state::{Disaggregated, DisaggregatedSettings, Reader};
-use storage::node::{RemoteOptions, begin_epoch_after};
+use storage::WatermarkFile;
+use storage::node::RemoteOptions;
 
 use crate::access::{Definitions, Rules};
 use crate::commit::deliver::BlockSources;
 use crate::endorse::{Channels, Endorse, EndorseError, Endorser, EndorsingChannel};
 use crate::peer::{Settings, define};
+use crate::stores::begin_epoch;
 use crate::validate::borrow::Counts;
 use crate::view::{ChannelView, PeerView};
 use crate::{Channel, Error, Peer, events};
@@ -120,6 +122,8 @@ pub struct ComputeNodeOptions {
     pub address: String,
     /// Where they do.
     pub others: Vec<String>,
+    /// Where it is noted how far the channel has come: this node succeeds nobody on data that has less.
+    pub watermark: Option<Arc<WatermarkFile>>,
     /// The others, by the names that their links prove. Nobody else may follow the state, or judge transactions for it.
     pub parties: Parties,
     pub memory: Arc<dyn PeerMemory>,
@@ -444,12 +448,12 @@ impl Shared {
                 continue;
             }
             let Some(newest) = around.settled(options.patience.gone) else { continue };
-            match begin_epoch_after(&options.storage, &options.token, &self.channel_name, newest).await {
+            match begin_epoch(self.remote(Epoch(0)), Some(newest), options.watermark.as_deref()).await {
                 Ok(epoch) => {
                     self.present.set(Role::None);
                     return Ok(epoch);
                 }
-                Err(error) if error.kind() == ErrorKind::Corrupt => return Err(error.into()),
+                Err(error) if error.kind() == ErrorKind::Corrupt => return Err(error),
                 Err(error) => {
                     around.unsettle();
                     tracing::debug!(node = options.name, %error, "does not take the primary's place");

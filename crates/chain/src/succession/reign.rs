@@ -100,6 +100,7 @@ impl Reign {
             token: options.token.clone(),
             epoch,
             states: opened.clone(),
+            watermark: options.watermark.clone(),
         };
         let peer = Peer::open(PeerOptions {
             name: options.name.clone(),

@@ -92,6 +92,7 @@ impl Engines for SimEngines {
 
 async fn open_orderer(consortium: &Consortium, fabric: &SimFabric, index: usize) -> Option<Arc<Orderer>> {
     let options = OrdererOptions {
+        watermarks: None,
         signer: consortium.orderer.clone(),
         directory: Directory::open("orderer").await.ok()?,
         sync: GroupSync::new(),

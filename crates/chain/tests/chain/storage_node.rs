@@ -137,7 +137,8 @@ async fn open_compute(consortium: &Consortium, fabric: &SimFabric) -> Result<Arc
     let root = Directory::open("peer").await.expect("a directory");
     let tables = ModelEngine::open(root.subdirectory("unused").await.expect("a directory")).await?;
     let mut options = peer_options(consortium, &root, 0, tables).await;
-    options.stores = Arc::new(NodeStores { address: STORAGE.to_owned(), token: storage_token(), epoch, states });
+    options.stores =
+        Arc::new(NodeStores { address: STORAGE.to_owned(), token: storage_token(), epoch, states, watermark: None });
     options.orderers = vec!["blocks".to_owned()].into();
     let peer = Peer::open(options).await?;
     peer.join(&consortium.genesis).await?;

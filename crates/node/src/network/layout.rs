@@ -30,6 +30,11 @@ pub(crate) fn compute_folder(network: &Path, organization: &str, node: usize) ->
     network.join(NODES).join(compute_name(organization, node))
 }
 
+/// The folder of an orderer, counted from 0, also where it has no process of its own.
+pub(crate) fn orderer_folder(network: &Path, place: usize) -> PathBuf {
+    network.join(NODES).join(orderer_name(place))
+}
+
 /// The name of an orderer, counted from 0.
 pub(crate) fn orderer_name(place: usize) -> String {
     match place {

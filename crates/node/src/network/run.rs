@@ -286,6 +286,8 @@ async fn start_orderers(
             sync: sync.clone(),
             engines,
             acknowledge: orderer::acknowledge(config),
+            notes: layout::orderer_folder(&network.path, place),
+            volatile: config.volatile,
             cutting: orderer::cutting(config.cut),
             genesis: &network.genesis,
             address: &blocks_address(network, place),
@@ -428,6 +430,7 @@ async fn start_peer(
         section_bytes: config.pool.section_bytes,
         budget_bytes: config.pool.peer_bytes,
         folder: layout::compute_folder(&network.path, &organization.name, 0),
+        notes: layout::compute_folder(&network.path, &organization.name, 0),
         among: None,
         shares_process: network.organizations.len() > 1,
         settings: DisaggregatedSettings {
@@ -459,7 +462,8 @@ async fn start_peer(
             orderers: options.orderers.clone(),
             settings: options.settings.clone(),
         };
-        let elsewhere = Elsewhere { among, ..elsewhere.clone() };
+        let notes = layout::compute_folder(&network.path, &organization.name, node);
+        let elsewhere = Elsewhere { among, notes, ..elsewhere.clone() };
         nodes.push(Arc::new(Compute::disaggregated(options, elsewhere).await?));
     }
     Ok((Some(storage), nodes))

@@ -246,6 +246,7 @@ fn elsewhere(
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,
         folder: shared.map_or_else(|| folder.to_path_buf(), |shared| folder.join(shared)),
+        notes: folder.to_path_buf(),
         among: among.map(|among| Among {
             address: among.address.clone(),
             others: among.others.clone(),
@@ -523,6 +524,8 @@ impl Here<'_> {
             sync: GroupSync::new(),
             engines,
             acknowledge,
+            notes: self.folder.to_path_buf(),
+            volatile: section.sift.as_ref().is_some_and(|sift| sift.volatile),
             cutting: orderer::cutting(section.cut),
             genesis: &self.genesis()?,
             address: &section.blocks_address,

@@ -35,8 +35,9 @@ use proto::protos::{ProposalResponse, Response};
 use rma::Fabric;
 use state::disaggregated::memory::{LentMemory, MemoryError};
 use state::{Disaggregated, DisaggregatedSettings, Usage, WorldState};
+use storage::node::RemoteOptions;
 use storage::tables::TablesEngine;
-use storage::{DataDirectory, GroupSync, StateStore};
+use storage::{DataDirectory, GroupSync, StateStore, WatermarkFile};
 
 use crate::config::Config;
 use crate::control::{ComputeReport, FirstBlockReport, HitRate, MemoryReport, NodeMemory, budget};
@@ -95,6 +96,8 @@ pub(crate) struct Elsewhere {
     pub budget_bytes: u64,
     /// Where it keeps another budget that its operator gave it. Compute nodes of a peer share it, where they can.
     pub folder: PathBuf,
+    /// Its own folder, where it notes how far the channel had come at the storage node.
+    pub notes: PathBuf,
     /// How it finds the peer's other compute nodes, if it has others.
     pub among: Option<Among>,
     /// Whether other peers run in the same process.
@@ -256,9 +259,12 @@ impl Compute {
 
     /// Opens the disaggregated form. A storage node that does not answer is asked until it does.
     pub(crate) async fn disaggregated(options: Options<'_>, elsewhere: Elsewhere) -> Result<Compute, NodeError> {
+        let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
+        // One for all attempts.
+        let watermark = Arc::new(WatermarkFile::open(super::watermarks(&elsewhere.notes).await?, &channel)?);
         let mut wait = ASK_AGAIN_MIN;
         loop {
-            let error = match Compute::attempt(&options, &elsewhere).await {
+            let error = match Compute::attempt(&options, &elsewhere, &channel, &watermark).await {
                 Err(error) if error.kind() == ErrorKind::Retry => error,
                 outcome => return outcome,
             };
@@ -268,23 +274,35 @@ impl Compute {
         }
     }
 
-    async fn attempt(options: &Options<'_>, elsewhere: &Elsewhere) -> Result<Compute, NodeError> {
+    async fn attempt(
+        options: &Options<'_>,
+        elsewhere: &Elsewhere,
+        channel: &str,
+        watermark: &Arc<WatermarkFile>,
+    ) -> Result<Compute, NodeError> {
         let (address, token) = (elsewhere.storage.clone(), Bytes::new());
         let (space, state) = Default::default();
         let memory = Arc::new(Pooled { elsewhere: elsewhere.clone(), space, state });
         drop(rt::spawn(Pooled::probe(Arc::downgrade(&memory))));
         if let Some(among) = &elsewhere.among {
-            return Compute::among(options, among.clone(), memory);
+            return Compute::among(options, among.clone(), watermark.clone(), memory);
         }
-        let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
-        let epoch = storage::node::begin_epoch(&address, &token, &channel).await?;
+        let (epoch, channel) = (Epoch(0), channel.to_owned());
+        let remote = RemoteOptions { address: address.clone(), token: token.clone(), channel, epoch };
+        let begun = chain::stores::begin_epoch(remote, None, Some(watermark.as_ref())).await;
+        let epoch = begun.map_err(|source| NodeError::Chain { who: options.name.to_owned(), source })?;
         let states = Arc::new(PooledStates { memory: memory.clone(), epoch });
-        let stores = NodeStores { address, token, epoch, states };
+        let stores = NodeStores { address, token, epoch, states, watermark: Some(watermark.clone()) };
         Compute::open(options, Arc::new(stores), Some(memory)).await
     }
 
     /// One of several, which finds its place by itself.
-    fn among(options: &Options<'_>, among: Among, memory: Arc<Pooled>) -> Result<Compute, NodeError> {
+    fn among(
+        options: &Options<'_>,
+        among: Among,
+        watermark: Arc<WatermarkFile>,
+        memory: Arc<Pooled>,
+    ) -> Result<Compute, NodeError> {
         let name = options.name.to_owned();
         let node = ComputeNode::start(ComputeNodeOptions {
             name: name.clone(),
@@ -298,6 +316,7 @@ impl Compute {
             token: Bytes::new(),
             address: among.address,
             others: among.others,
+            watermark: Some(watermark),
             parties: among.parties,
             state: memory.elsewhere.settings.clone(),
             memory: memory.clone(),

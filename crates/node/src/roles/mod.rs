@@ -17,9 +17,20 @@ pub(crate) mod memory;
 pub(crate) mod orderer;
 pub(crate) mod storage;
 
+use std::path::Path;
 use std::sync::Arc;
 
+use ::storage::watermark::WATERMARKS;
+use base::rt::disk::Directory;
+
+use crate::network::NodeError;
 use crate::process::Ended;
+
+/// Where a process notes how far its channels have come: in its own folder, apart from its data.
+async fn watermarks(folder: &Path) -> Result<Directory, NodeError> {
+    let path = folder.join(WATERMARKS);
+    Directory::open(&path).await.map_err(NodeError::file("creating", &path))
+}
 
 /// Why a part of a network has stopped.
 fn said(name: &str, failure: Option<Arc<chain::Error>>) -> Ended {

@@ -19,7 +19,7 @@ use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use proto::common::Status;
 use rma::{Fabric, Token};
-use storage::{DataDirectory, GroupSync};
+use storage::{DataDirectory, GroupSync, WatermarkFile};
 
 use crate::config;
 use crate::network::NodeError;
@@ -40,6 +40,10 @@ pub(crate) struct Options<'a> {
     pub engines: Arc<dyn Engines>,
     /// When an envelope is acknowledged.
     pub acknowledge: Acknowledge,
+    /// Its folder, apart from the data, where it notes how far its log has come.
+    pub notes: PathBuf,
+    /// Whether its log may be lost with the power: nothing is noted then, and no earlier note holds any more.
+    pub volatile: bool,
     /// When a block is cut.
     pub cutting: Cutting,
     /// Of the channel that it orders.
@@ -60,7 +64,13 @@ impl Ordering {
     pub(crate) async fn start(options: Options<'_>) -> Result<Ordering, NodeError> {
         let name = options.name.to_owned();
         let failed = |source| NodeError::Chain { who: name.clone(), source };
+        let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
+        let watermarks = super::watermarks(&options.notes).await?;
+        if options.volatile {
+            WatermarkFile::remove(&watermarks, &channel).await?;
+        }
         let orderer = Orderer::open(OrdererOptions {
+            watermarks: (!options.volatile).then_some(watermarks),
             signer: options.signer,
             directory: options.directory,
             sync: options.sync,
@@ -71,7 +81,6 @@ impl Ordering {
         .map_err(failed)?;
         orderer.join(options.genesis).await.map_err(failed)?;
         orderer.serve(options.address).await.map_err(failed)?;
-        let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
         let chain = orderer.chain(&channel).expect("its genesis block was just joined");
         Ok(Ordering { name, orderer, chain, _data: options.data })
     }
@@ -220,5 +229,55 @@ impl Engines for RaftEngines {
         let log = Arc::new(RaftLog::open(options, journal).await?);
         assert!(self.log.set(Arc::clone(&log)).is_ok(), "an orderer has one channel");
         Ok(log)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Epoch;
+    use chain::order::SoloEngines;
+    use storage::Watermark;
+
+    use super::*;
+    use crate::Network;
+    use crate::config::Config;
+    use crate::network::{material, open_directory};
+
+    /// A log that may go back was noted before it might, and the note refused it when it was to be durable again.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_note_of_an_earlier_time_is_removed_where_the_log_is_volatile() {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let config = Config::default();
+        let network = Network::create(&folder.path().join("network"), &config).await.expect("a network");
+        let notes = folder.path().join("notes");
+        let start = async |volatile| {
+            let data = open_directory(&folder.path().join("data")).await?;
+            Ordering::start(Options {
+                name: "orderer",
+                signer: material::orderer_signer(&network, 0)?,
+                directory: data.subdirectory("blocks").await?,
+                data,
+                sync: GroupSync::new(),
+                engines: Arc::new(SoloEngines),
+                acknowledge: Acknowledge::Queued,
+                notes: notes.clone(),
+                volatile,
+                cutting: cutting(config.ordering.cut),
+                genesis: network.genesis(),
+                address: "the blocks of an orderer that may be volatile",
+            })
+            .await
+        };
+        let noted = super::super::watermarks(&notes).await.expect("the disk works");
+        let noted = WatermarkFile::open(noted, &config.network.channel).expect("there is none");
+        let later = Watermark { epoch: Epoch(0), height: 5, block_hash: [5; 32] };
+        noted.note(later).await.expect("the disk works");
+        let error = start(false).await.err().expect("it has had more blocks").to_string();
+        let (has, path) = ("has 1 blocks, and has had 5", noted.path());
+        assert!(error.contains(has) && error.contains(&format!("remove {}", path.display())), "{error}");
+        for volatile in [true, false] {
+            start(volatile).await.expect("nothing is known of its log").stop().await;
+            assert_eq!(path.exists(), !volatile, "it is noted again once the log stays");
+        }
     }
 }

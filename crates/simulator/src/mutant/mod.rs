@@ -10,14 +10,20 @@ mod pools;
 
 use std::time::Duration;
 
+use base::rt;
+use base::rt::simulation::Node;
 use chain::validate::borrow::When;
 use consensus::ordered;
 use state::disaggregated::fault;
 
 use crate::network::Network;
+use crate::network::nodes::DATA;
 use crate::scenario::{self, Form, ORDERER, Pools};
 pub use engine::LyingEngine;
 pub use pools::{LyingHost, LyingStores};
+
+/// How long after the beginning a node's data goes back: then blocks were made since, and noted.
+const GOES_BACK_AFTER: Duration = Duration::from_millis(2_500);
 
 /// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,11 +68,15 @@ pub enum Mutant {
     OrdererAnswersLate,
     /// Peers stay with an orderer that says that it is alive, though it has no blocks that others have.
     PeerStays,
+    /// The orderer loses its power, and comes back with its data of an earlier time.
+    OrdererGoesBack,
+    /// So does the first peer's storage node, and its compute nodes are started again.
+    StorageGoesBack,
 }
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 20] = [
+    pub const ALL: [Mutant; 22] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -87,6 +97,8 @@ impl Mutant {
         Mutant::OrdererOwnDisk,
         Mutant::OrdererAnswersLate,
         Mutant::PeerStays,
+        Mutant::OrdererGoesBack,
+        Mutant::StorageGoesBack,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -114,6 +126,8 @@ impl Mutant {
             Mutant::OrdererOwnDisk => "orderer-own-disk",
             Mutant::OrdererAnswersLate => "orderer-answers-late",
             Mutant::PeerStays => "peer-stays",
+            Mutant::OrdererGoesBack => "orderer-goes-back",
+            Mutant::StorageGoesBack => "storage-goes-back",
         }
     }
 
@@ -134,7 +148,9 @@ impl Mutant {
             | Mutant::OrdererShowsEarly
             | Mutant::OrdererOwnDisk
             | Mutant::OrdererAnswersLate
-            | Mutant::PeerStays => Form::Monolithic,
+            | Mutant::PeerStays
+            | Mutant::OrdererGoesBack => Form::Monolithic,
+            Mutant::StorageGoesBack => Form::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie where one node is told to be the primary.
                 Form::Disaggregated(Pools { follows: false, ..pools })
@@ -161,6 +177,14 @@ impl Mutant {
                 data_cache_bytes: 0,
                 ..pools
             }),
+        }
+    }
+
+    /// What must be said of it, where something else than what is to notice it could accuse it as well.
+    pub fn says(self) -> &'static str {
+        match self {
+            Mutant::OrdererGoesBack | Mutant::StorageGoesBack => "an earlier copy of the data was put back",
+            _ => "",
         }
     }
 
@@ -206,6 +230,12 @@ impl Mutant {
             Mutant::FillSurvives => network.sim.inject("state.read.storage", 0.3),
             Mutant::AppendUnfenced => network.sim.inject("storage.node.mutant.append_unfenced", 1.0),
             Mutant::OfficeIgnored => network.sim.inject("chain.succession.mutant.office", 1.0),
+            Mutant::OrdererGoesBack => go_back(network.node(ORDERER), Vec::new()),
+            Mutant::StorageGoesBack => {
+                let compute = network.scenario.compute_nodes(Mutant::PEER);
+                let compute = compute.iter().map(|name| network.node(name)).collect();
+                go_back(network.node(&scenario::storage(Mutant::PEER)), compute);
+            }
             Mutant::PeerStays => network.sim.inject("chain.deliver.mutant.stays", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::WordUnchecked => {
@@ -216,4 +246,17 @@ impl Mutant {
             _ => {}
         }
     }
+}
+
+/// Puts a node's data of now back after a while. Others crash before, so that they remember nothing but what they have noted.
+fn go_back(node: Node, others: Vec<Node>) {
+    let copy = node.disk().copy(DATA);
+    drop(rt::spawn(async move {
+        rt::sleep(GOES_BACK_AFTER).await;
+        others.iter().for_each(Node::crash);
+        node.crash();
+        node.disk().put_back(&copy);
+        node.restart();
+        others.iter().for_each(Node::restart);
+    }));
 }

@@ -12,9 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base::rt::disk::Directory;
 use base::rt::{AbortOnDrop, Stop};
 use base::{Bytes, Epoch, ErrorKind, rt};
 use chain::endorse::Endorse as _;
+use chain::stores::begin_epoch;
 use chain::succession::{ComputeNode, ComputeNodeOptions, PeerMemory};
 use chain::view::PeerView;
 use chain::{NodeStores, Peer, States, Stores};
@@ -23,11 +25,12 @@ use prost::Message as _;
 use state::disaggregated::memory::{LentMemory, Memory, MemoryError};
 use state::disaggregated::readers::Patience;
 use state::{Disaggregated, DisaggregatedSettings, WorldState};
-use storage::StateStore;
+use storage::node::RemoteOptions;
+use storage::{StateStore, WatermarkFile};
 
 use super::Network;
 use super::members::CHANNEL;
-use super::nodes::{Ended, NodeParts, answer_of, node_parts, observe, peer_address, peer_options, serve_peer};
+use super::nodes::{Ended, NOTES, NodeParts, answer_of, node_parts, observe, peer_address, peer_options, serve_peer};
 use super::pools::{MEMORY_TOKEN, STORAGE_TOKEN, storage_address};
 use super::service::{Answer, Kind, serve};
 use crate::mutant::{LyingStores, Mutant};
@@ -112,6 +115,11 @@ impl States for Opens {
     }
 }
 
+/// Where this node has noted how far the channel has come at its storage node.
+async fn watermark() -> Result<WatermarkFile, Ended> {
+    Ok(WatermarkFile::open(Directory::open(NOTES).await?, CHANNEL)?)
+}
+
 /// A compute node's role.
 pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let place = network.place(&name);
@@ -119,18 +127,27 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
         rt::sleep(LOOK_AGAIN).await;
     }
     let (address, token) = (storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN));
+    let watermark = Arc::new(watermark().await?);
     let kept = match Mutant::EpochKept.is_in(&network, place) {
         true => storage::node::newest_epoch(&address, &token, CHANNEL).await?,
         false => Epoch(0),
     };
     let epoch = match kept {
-        Epoch(0) => storage::node::begin_epoch(&address, &token, CHANNEL).await?,
+        Epoch(0) => {
+            let remote = RemoteOptions {
+                address: address.clone(),
+                token: token.clone(),
+                channel: CHANNEL.to_owned(),
+                epoch: kept,
+            };
+            begin_epoch(remote, None, Some(watermark.as_ref())).await?
+        }
         kept => kept,
     };
     let pooled = Pooled { network: Arc::clone(&network), place, epoch, opened: Mutex::default() };
     let pooled = Arc::new(pooled);
-    let stores: Arc<dyn Stores> =
-        Arc::new(NodeStores { address, token, epoch, states: Arc::new(Opens(Arc::clone(&pooled))) });
+    let states = Arc::new(Opens(Arc::clone(&pooled)));
+    let stores: Arc<dyn Stores> = Arc::new(NodeStores { address, token, epoch, states, watermark: Some(watermark) });
     let stores = LyingStores::over(&network, place, stores);
     let _handle = network.pooled.show(&name, Arc::clone(&pooled));
     let peer = Peer::open(peer_options(&network, &name, place, stores)).await?;
@@ -215,6 +232,7 @@ pub async fn take_part(network: Arc<Network>, name: String) -> Result<(), Ended>
         token: Bytes::from_static(STORAGE_TOKEN),
         address: among(&name),
         others: others.map(|other| among(&other)).collect(),
+        watermark: Some(Arc::new(watermark().await?)),
         memory: memory.clone(),
         state: state_settings(&network, place),
         patience: Patience { gone: GONE_PATIENCE, silent: SILENT_PATIENCE_MIN + pools.patience },

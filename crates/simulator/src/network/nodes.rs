@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::rt::disk::Directory;
 use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
@@ -49,6 +50,8 @@ pub const DATA: &str = "/data";
 /// The directory of an orderer's logs, and of a peer's ledgers.
 pub const BLOCKS: &str = "blocks";
 pub const TABLES: &str = "tables";
+/// Where orderers and compute nodes note how far their channel has come, apart from the data.
+pub const NOTES: &str = "/notes";
 
 /// How long a role that failed waits before it is started again.
 const RESTART_WAIT_MAX: Duration = Duration::from_millis(100);
@@ -117,6 +120,7 @@ pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let acknowledge =
         if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
     let orderer = Orderer::open(OrdererOptions {
+        watermarks: Some(Directory::open(NOTES).await?),
         signer: network.members.orderers[number.expect("an orderer's node")].clone(),
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),

@@ -142,6 +142,11 @@ impl RemoteBlocks {
         Ok(RemoteBlocks { shared, reads, _tasks: [driver, learning] })
     }
 
+    /// The number of blocks that are known to be durable at the node, and the header hash of the last of them.
+    pub fn durable_tip(&self) -> (u64, [u8; 32]) {
+        lock(&self.shared.state).durable
+    }
+
     fn malformed(&self, malformed: Malformed) -> Error {
         self.shared.options.malformed(malformed)
     }

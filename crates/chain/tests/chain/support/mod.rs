@@ -239,6 +239,7 @@ pub async fn directory(root: &Directory, name: &str) -> Directory {
 
 pub async fn orderer_options(consortium: &Consortium, root: &Directory) -> OrdererOptions {
     OrdererOptions {
+        watermarks: None,
         signer: consortium.orderer.clone(),
         directory: directory(root, "orderer").await,
         sync: GroupSync::new(),

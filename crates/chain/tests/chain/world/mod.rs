@@ -69,6 +69,7 @@ pub async fn run_orderer(consortium: Arc<Consortium>) {
 pub async fn open_orderer(consortium: &Consortium) -> Option<Arc<Orderer>> {
     let directory = Directory::open("orderer").await.ok()?;
     let options = OrdererOptions {
+        watermarks: None,
         signer: consortium.orderer.clone(),
         directory,
         sync: GroupSync::new(),

@@ -1,0 +1,235 @@
+//! How far a channel has come, in a file that lies apart from the channel's data.
+//!
+//! A directory that was emptied, or replaced by an earlier copy, looks like one that has never held more. Whoever goes on from it
+//! breaks what it has promised: an orderer makes other blocks at numbers that it has shown, a storage node gives an epoch a second
+//! time. So a process notes in its own folder how far the data has come, and compares:
+//!
+//! 1. [`WatermarkFile::open`] reads the note; there is none at the first start. A process has one such object a channel.
+//! 2. The owner compares what it finds with [`WatermarkFile::noted`] before it changes anything, and refuses to start with
+//!    [`Error::RolledBack`]: a start that is refused is refused again.
+//! 3. While it runs it notes further watermarks ([`WatermarkFile::note`]), after the data is durable: the note is never ahead of it.
+//!
+//! What this cannot see: what was written after the last note; and a copy of the whole host, the note included.
+//!
+//! ```text
+//! offset  bytes  (little-endian)
+//!  0       8     "HEDDLEWM"
+//!  8       4     version of the format, 1
+//! 12       4     0
+//! 16       8     epoch
+//! 24       8     height
+//! 32      32     header hash of the last block below the height
+//! 64       8     XXH3 of bytes 0 to 63
+//! ```
+//!
+//! A note is written to a second file, synced, and renamed over the first; then the directory is synced.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use base::Epoch;
+use base::rt::disk::Directory;
+use base::rt::sync::Mutex;
+
+use crate::blocks::{check_seal, seal};
+use crate::{Error, events};
+
+/// The folder of these files in the folder of a process.
+pub const WATERMARKS: &str = "watermarks";
+/// The version of the format.
+const VERSION: u32 = 1;
+const MAGIC: [u8; 8] = *b"HEDDLEWM";
+const BYTES: usize = 72;
+
+/// How far a channel has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watermark {
+    /// The newest epoch that was begun; 0 where there are none.
+    pub epoch: Epoch,
+    /// Blocks that are durable.
+    pub height: u64,
+    /// Header hash of the last of them; zeroes where there is none.
+    pub block_hash: [u8; 32],
+}
+
+/// The note of one channel.
+pub struct WatermarkFile {
+    directory: Directory,
+    channel: String,
+    /// What the file has.
+    noted: Mutex<Watermark>,
+}
+
+impl Watermark {
+    /// The bytes of the file.
+    pub fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.epoch.get().to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.height.to_le_bytes());
+        bytes[32..64].copy_from_slice(&self.block_hash);
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// Reads the bytes of the file.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Watermark, String> {
+        let bytes: &[u8; BYTES] =
+            bytes.try_into().map_err(|_| format!("a watermark has {BYTES} bytes, this one {}", bytes.len()))?;
+        check_seal(bytes, "watermark")?;
+        if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() {
+            return Err("it is no watermark of version 1".to_owned());
+        }
+        let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("the length was checked"));
+        let block_hash = *bytes[32..].first_chunk().expect("the length was checked");
+        Ok(Watermark { epoch: Epoch(number(16)), height: number(24), block_hash })
+    }
+}
+
+impl WatermarkFile {
+    /// Reads the note of a channel.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged note, which is never taken for a missing one; errors of the operating system.
+    pub fn open(directory: Directory, channel: &str) -> Result<WatermarkFile, Error> {
+        let path = directory.path().join(channel);
+        let noted = match is_there(&directory, channel)? {
+            false => Watermark::default(),
+            true => {
+                let file = directory.open_file(channel, false).map_err(|error| Error::io("opening", &path, error))?;
+                let bytes = file.read_at(0, BYTES + 1).map_err(|error| Error::io("reading", &path, error))?;
+                Watermark::decode(&bytes).map_err(|what| Error::corrupt(&path, 0, None, what))?
+            }
+        };
+        Ok(WatermarkFile { directory, channel: channel.to_owned(), noted: Mutex::new(noted) })
+    }
+
+    /// Removes the note of a channel whose data may go back from now on, as a volatile log does. Durable on return.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub async fn remove(directory: &Directory, channel: &str) -> Result<(), Error> {
+        let io = |error| Error::io("removing", &directory.path().join(channel), error);
+        if is_there(directory, channel)? {
+            directory.remove(channel).map_err(io)?;
+            directory.sync().await.map_err(io)?;
+        }
+        Ok(())
+    }
+
+    /// What was noted last, by this process or an earlier one; all zeroes where there is no note.
+    pub async fn noted(&self) -> Watermark {
+        *self.noted.lock().await
+    }
+
+    /// Where the note is.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join(&self.channel)
+    }
+
+    /// That what was found is older than the note.
+    pub fn rolled_back(&self, found: impl Into<String>) -> Error {
+        Error::RolledBack { found: found.into(), record: self.path() }
+    }
+
+    /// Notes how far the channel has come, as far as that is further than the note. Durable on return.
+    ///
+    /// # Errors
+    /// Errors of the operating system; the note is the old or the new one then.
+    pub async fn note(&self, now: Watermark) -> Result<(), Error> {
+        let mut noted = self.noted.lock().await;
+        let mut next = *noted;
+        next.epoch = next.epoch.max(now.epoch);
+        if now.height > next.height {
+            (next.height, next.block_hash) = (now.height, now.block_hash);
+        }
+        if next == *noted {
+            return Ok(());
+        }
+        self.write(&next).await?;
+        *noted = next;
+        Ok(())
+    }
+
+    /// Says that a watermark could not be noted. That stops nobody: a later one may be.
+    pub fn missed(&self, error: &dyn fmt::Display) {
+        events::WatermarksMissed.add(1);
+        tracing::warn!(note = %self.path().display(), %error, "how far the channel has come could not be noted");
+    }
+
+    async fn write(&self, watermark: &Watermark) -> Result<(), Error> {
+        let path = self.path();
+        let io = |doing| {
+            let path = path.clone();
+            move |error| Error::io(doing, &path, error)
+        };
+        // No channel's name has a tilde.
+        let new = format!("{}~new", self.channel);
+        let file = self.directory.open_file(&new, true).map_err(io("writing"))?;
+        file.truncate(0).map_err(io("writing"))?;
+        file.write_at(0, &watermark.encode()).map_err(io("writing"))?;
+        file.sync().await.map_err(io("syncing"))?;
+        self.directory.rename(&new, &self.channel).map_err(io("renaming"))?;
+        self.directory.sync().await.map_err(io("syncing the directory of"))
+    }
+}
+
+fn is_there(directory: &Directory, channel: &str) -> Result<bool, Error> {
+    let names = directory.list().map_err(|error| Error::io("listing", directory.path(), error))?;
+    Ok(names.iter().any(|name| name == channel))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+    use base::rt::production;
+
+    use super::*;
+
+    fn watermark(epoch: u64, height: u64) -> Watermark {
+        Watermark { epoch: Epoch(epoch), height, block_hash: [height as u8; 32] }
+    }
+
+    #[test]
+    fn a_watermark_has_the_documented_layout() {
+        let bytes = watermark(3, 5).encode();
+        assert_eq!(&bytes[..16], b"HEDDLEWM\x01\0\0\0\0\0\0\0");
+        assert_eq!((bytes[16], bytes[24], bytes[32], bytes[63]), (3, 5, 5, 5));
+        assert_eq!(Watermark::decode(&bytes), Ok(watermark(3, 5)));
+        for at in 0..BYTES {
+            let mut damaged = bytes;
+            damaged[at] ^= 1;
+            assert!(Watermark::decode(&damaged).is_err(), "byte {at}");
+        }
+        assert!(Watermark::decode(&bytes[1..]).is_err());
+    }
+
+    #[test]
+    fn a_note_only_rises_and_is_found_again() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        production::run(async {
+            let directory = Directory::open(scratch.path()).await.expect("it exists");
+            let open = || WatermarkFile::open(directory.clone(), "alpha");
+            let file = open().expect("there is none yet");
+            assert_eq!(file.noted().await, Watermark::default());
+            for now in [watermark(2, 10), watermark(1, 11), watermark(3, 4)] {
+                file.note(now).await.expect("the disk works");
+            }
+            let highest = Watermark { epoch: Epoch(3), ..watermark(0, 11) };
+            assert_eq!((file.noted().await, open().expect("it is whole").noted().await), (highest, highest));
+            let error = file.rolled_back("it has less");
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
+            assert!(error.to_string().contains(&*file.path().to_string_lossy()), "{error}");
+            base::durable::write(&file.path(), b"garbage", base::durable::Access::Owner).expect("the disk works");
+            assert_eq!(open().err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
+            for _ in 0..2 {
+                WatermarkFile::remove(&directory, "alpha").await.expect("the disk works");
+                assert_eq!(open().expect("there is none any more").noted().await, Watermark::default());
+            }
+        });
+    }
+}
