@@ -9,6 +9,8 @@
 //!
 //! A public key is parsed once and kept parsed. How messages' signatures are verified is [`crate::verifier`]'s matter.
 
+use std::sync::Arc;
+
 use aws_lc_rs::digest::{self, Digest};
 use aws_lc_rs::signature::{
     self, EcdsaKeyPair, EcdsaSigningAlgorithm, Ed25519KeyPair, KeyPair as _, ParsedPublicKey, UnparsedPublicKey,
@@ -30,7 +32,7 @@ pub enum KeyKind {
     P256,
     /// ECDSA on NIST P-384.
     P384,
-    /// Ed25519, the only kind whose signatures are the same on every run.
+    /// Ed25519, the only kind whose signatures are the same on every run, except for [`SeededKey`]s.
     Ed25519,
 }
 
@@ -175,11 +177,22 @@ impl std::fmt::Debug for PublicKey {
     }
 }
 
+/// A key on P-256 whose signatures follow from what is signed, for simulation: the library's differ from run to run.
+pub trait SeededKey: Send + Sync {
+    /// The uncompressed public point.
+    fn point(&self) -> &[u8];
+
+    /// Signs a SHA-256 digest: DER, with low S.
+    fn sign(&self, digest: &[u8; 32]) -> Bytes;
+}
+
 /// A private key. Its bytes are never shown; its memory is wiped by the library that holds it.
 pub(crate) enum PrivateKey {
     P256(EcdsaKeyPair),
     P384(EcdsaKeyPair),
     Ed25519(Ed25519KeyPair),
+    /// Of a simulation.
+    Seeded(Arc<dyn SeededKey>),
 }
 
 impl PrivateKey {
@@ -218,13 +231,14 @@ impl PrivateKey {
         let document = match self {
             PrivateKey::P256(pair) | PrivateKey::P384(pair) => pair.to_pkcs8v1(),
             PrivateKey::Ed25519(pair) => pair.to_pkcs8v1(),
+            PrivateKey::Seeded(_) => return Err(Error::PrivateKey("it is a simulation's")),
         };
         Ok(document.map_err(|_| Error::PrivateKey("cannot be exported"))?.as_ref().to_vec())
     }
 
     pub(crate) fn kind(&self) -> KeyKind {
         match self {
-            PrivateKey::P256(_) => KeyKind::P256,
+            PrivateKey::P256(_) | PrivateKey::Seeded(_) => KeyKind::P256,
             PrivateKey::P384(_) => KeyKind::P384,
             PrivateKey::Ed25519(_) => KeyKind::Ed25519,
         }
@@ -235,6 +249,7 @@ impl PrivateKey {
         match self {
             PrivateKey::P256(pair) | PrivateKey::P384(pair) => pair.public_key().as_ref(),
             PrivateKey::Ed25519(pair) => pair.public_key().as_ref(),
+            PrivateKey::Seeded(key) => key.point(),
         }
     }
 
@@ -244,6 +259,9 @@ impl PrivateKey {
         match self {
             PrivateKey::P256(pair) => ecdsa(pair, Curve::P256, &sha256_digest(message)),
             PrivateKey::P384(pair) => ecdsa(pair, Curve::P384, &widened_sha256_digest(message)),
+            PrivateKey::Seeded(key) => {
+                key.sign(sha256_digest(message).as_ref().try_into().expect("a digest of SHA-256 has 32 bytes"))
+            }
             PrivateKey::Ed25519(pair) => Bytes::copy_from_slice(
                 match message {
                     [whole] => pair.sign(whole),
@@ -258,7 +276,7 @@ impl PrivateKey {
     pub(crate) fn sign_issued(&self, message: &[u8]) -> Bytes {
         match self {
             PrivateKey::P384(pair) => ecdsa(pair, Curve::P384, &digest::digest(&digest::SHA384, message)),
-            PrivateKey::P256(_) | PrivateKey::Ed25519(_) => self.sign(&[message]),
+            PrivateKey::P256(_) | PrivateKey::Ed25519(_) | PrivateKey::Seeded(_) => self.sign(&[message]),
         }
     }
 }

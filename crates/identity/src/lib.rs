@@ -42,7 +42,7 @@ pub use error::Error;
 pub use event::EVENTS;
 pub use hex;
 pub use identity::Identity;
-pub use key::{KeyKind, PublicKey};
+pub use key::{KeyKind, PublicKey, SeededKey};
 pub use manager::MspManager;
 pub use msp::Msp;
 pub use policy::{Policy, PolicyTree, SignatureSet, SignedData};

@@ -3,7 +3,7 @@
 //! A simulated network checks the same few thousand signatures again and again: each peer for itself, and each seed twice.
 //! In a simulation, and nowhere else, a thread keeps the verdicts on the last [`VERDICTS_MAX`] or so. A verdict is found
 //! under a hash of everything that it follows from (scheme, key, message and signature), so a run is the same whatever is
-//! remembered. Outside of simulations every signature is checked by whoever depends on it.
+//! remembered. Of what tables find, nothing is remembered. Outside of simulations every signature is checked by whoever depends on it.
 
 use std::cell::RefCell;
 
@@ -16,9 +16,8 @@ const VERDICTS_MAX: usize = 1 << 14;
 
 /// Checks that may say different things of the same bytes.
 pub const SCHEME_MESSAGE: u8 = 0;
-pub const SCHEME_MESSAGE_BY_TABLES: u8 = 1;
 /// The first of those of certificates, by their algorithm.
-pub const SCHEME_CERTIFICATE: u8 = 2;
+pub const SCHEME_CERTIFICATE: u8 = 1;
 
 thread_local! {
     static VERDICTS: RefCell<Map<Hash, bool>> = RefCell::new(Map::default());

@@ -78,8 +78,8 @@ impl Signer {
 
     /// Signs a message: DER ECDSA over its SHA-256 digest with low S, or Ed25519 over the message itself.
     ///
-    /// Ed25519 signatures repeat; ECDSA signatures draw on the operating system's randomness, so that simulations use
-    /// Ed25519.
+    /// Ed25519 signatures repeat; ECDSA signatures draw on the operating system's randomness, except those of a
+    /// [`SeededKey`](crate::SeededKey), which a simulation brings.
     pub fn sign(&self, message: &[u8]) -> Bytes {
         self.0.key.sign(&[message])
     }

@@ -2,8 +2,10 @@
 //! mistake.
 
 use base::rt::simulation::Plan;
+use identity::Verifier;
 use simulator::coverage::{FAILOVER_ON_RAFT, FAILOVER_ON_SIFT, TAKEOVER};
-use simulator::scenario::{FAULTS_MIN, OPERATIONS_MIN, Ordering, Scenario};
+use simulator::mutant::Mutant;
+use simulator::scenario::{FAULTS_MIN, OPERATIONS_MIN, Ordering, SIGNS_P256, Scenario};
 use simulator::seed::{Order, run, run_once};
 
 #[test]
@@ -15,6 +17,22 @@ fn a_few_seeds_pass_and_repeat() {
         assert!(outcome.faults.values().sum::<u64>() >= FAULTS_MIN as u64);
         assert!(outcome.codes[&0] > 0 && outcome.codes[&11] > 0, "{:?}", outcome.codes);
     }
+}
+
+/// They agree block for block, and what is planted in the tables is found.
+#[test]
+fn peers_with_tables_and_peers_with_the_library_follow_the_same_channel() {
+    for seed in [SIGNS_P256, SIGNS_P256 + 16] {
+        let scenario = Scenario::of(seed, None);
+        assert!(scenario.signs_p256);
+        let verifiers: Vec<Verifier> = (0..scenario.forms.len()).map(|place| scenario.verifier(place)).collect();
+        assert!(verifiers.contains(&Verifier::Tables) && verifiers.contains(&Verifier::Library));
+        let outcome = run(&Order { seed, ..Order::default() });
+        outcome.unwrap_or_else(|broken| panic!("{broken}\n{}", broken.details(40)));
+    }
+    let caught =
+        (0..40).find_map(|seed| run_once(&Order { seed, mutant: Some(Mutant::TablesWrong), ..Order::default() }).err());
+    assert!(caught.is_some(), "40 seeds have not found what is planted in the tables");
 }
 
 /// Not each of them gets another leader, but most do.

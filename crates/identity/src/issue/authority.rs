@@ -1,5 +1,7 @@
 //! One authority: a certificate that signs others.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
@@ -11,7 +13,7 @@ use time::OffsetDateTime;
 use crate::certificate::{self, Certificate};
 use crate::digest::{Hash, sha256};
 use crate::error::Error;
-use crate::key::{KeyKind, PrivateKey};
+use crate::key::{KeyKind, PrivateKey, SeededKey};
 
 /// How long before the present a certificate begins to be valid, so that clocks may differ, in seconds.
 const BACKDATED_SECONDS: i64 = 5 * 60;
@@ -30,7 +32,12 @@ pub struct Terms {
     not_before: i64,
     not_after: i64,
     seed: Option<Hash>,
+    /// What makes a key of a seed; Ed25519 keys if there is none.
+    keys: Option<SeededKeys>,
 }
+
+/// Makes the key on P-256 of a seed.
+pub type SeededKeys = fn(&[u8; 32]) -> Arc<dyn SeededKey>;
 
 impl Terms {
     /// Keys of this kind from the operating system's randomness, valid for ten years from now.
@@ -41,12 +48,24 @@ impl Terms {
 
     /// Keys of this kind from the operating system's randomness, with this validity in seconds since the Unix epoch.
     pub fn valid(kind: KeyKind, not_before: i64, not_after: i64) -> Terms {
-        Terms { kind, not_before, not_after, seed: None }
+        Terms { kind, not_before, not_after, seed: None, keys: None }
     }
 
     /// Ed25519 keys that follow from this seed and the holder's name: for simulation. Whoever knows the seed has the keys.
     pub fn seeded(seed: [u8; 32]) -> Terms {
-        Terms { kind: KeyKind::Ed25519, not_before: SEEDED_NOT_BEFORE, not_after: SEEDED_NOT_AFTER, seed: Some(seed) }
+        Terms {
+            kind: KeyKind::Ed25519,
+            not_before: SEEDED_NOT_BEFORE,
+            not_after: SEEDED_NOT_AFTER,
+            seed: Some(seed),
+            keys: None,
+        }
+    }
+
+    /// As [`Terms::seeded`], with the keys on P-256 that this makes. Nothing but a simulation may do so.
+    pub fn seeded_with(seed: [u8; 32], keys: SeededKeys) -> Terms {
+        assert!(base::rt::is_simulation(), "only a simulation has keys whose signatures follow from a seed");
+        Terms { kind: KeyKind::P256, keys: Some(keys), ..Terms::seeded(seed) }
     }
 
     /// The same terms with the kind of key that every TLS client knows; seeded ones stay as they are.
@@ -59,7 +78,13 @@ impl Terms {
 
     fn key(&self, name: &str) -> Result<PrivateKey, Error> {
         match &self.seed {
-            Some(seed) => PrivateKey::from_seed(&sha256([&seed[..], b"key", name.as_bytes()])),
+            Some(seed) => {
+                let seed = sha256([&seed[..], b"key", name.as_bytes()]);
+                match self.keys {
+                    Some(keys) => Ok(PrivateKey::Seeded(keys(&seed))),
+                    None => PrivateKey::from_seed(&seed),
+                }
+            }
             None => PrivateKey::generate(self.kind),
         }
     }

@@ -5,8 +5,8 @@
 //! definition goes into a channel's configuration. [`directory`] writes all of that to the files Fabric's tools expect
 //! and reads them back.
 //!
-//! Keys come from the operating system's randomness, or, for simulation, from a seed: then they are Ed25519 keys derived
-//! from the seed and the holder's name, validity is fixed, and the same names give the same bytes on every run, in
+//! Keys come from the operating system's randomness, or, for simulation, from a seed: then they are Ed25519 keys, or
+//! keys on P-256 that the simulation makes, derived from the seed and the holder's name, validity is fixed, and the same names give the same bytes on every run, in
 //! whatever order they are issued.
 //!
 //! Left to others: where networks live and which nodes they have.
@@ -18,7 +18,7 @@ use base::MspId;
 use bytes::Bytes;
 use proto::msp::{FabricCryptoConfig, FabricMspConfig, FabricNodeOUs, FabricOuIdentifier};
 
-pub use authority::{Authority, Purpose, Terms};
+pub use authority::{Authority, Purpose, SeededKeys, Terms};
 pub use directory::MspDirectory;
 
 use crate::error::Error;

@@ -13,6 +13,8 @@
 //! Keys with the same bytes share a table, whichever certificate, channel or role of this process they come from. A key is known while
 //! somebody has it or while it has a table.
 //!
+//! In a simulation each key that is parsed has its own table, which takes no place and is built at once: nothing is left for the next run.
+//!
 //! Invariants: no verdict depends on whether there is a table; tables that hold a place never exceed the budget. (One that has just lost its place stays until
 //! whoever verifies with it has finished.)
 
@@ -108,11 +110,15 @@ impl TabledKey {
     /// The key at this uncompressed point; nothing if it is not on the curve.
     pub(crate) fn new(point: &[u8]) -> Option<TabledKey> {
         let point: [u8; POINT_BYTES] = point.try_into().ok()?;
-        if let Some(known) = keys().known.get(&point).and_then(Weak::upgrade) {
+        let is_shared = !rt::is_simulation();
+        if is_shared && let Some(known) = keys().known.get(&point).and_then(Weak::upgrade) {
             return Some(TabledKey(known));
         }
         let key = PublicKey::from_sec1(&point)?;
         let slot = Slot { key, uses: AtomicU32::new(0), table: RwLock::new(None), has_place: AtomicBool::new(false) };
+        if !is_shared {
+            return Some(TabledKey(Arc::new(slot)));
+        }
         Some(TabledKey(keys().learn(point, Arc::new(slot))))
     }
 
@@ -154,6 +160,11 @@ impl TabledKey {
 
     #[cold]
     fn ask(&self) {
+        if rt::is_simulation() {
+            let Ok(engine) = engine() else { return };
+            self.0.has_place.store(true, Ordering::Relaxed);
+            return self.0.take(Arc::new(engine.table(&self.0.key)));
+        }
         let Some(Place { displaced }) = keys().place(&self.0) else { return };
         if let Some(displaced) = displaced {
             displaced.lose();
@@ -163,7 +174,7 @@ impl TabledKey {
             let Ok(engine) = engine() else { return };
             slot.take(Arc::new(engine.table(&slot.key)));
         };
-        if rt::is_simulation() || !rt::is_running() {
+        if !rt::is_running() {
             build();
         } else {
             // Its end is not waited for: until then the library verifies.

@@ -11,6 +11,8 @@ use proto::protos::{
     ProposalResponsePayload, SignedProposal, TransactionAction,
 };
 
+use crate::network::keys;
+
 /// What the SDKs take.
 const NONCE_BYTES: usize = 24;
 
@@ -39,7 +41,7 @@ pub enum Spoiled {
     Epoch,
     /// A bit of the endorsed result.
     Result,
-    /// A bit of the first endorsement's signature.
+    /// The first endorsement's signature, in one of several ways.
     Endorsement,
     /// A bit of the client's own signature.
     Signature,
@@ -55,6 +57,16 @@ fn flipped(bytes: &Bytes) -> Bytes {
         *byte ^= 1;
     }
     bytes.into()
+}
+
+/// Breaks a signature: a bit of it, its form, or the range of its S; or takes the signature that another key has made.
+fn broken(signature: &Bytes, forged: impl FnOnce() -> Bytes) -> Bytes {
+    match rt::random_below(4) {
+        0 => flipped(signature),
+        1 => signature.slice(..signature.len() - 1),
+        2 => keys::with_high_s(signature).unwrap_or_else(|| flipped(signature)),
+        _ => forged(),
+    }
 }
 
 impl Proposal {
@@ -125,7 +137,7 @@ impl Proposal {
             Spoiled::Result => result = flipped(&result),
             Spoiled::Endorsement => {
                 let first = endorsements.first_mut().expect("a transaction has an endorsement to spoil");
-                first.signature = flipped(&first.signature);
+                first.signature = broken(&first.signature, || signer.sign(&result));
             }
             Spoiled::TransactionId | Spoiled::Epoch => {
                 let mut header = ChannelHeader::decode(channel_header).expect("our own header decodes");

@@ -72,11 +72,13 @@ pub enum Mutant {
     OrdererGoesBack,
     /// So does the first peer's storage node, and its compute nodes are started again.
     StorageGoesBack,
+    /// Peers with tables of keys find wrong signatures right.
+    TablesWrong,
 }
 
 impl Mutant {
     /// All there are.
-    pub const ALL: [Mutant; 22] = [
+    pub const ALL: [Mutant; 23] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -99,6 +101,7 @@ impl Mutant {
         Mutant::PeerStays,
         Mutant::OrdererGoesBack,
         Mutant::StorageGoesBack,
+        Mutant::TablesWrong,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -128,6 +131,7 @@ impl Mutant {
             Mutant::PeerStays => "peer-stays",
             Mutant::OrdererGoesBack => "orderer-goes-back",
             Mutant::StorageGoesBack => "storage-goes-back",
+            Mutant::TablesWrong => "tables-wrong",
         }
     }
 
@@ -149,7 +153,8 @@ impl Mutant {
             | Mutant::OrdererOwnDisk
             | Mutant::OrdererAnswersLate
             | Mutant::PeerStays
-            | Mutant::OrdererGoesBack => Form::Monolithic,
+            | Mutant::OrdererGoesBack
+            | Mutant::TablesWrong => Form::Monolithic,
             Mutant::StorageGoesBack => Form::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie where one node is told to be the primary.
@@ -237,6 +242,7 @@ impl Mutant {
                 go_back(network.node(&scenario::storage(Mutant::PEER)), compute);
             }
             Mutant::PeerStays => network.sim.inject("chain.deliver.mutant.stays", 1.0),
+            Mutant::TablesWrong => network.sim.inject("identity.verifier.mutant.wrong", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::WordUnchecked => {
                 network.sim.inject("chain.borrow.mutant.unchecked", 1.0);

@@ -9,6 +9,7 @@ use ledger::Block;
 use ledger::config::{BatchLimits, Capabilities, Consensus, GenesisSpec, OrganizationSpec};
 use prost::Message;
 
+use super::keys;
 use crate::scenario::{ORDERERS, Scenario};
 
 /// The one channel.
@@ -33,7 +34,8 @@ impl Members {
     /// Founds the organisations and the channel. To be called in the simulation, which has the time and the chance.
     pub fn found(scenario: &Scenario) -> Result<Members, String> {
         let failed = |error: identity::Error| format!("founding the organisations: {error}");
-        let terms = Terms::seeded(sha256([&scenario.seed.to_le_bytes()[..]]));
+        let seed = sha256([&scenario.seed.to_le_bytes()[..]]);
+        let terms = if scenario.signs_p256 { Terms::seeded_with(seed, keys::of_seed) } else { Terms::seeded(seed) };
         let found = |name: &str| {
             Organization::found(format!("{name}MSP"), &format!("{}.example.com", name.to_lowercase()), &terms)
         };

@@ -7,6 +7,7 @@
 //! * [`succession`]: who is the primary of a disaggregated peer whose compute nodes are told.
 
 pub mod compute;
+pub mod keys;
 pub mod members;
 pub mod nodes;
 pub mod ordering;

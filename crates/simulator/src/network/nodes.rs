@@ -220,6 +220,7 @@ pub fn node_parts(network: &Network, place: usize) -> NodeParts {
         orderers: orderers.collect::<Vec<String>>().into(),
         settings: peer::Settings {
             commit: commit::pipeline::Settings { persist_interval_blocks, replay_blocks_max, borrowing },
+            verifier: Some(network.scenario.verifier(place)),
             ..peer::Settings::default()
         },
     }

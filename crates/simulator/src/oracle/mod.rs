@@ -9,6 +9,12 @@
 //! private data or channel configurations.
 
 mod ranges;
+
+/// By the library, whatever verifies in peers.
+fn verify(holder: &Identity, message: &[u8], signature: &[u8]) -> Result<(), identity::Error> {
+    Verifier::Library.verify(&Claim::new(holder, message, signature))
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::Bytes;
-use identity::{Hash, Identity, MspManager, Role, hex, sha256};
+use identity::{Claim, Hash, Identity, MspManager, Role, Verifier, hex, sha256};
 use prost::Message;
 use proto::common::{self, ChannelHeader, Envelope, HeaderType, Payload, SignatureHeader};
 use proto::kvrwset::KvrwSet;
@@ -182,7 +188,7 @@ impl Oracle {
         }
         // 2. The creator and its signature.
         let creator = self.rules.members.identify(&signed.creator).map_err(|_| Code::BadCreatorSignature)?;
-        creator.verify(&envelope.payload, &envelope.signature).map_err(|_| Code::BadCreatorSignature)?;
+        verify(&creator, &envelope.payload, &envelope.signature).map_err(|_| Code::BadCreatorSignature)?;
         // 3. The type. A channel is not reconfigured here.
         match kind {
             HeaderType::EndorserTransaction => {}
@@ -258,7 +264,7 @@ impl Oracle {
     fn is_endorsed(&self, response: &[u8], endorsements: &[protos::Endorsement]) -> bool {
         let organization = |endorsement: &protos::Endorsement| {
             let peer: Arc<Identity> = self.rules.members.identify(&endorsement.endorser).ok()?;
-            peer.verify(&[response, &endorsement.endorser[..]].concat(), &endorsement.signature).ok()?;
+            verify(&peer, &[response, &endorsement.endorser[..]].concat(), &endorsement.signature).ok()?;
             peer.has_role(Role::Peer).then(|| peer.msp_id().to_string())
         };
         let organizations: BTreeSet<String> = endorsements.iter().filter_map(organization).collect();

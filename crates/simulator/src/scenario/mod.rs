@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use base::rt::simulation::{Chance, Plan};
 use chain::order::Cutting;
+use identity::Verifier;
 use ledger::config::EndorsementRule;
 
 use crate::mutant::Mutant;
@@ -25,6 +26,11 @@ pub const FAULTS_MIN: usize = 3;
 
 /// Records of which an index of pooled memory needs more than it begins with.
 const MANY_RECORDS: u64 = 700;
+
+/// In one of this many seeds everybody signs with P-256. Such a seed takes four times as long as others.
+const SIGNS_P256_ONE_IN: u64 = 16;
+/// The first of them.
+pub const SIGNS_P256: u64 = 2;
 
 /// What happens so often to a group of orderers in which a mistake is planted.
 const UPHEAVALS_PLANTED: usize = 5;
@@ -97,6 +103,8 @@ pub fn client(place: usize) -> String {
 pub struct Scenario {
     pub seed: u64,
     pub ordering: Ordering,
+    /// Whether all sign with P-256, as in production, and not with Ed25519.
+    pub signs_p256: bool,
     /// Whether one orderer of a group is away for a while when faults are over, whatever the seed.
     pub looks_at_majority: bool,
     pub clients: usize,
@@ -156,6 +164,7 @@ impl Scenario {
         Scenario {
             seed,
             ordering,
+            signs_p256: seed % SIGNS_P256_ONE_IN == SIGNS_P256 || mutant == Some(Mutant::TablesWrong),
             looks_at_majority: mutant == Some(Mutant::PeerStays),
             clients,
             operations: OPERATIONS_MIN.div_ceil(clients) + chance.index(2),
@@ -210,6 +219,14 @@ impl Scenario {
     pub fn memory_nodes(&self, place: usize) -> Vec<String> {
         let count = self.forms[place].pools().map_or(0, |pools| pools.memory_nodes);
         (0..count).map(|number| memory(place, number)).collect()
+    }
+
+    /// How a peer verifies: every other one with tables. All nodes of a peer verify alike.
+    pub fn verifier(&self, place: usize) -> Verifier {
+        match (self.seed + place as u64).is_multiple_of(2) {
+            true => Verifier::Tables,
+            false => Verifier::Library,
+        }
     }
 
     /// The policy of all contracts.
