@@ -146,6 +146,11 @@ fn hostile() -> Vec<Bytes> {
         block(&[0x0a, 1, 7]),
         block(&[0x0a, 6, 0x0a, 1, 1, 0x12, 1, 1]),
         entries(&tiny(&[0x0a, 0])),
+        // The smallest reads and writes that are kept, and some that are not.
+        entries(&tiny(&field(1, &field(1, b"key of 12 by")))),
+        entries(&tiny(&field(1, &field(1, b"key of 13 byt")))),
+        entries(&tiny(&field(3, &field(1, b"of 6by")))),
+        entries(&tiny(&field(3, &field(1, b"of 7 by")))),
         entries(&tiny(&[0x12, 0])),
         entries(&tiny(&[0x12, 2, 0x22, 0])),
         entries(&tiny(&[0x1a, 0])),

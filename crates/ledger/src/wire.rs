@@ -59,11 +59,13 @@ impl Span {
     }
 
     /// The bytes at this place of `source`, which must be what the span was found in.
+    #[inline]
     pub fn of<'a>(&self, source: &'a [u8]) -> &'a [u8] {
         &source[self.start as usize..self.end as usize]
     }
 
     /// As [`Span::of`], sharing the memory of `source`.
+    #[inline]
     pub fn slice(&self, source: &Bytes) -> Bytes {
         source.slice(self.start as usize..self.end as usize)
     }
@@ -72,11 +74,13 @@ impl Span {
     ///
     /// # Errors
     /// [`WireError::NotText`] if they are not UTF-8.
+    #[inline]
     pub fn text<'a>(&self, source: &'a [u8]) -> Result<&'a str, WireError> {
         std::str::from_utf8(self.of(source)).map_err(|_| WireError::NotText)
     }
 
     /// The number of bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         (self.end - self.start) as usize
     }
@@ -119,6 +123,7 @@ impl Field {
     ///
     /// # Errors
     /// [`WireError::Mismatch`] if it is none.
+    #[inline]
     pub fn varint(&self) -> Result<u64, WireError> {
         match self.value {
             Value::Varint(n) => Ok(n),
@@ -130,6 +135,7 @@ impl Field {
     ///
     /// # Errors
     /// [`WireError::Mismatch`] if it is none.
+    #[inline]
     pub fn span(&self) -> Result<Span, WireError> {
         match self.value {
             Value::Bytes(span) => Ok(span),
@@ -153,6 +159,7 @@ const FIELD_NUMBER_MAX: u64 = (1 << 29) - 1;
 
 impl<'a> Fields<'a> {
     /// The fields of the message at `span` of `source`. The spans found are places of `source`.
+    #[inline]
     pub fn new(source: &'a [u8], span: Span) -> Fields<'a> {
         Fields { source, at: span.start as usize, end: span.end as usize }
     }
@@ -162,6 +169,7 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// If the bytes are no message from here on.
     #[allow(clippy::should_implement_trait)]
+    #[inline]
     pub fn next(&mut self) -> Result<Option<Field>, WireError> {
         if self.at == self.end {
             return Ok(None);
@@ -194,7 +202,19 @@ impl<'a> Fields<'a> {
         self.at
     }
 
+    /// Most numbers have one byte.
+    #[inline]
     fn varint(&mut self) -> Result<u64, WireError> {
+        match self.source[self.at..self.end].first() {
+            Some(byte) if *byte < 0x80 => {
+                self.at += 1;
+                Ok(u64::from(*byte))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    fn long_varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0u64;
         for index in 0..VARINT_BYTES_MAX {
             if self.at == self.end {

@@ -2,16 +2,20 @@
 //!
 //! The bytes come from clients and endorsers, and are not trusted.
 //!
-//! 1. [`ReadWriteSet::decode`] walks over all of the set and checks its form. It keeps the place of each namespace, and
-//!    nothing for each entry: an entry of two bytes would become up to a hundred in memory, before any endorser's signature
-//!    is looked at.
-//! 2. Reads, ranges and writes are read again, one by one, where somebody asks for them.
+//! 1. [`ReadWriteSet::decode`] counts what the set holds.
+//! 2. It walks over all of the set and checks its form. It keeps the place of each namespace. It keeps reads and writes as
+//!    well where they take at most [`KEPT_PER_BYTE`] times the set's bytes, as those of contracts do. An entry of two bytes
+//!    would become 32 in memory, before any endorser's signature is looked at: of such a set nothing is kept.
+//! 3. What was not kept is read again, one by one, where somebody asks for it: ranges, which are scanned for far longer than
+//!    they are read, and the entries of sets of tiny ones.
 //!
 //! [`NAMESPACES_MAX`] and [`ENTRIES_MAX`] bound what a set may hold. Fabric has no such limits; they are part of validation
 //! here, the same for all peers.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use base::{Bytes, Version};
-use ledger::wire::{Fields, Span, WireError, set_once};
+use ledger::wire::{Fields, Span, Value, WireError, set_once};
 
 use super::merkle::{DEGREES_ACCEPTED, HASH_BYTES, Summary};
 use super::{ENTRIES_MAX, NAMESPACES_MAX};
@@ -108,6 +112,9 @@ pub struct Namespace {
     name: Span,
     /// Its `KVRWSet`, whose form was checked.
     entries: Span,
+    /// How many reads and writes of the set stand before those of this namespace.
+    reads_before: u32,
+    writes_before: u32,
     /// Keys that were read, scanned ranges aside.
     pub reads: u32,
     /// Ranges that were scanned.
@@ -134,11 +141,23 @@ impl Namespace {
     }
 }
 
-/// A decoded read-write set. Its texts and entries are places in the received bytes; ask it for them.
+/// What a decoded set may take of memory, for each of its bytes.
+pub const KEPT_PER_BYTE: usize = 2;
+
+/// Reads and writes of all namespaces, in the order of their bytes.
+#[derive(Clone, Debug, Default)]
+struct Entries {
+    reads: Vec<Read>,
+    writes: Vec<Write>,
+}
+
+/// A decoded read-write set. Its texts are places in the received bytes; ask it for them.
 #[derive(Clone, Debug, Default)]
 pub struct ReadWriteSet {
     source: Bytes,
     pub namespaces: Vec<Namespace>,
+    /// Nothing where they are read again.
+    kept: Option<Entries>,
     /// Whether a key or a name is none that a state can hold.
     has_unsound_keys: bool,
 }
@@ -153,12 +172,12 @@ impl ReadWriteSet {
     /// See [`DecodeError`]. Fields that Fabric does not define are passed over.
     pub fn decode(source: Bytes) -> Result<ReadWriteSet, DecodeError> {
         let whole = Span::whole(&source)?;
-        let count = count_of(&source, whole, 2)?;
-        if count > NAMESPACES_MAX {
-            return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
-        }
-        let mut namespaces = Vec::with_capacity(count);
-        let mut checker = Checker { source: &source, room: ENTRIES_MAX, has_unsound_keys: false };
+        let counts = Counts::of(&source, whole)?;
+        let mut namespaces = Vec::with_capacity(counts.namespaces);
+        let kept = counts
+            .fit(source.len())
+            .then(|| Entries { reads: Vec::with_capacity(counts.reads), writes: Vec::with_capacity(counts.writes) });
+        let mut checker = Checker::new(&source, kept);
         let mut fields = Fields::new(&source, whole);
         while let Some(field) = fields.next()? {
             match field.number {
@@ -167,14 +186,19 @@ impl ReadWriteSet {
                 _ => {}
             }
         }
-        let has_unsound_keys = checker.has_unsound_keys;
-        Ok(ReadWriteSet { source, namespaces, has_unsound_keys })
+        let Checker { kept, has_unsound_keys, .. } = checker;
+        Ok(ReadWriteSet { source, namespaces, kept, has_unsound_keys })
     }
 
     /// What was read in a namespace of this set, in the order of its bytes.
+    #[inline]
     pub fn reads(&self, namespace: &Namespace) -> impl Iterator<Item = Read> {
-        let places = self.places(namespace.entries, 1, namespace.reads);
-        places.map(|place| read(&self.source, place).expect(CHECKED))
+        let (kept, again): (&[Read], u32) = match &self.kept {
+            Some(kept) => (part(&kept.reads, namespace.reads_before, namespace.reads), 0),
+            None => (&[], namespace.reads),
+        };
+        let places = self.places(namespace.entries, 1, again);
+        kept.iter().copied().chain(places.map(|place| read(&self.source, place).expect(CHECKED)))
     }
 
     /// The ranges that were scanned in a namespace of this set.
@@ -184,9 +208,14 @@ impl ReadWriteSet {
     }
 
     /// What is to be written in a namespace of this set.
+    #[inline]
     pub fn writes(&self, namespace: &Namespace) -> impl Iterator<Item = Write> {
-        let places = self.places(namespace.entries, 3, namespace.writes);
-        places.map(|place| write(&self.source, place).expect(CHECKED))
+        let (kept, again): (&[Write], u32) = match &self.kept {
+            Some(kept) => (part(&kept.writes, namespace.writes_before, namespace.writes), 0),
+            None => (&[], namespace.writes),
+        };
+        let places = self.places(namespace.entries, 3, again);
+        kept.iter().copied().chain(places.map(|place| write(&self.source, place).expect(CHECKED)))
     }
 
     /// What a scan of this set handed out.
@@ -207,27 +236,32 @@ impl ReadWriteSet {
     }
 
     /// The places of the first `count` fields with this number, which are as many as there are.
+    #[inline]
     fn places(&self, of: Span, number: u32, count: u32) -> impl Iterator<Item = Span> {
         // Where there is none, nobody walks over the others.
         places(&self.source, of, number).take(count as usize)
     }
 
     /// The name of a namespace of this set.
+    #[inline]
     pub fn name(&self, namespace: &Namespace) -> &str {
         self.text(namespace.name)
     }
 
     /// The key of a read of this set.
+    #[inline]
     pub fn read_key(&self, read: &Read) -> &str {
         self.text(read.key)
     }
 
     /// The key of a write of this set.
+    #[inline]
     pub fn write_key(&self, write: &Write) -> &str {
         self.text(write.key)
     }
 
     /// The new value, a part of the set's bytes; nothing for a delete.
+    #[inline]
     pub fn write_value(&self, write: &Write) -> Option<Bytes> {
         (!write.is_delete).then(|| self.source.slice_ref(write.value.of(&self.source)))
     }
@@ -244,6 +278,13 @@ impl ReadWriteSet {
         !self.has_unsound_keys
     }
 
+    /// The same set, of which nothing is kept.
+    #[cfg(test)]
+    pub(super) fn read_again(&self) -> Option<ReadWriteSet> {
+        self.kept.is_some().then(|| ReadWriteSet { kept: None, ..self.clone() })
+    }
+
+    #[inline]
     fn text(&self, span: Span) -> &str {
         span.text(&self.source).expect(CHECKED)
     }
@@ -284,17 +325,65 @@ pub fn visit_writes<'a>(
     Ok(())
 }
 
-/// How many fields with this number a message has.
-fn count_of(source: &[u8], message: Span, number: u32) -> Result<usize, WireError> {
-    let mut fields = Fields::new(source, message);
-    let mut count = 0_usize;
-    while let Some(field) = fields.next()? {
-        count = count.saturating_add(usize::from(field.number == number));
+/// The entries of one namespace among those of its set.
+#[inline]
+fn part<T>(entries: &[T], before: u32, count: u32) -> &[T] {
+    let start = before as usize;
+    let end = start.saturating_add(count as usize);
+    entries.get(start..end).expect("each entry that was counted was kept")
+}
+
+/// What a set holds, before its form is checked.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    namespaces: usize,
+    reads: usize,
+    writes: usize,
+}
+
+impl Counts {
+    fn of(source: &[u8], set: Span) -> Result<Counts, DecodeError> {
+        let mut counts = Counts::default();
+        let mut fields = Fields::new(source, set);
+        while let Some(field) = fields.next()? {
+            let (2, Value::Bytes(namespace)) = (field.number, field.value) else { continue };
+            if counts.namespaces == NAMESPACES_MAX {
+                return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
+            }
+            counts.namespaces = counts.namespaces.saturating_add(1);
+            // Whoever checks the form finds the same errors, and says what they are.
+            let mut inner = Fields::new(source, namespace);
+            while let Ok(Some(field)) = inner.next() {
+                if let (2, Value::Bytes(entries)) = (field.number, field.value) {
+                    counts.add(source, entries);
+                }
+            }
+        }
+        Ok(counts)
     }
-    Ok(count)
+
+    fn add(&mut self, source: &[u8], entries: Span) {
+        let mut fields = Fields::new(source, entries);
+        while let Ok(Some(field)) = fields.next() {
+            match field.number {
+                1 => self.reads = self.reads.saturating_add(1),
+                3 => self.writes = self.writes.saturating_add(1),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether what is kept of a set of this many bytes, entries included, is in proportion to them.
+    fn fit(&self, set_bytes: usize) -> bool {
+        let namespaces = self.namespaces.saturating_mul(size_of::<Namespace>());
+        let reads = self.reads.saturating_mul(size_of::<Read>());
+        let writes = self.writes.saturating_mul(size_of::<Write>());
+        namespaces.saturating_add(reads).saturating_add(writes) <= set_bytes.saturating_mul(KEPT_PER_BYTE)
+    }
 }
 
 /// The places of the fields with this number in a message whose form was checked.
+#[inline]
 fn places(source: &[u8], message: Span, number: u32) -> impl Iterator<Item = Span> {
     let mut fields = Fields::new(source, message);
     std::iter::from_fn(move || {
@@ -312,10 +401,19 @@ struct Checker<'a> {
     source: &'a [u8],
     /// How many entries may still follow.
     room: usize,
+    /// How many reads and writes came before.
+    reads: u32,
+    writes: u32,
+    /// Where they are kept, with room for all.
+    kept: Option<Entries>,
     has_unsound_keys: bool,
 }
 
 impl Checker<'_> {
+    fn new(source: &[u8], kept: Option<Entries>) -> Checker<'_> {
+        Checker { source, room: ENTRIES_MAX, reads: 0, writes: 0, kept, has_unsound_keys: false }
+    }
+
     fn take(&mut self) -> Result<(), DecodeError> {
         let too_many = DecodeError::TooMany { what: "reads, writes and ranges", max: ENTRIES_MAX };
         self.room = self.room.checked_sub(1).ok_or(too_many)?;
@@ -352,14 +450,20 @@ impl Checker<'_> {
         name.text(self.source)?;
         self.has_unsound_keys |= name.len() > super::NAMESPACE_BYTES_MAX;
         let entries = entries.unwrap_or_default();
-        let mut namespace = Namespace { name, entries, collections, ..Namespace::default() };
+        let (reads_before, writes_before) = (self.reads, self.writes);
+        let mut namespace =
+            Namespace { name, entries, reads_before, writes_before, collections, ..Namespace::default() };
         let mut fields = Fields::new(self.source, entries);
         while let Some(field) = fields.next()? {
             self.take()?;
             // No count exceeds the room, which has fewer bits.
             let count = match field.number {
                 1 => {
-                    self.key(read(self.source, field.span()?)?.key)?;
+                    let read = read(self.source, field.span()?)?;
+                    self.key(read.key)?;
+                    if let Some(kept) = &mut self.kept {
+                        kept.reads.push(read);
+                    }
                     &mut namespace.reads
                 }
                 2 => {
@@ -367,7 +471,11 @@ impl Checker<'_> {
                     &mut namespace.ranges
                 }
                 3 => {
-                    self.key(write(self.source, field.span()?)?.key)?;
+                    let write = write(self.source, field.span()?)?;
+                    self.key(write.key)?;
+                    if let Some(kept) = &mut self.kept {
+                        kept.writes.push(write);
+                    }
                     &mut namespace.writes
                 }
                 4 => {
@@ -378,6 +486,8 @@ impl Checker<'_> {
             };
             *count = count.saturating_add(1);
         }
+        self.reads = self.reads.saturating_add(namespace.reads);
+        self.writes = self.writes.saturating_add(namespace.writes);
         Ok(namespace)
     }
 

@@ -38,17 +38,19 @@ pub struct Resolved {
 /// The state's; then nothing is decided.
 pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &View) -> Result<Resolved, state::Error> {
     debug_assert!(candidates.is_sorted_by_key(|(position, _)| *position), "candidates come in block order");
-    let keys: Vec<(&str, &str)> = candidates
-        .iter()
-        .flat_map(|(_, set)| {
-            set.namespaces.iter().flat_map(move |namespace| {
-                let name = set.name(namespace);
-                set.reads(namespace).map(move |read| (name, set.read_key(&read)))
-            })
-        })
-        .collect();
+    let namespaces =
+        || candidates.iter().flat_map(|(_, set)| set.namespaces.iter().map(move |namespace| (set, namespace)));
+    let count = namespaces().map(|(_, namespace)| namespace.reads as usize).sum();
+    let (mut keys, mut seen) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for (set, namespace) in namespaces() {
+        let name = set.name(namespace);
+        for read in set.reads(namespace) {
+            keys.push((name, set.read_key(&read)));
+            seen.push(read.version);
+        }
+    }
     let versions = if keys.is_empty() { Vec::new() } else { view.versions(&keys).await? };
-    let mut current = keys.iter().zip(versions);
+    let mut current = keys.iter().zip(seen).zip(versions);
 
     let mut resolved = Resolved { codes: Vec::with_capacity(candidates.len()), batch: UpdateBatch::default() };
     let mut names = Names::default();
@@ -56,10 +58,10 @@ pub async fn resolve(block: u64, candidates: &[(u32, &ReadWriteSet)], view: &Vie
         let mut code = Code::VALID;
         for namespace in &set.namespaces {
             // Every read takes its version, also when the verdict is known: the lists run in step.
-            for read in set.reads(namespace) {
-                let ((name, key), version) = current.next().expect("there is a version for each read");
+            for _ in 0..namespace.reads {
+                let (((name, key), seen), version) = current.next().expect("there is a version for each read");
                 let unchanged = code == Code::VALID
-                    && match (read.version, version) {
+                    && match (seen, version) {
                         (None, None) => true,
                         (Some(seen), Some(version)) => seen == version,
                         _ => false,
