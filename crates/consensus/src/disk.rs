@@ -32,6 +32,7 @@
 //!
 //! Left to others: disks that lose what they have synced. A journal that is damaged before its end is found out
 //! ([`Error::Corrupt`]); an image that is damaged is not.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::io;
 
@@ -110,6 +111,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Disk`]; [`Error::Corrupt`] for files that no crash leaves; [`Error::Invalid`] for those of another size.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) async fn open(directory: Directory, region_bytes: u64) -> Result<Disk, Error> {
         let doing = failed("opening a group's files");
         let mut numbers: Vec<u64> = Vec::new();
@@ -139,6 +141,7 @@ impl Disk {
     }
 
     /// Step 2.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     async fn begin(
         directory: Directory,
         image: File,
@@ -193,6 +196,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Disk`]; [`Error::Corrupt`] for writes beyond the region.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) async fn append(&mut self, holder: Holder, writes: Vec<(u64, Bytes)>) -> Result<(), Error> {
         let region_bytes = self.region_bytes;
         let is_there =
@@ -229,6 +233,7 @@ impl Disk {
     }
 
     /// Another journal takes over.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     async fn follow(&mut self) -> Result<(), Error> {
         self.write_image()?;
         let before = self.number;
@@ -264,6 +269,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::Rma`].
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) async fn set_back(&mut self, host: &dyn Host, region: RegionId) -> Result<u64, Error> {
         let mut different = 0;
         if self.failed {
@@ -285,6 +291,7 @@ impl Disk {
 }
 
 /// Writes to an image, what is adjacent at once.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn write_all(image: &File, writes: &Writes) -> io::Result<()> {
     for run in writes.chunk_by(|(at, bytes), (next, _)| at + bytes.len() as u64 == *next) {
         let parts: Vec<Bytes> = run.iter().map(|(_, bytes)| bytes.clone()).collect();
@@ -320,6 +327,7 @@ impl Seal {
 /// checksum of what follows u64 | key u64
 /// count × (at u64 | bytes u64) | bytes of each … | zeros to a multiple of 64
 /// ```
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn encode(seal: Seal, sequence: u64, holder: Holder, writes: &Writes) -> Bytes {
     let bytes: usize = writes.iter().map(|(_, bytes)| bytes.len()).sum();
     let length = HEAD_BYTES + writes.len() * PLACE_BYTES + bytes;
@@ -396,8 +404,13 @@ fn read(journal: &File, offset: u64, journal_bytes: u64, seal: Seal) -> io::Resu
         return Ok(None);
     }
     let found = head(&journal.read_exact_at(offset, HEAD_BYTES)?, seal);
-    let Some(head) = found.filter(|head| head.bytes <= journal_bytes - offset) else { return Ok(None) };
-    let body = journal.read_exact_at(offset + HEAD_BYTES as u64, head.bytes as usize - HEAD_BYTES)?;
+    let Some(head) = found.filter(|head| head.bytes <= journal_bytes.saturating_sub(offset)) else { return Ok(None) };
+    let (Some(at), Some(length)) =
+        (offset.checked_add(HEAD_BYTES as u64), (head.bytes as usize).checked_sub(HEAD_BYTES))
+    else {
+        return Ok(None);
+    };
+    let body = journal.read_exact_at(at, length)?;
     Ok(decode(head, &body, seal))
 }
 
@@ -409,7 +422,7 @@ fn decode(head: Head, body: &Bytes, seal: Seal) -> Option<Record> {
     let mut from = head.count.checked_mul(PLACE_BYTES)?;
     let mut writes = Vec::new();
     for place in 0..head.count {
-        let place = body.get(place * PLACE_BYTES..)?.get(..PLACE_BYTES)?;
+        let place = body.get(place.checked_mul(PLACE_BYTES)?..)?.get(..PLACE_BYTES)?;
         let until = from.checked_add(usize::try_from(word(place, 8)).ok()?)?;
         if until > body.len() {
             return None;
@@ -428,7 +441,8 @@ fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u6
     let first = read(journal, 0, journal_bytes, Seal::First(0)).map_err(&doing)?;
     let first = first.ok_or(Error::Corrupt("a journal without a beginning: its disk has lost what was synced"))?;
     let seal = Seal::Keyed(first.head.key);
-    let (mut holder, mut sequence, mut offset) = (first.head.holder, first.head.sequence + 1, first.bytes);
+    let (mut holder, mut sequence, mut offset) =
+        (first.head.holder, first.head.sequence.saturating_add(1), first.bytes);
     while let Some(record) = read(journal, offset, journal_bytes, seal).map_err(&doing)? {
         if record.head.sequence != sequence {
             break;
@@ -439,10 +453,11 @@ fn replay(journal: &File, image: &File, region_bytes: u64) -> Result<(Holder, u6
             }
             image.write_at(*at, bytes).map_err(&doing)?;
         }
-        (holder, sequence, offset) = (record.head.holder, record.head.sequence + 1, offset + record.bytes);
+        (holder, sequence) = (record.head.holder, record.head.sequence.saturating_add(1));
+        offset = offset.saturating_add(record.bytes);
     }
     // Behind a record that a crash has torn there is none that was begun later: each is synced before the next.
-    for at in (offset + UNIT_BYTES..journal_bytes).step_by(PIECE_BYTES as usize) {
+    for at in (offset.saturating_add(UNIT_BYTES)..journal_bytes).step_by(PIECE_BYTES as usize) {
         let piece = journal.read_at(at, PIECE_BYTES as usize).map_err(&doing)?;
         let mut heads = piece.chunks_exact(HEAD_BYTES).filter_map(|bytes| head(bytes, seal));
         if heads.any(|head| head.sequence > sequence) && !mutant(Mutant::ReplayTorn) {

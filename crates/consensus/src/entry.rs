@@ -15,6 +15,7 @@
 //! round or another history does not continue the chain, or has the wrong index.
 //!
 //! Invariant: whatever bytes the log has, they decode into an entry that somebody wrote, or into none.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{BufMut as _, Bytes, BytesMut};
 use twox_hash::XxHash3_64;
@@ -79,12 +80,14 @@ pub(crate) const fn padded(bytes: u64) -> u64 {
 }
 
 /// Bytes of an entry with these writes.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(crate) fn entry_bytes(writes: &[Write]) -> u64 {
     let body: u64 = writes.iter().map(|write| WRITE_BYTES as u64 + write.bytes.len() as u64).sum();
     HEAD_BYTES as u64 + body
 }
 
 /// Puts an entry's head and list into `into`; gives its checksum. The writes' bytes go behind it as they are.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(crate) fn encode_head(
     index: u64,
     term: Term,
@@ -124,7 +127,7 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
     }
     let total = HEAD_BYTES.checked_add(usize::try_from(half(bytes, 32)).ok()?)?;
     let count = usize::from(u16::from_le_bytes([bytes[36], bytes[37]]));
-    let listed = HEAD_BYTES + count * WRITE_BYTES;
+    let listed = HEAD_BYTES.checked_add(count.checked_mul(WRITE_BYTES)?)?;
     if total > bytes.len() || listed > total || count == 0 || count > WRITES_MAX {
         return None;
     }
@@ -133,14 +136,15 @@ pub(crate) fn decode(bytes: &Bytes) -> Option<Entry> {
     let mut writes = Vec::with_capacity(count);
     let mut at = listed;
     for place in (HEAD_BYTES..listed).step_by(WRITE_BYTES) {
-        let length = half(bytes, place + 8) as usize;
-        if length > total - at || half(bytes, place + 12) != 0 {
+        let listing = &bytes[place..listed];
+        let until = at.checked_add(half(listing, 8) as usize)?;
+        if until > total || half(listing, 12) != 0 {
             return None;
         }
-        let data = bytes.slice(at..at + length);
+        let data = bytes.slice(at..until);
         checksum = XxHash3_64::oneshot_with_seed(checksum, &data);
         writes.push(Write { address: word(bytes, place), bytes: data });
-        at += length;
+        at = until;
     }
     if at != total || checksum != word(bytes, 0) {
         return None;

@@ -14,6 +14,7 @@
 //! ([`crate::shares`]); log and direct area are plain.
 //!
 //! Invariant: the memory behind the log has one address space, the direct area first, both made of whole blocks.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use rma::TRANSFER_BYTES_MAX;
 use twox_hash::XxHash3_64;
@@ -108,11 +109,13 @@ impl Layout {
     }
 
     /// Bytes of addresses: the direct area and the logged memory.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn address_bytes(&self) -> u64 {
         self.direct_bytes + self.memory_bytes
     }
 
     /// Bytes of the replicated region.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn region_bytes(&self) -> u64 {
         let blocks = self.memory_bytes / self.block_bytes;
         (HEAD_BYTES + self.log_bytes + self.direct_bytes + blocks * self.share_bytes()).next_multiple_of(4096)
@@ -132,22 +135,26 @@ impl Layout {
     }
 
     /// Blocks of the address space.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn blocks(&self) -> usize {
         (self.address_bytes() / self.block_bytes) as usize
     }
 
     /// Where an offset of the log lies in the region.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn log_at(&self, offset: u64) -> u64 {
         HEAD_BYTES + offset
     }
 
     /// Where an address lies in the region: one of the direct area, or of a group that is not coded.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn memory_at(&self, address: u64) -> u64 {
         assert!(!self.is_coded() || address <= self.direct_bytes, "blocks of a coded group have no one place");
         HEAD_BYTES + self.log_bytes + address
     }
 
     /// Where a node's share of the block lies that begins at an address of the logged memory.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn share_at(&self, address: u64) -> u64 {
         assert!(address >= self.direct_bytes && address.is_multiple_of(self.block_bytes), "a block of the memory");
         let block = (address - self.direct_bytes) / self.block_bytes;
@@ -162,6 +169,7 @@ impl Layout {
     }
 
     /// As stored and sent.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self) -> [u8; LAYOUT_BYTES] {
         let mut bytes = [0; LAYOUT_BYTES];
         for (word, value) in
@@ -187,12 +195,12 @@ impl Layout {
 
 /// The little-endian word at an offset that is there.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("a slice of eight bytes"))
+    u64::from_le_bytes(bytes[at..][..8].try_into().expect("a slice of eight bytes"))
 }
 
 /// The little-endian half word at an offset that is there.
 pub(crate) fn half(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("a slice of four bytes"))
+    u32::from_le_bytes(bytes[at..][..4].try_into().expect("a slice of four bytes"))
 }
 
 /// The words of the administrative region.
@@ -245,6 +253,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let Cursor { index, position, chain } = self.applied;
@@ -285,6 +294,7 @@ impl Header {
     }
 
     /// Where it goes.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) const fn at(&self) -> u64 {
         (self.sequence % 2) * HEADER_BYTES as u64
     }

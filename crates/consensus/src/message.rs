@@ -11,6 +11,7 @@
 //! ```
 //!
 //! Invariant: whatever arrives decodes into a message or an error; every message has one encoding.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{BufMut as _, Bytes, BytesMut};
 use rma::{CAPABILITY_BYTES, Capability};
@@ -83,6 +84,7 @@ impl Refusal {
         Refusal::NotKept,
     ];
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn code(self) -> u32 {
         Refusal::ALL.iter().position(|other| *other == self).expect("all are listed") as u32 + 1
     }
@@ -111,6 +113,7 @@ fn open(bytes: &[u8], length: impl Fn(u8) -> Option<usize>) -> Result<(u8, u32, 
 }
 
 impl Request {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self, number: u32) -> Bytes {
         let mut bytes;
         match self {
@@ -190,6 +193,7 @@ impl Request {
 }
 
 impl Reply {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self, number: u32) -> Bytes {
         let mut bytes;
         match self {

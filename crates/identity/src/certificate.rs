@@ -8,6 +8,7 @@
 //! holder and the rights are the same, and an ECDSA signature can be changed by anyone (module `der`).
 //!
 //! Left to others: whether a certificate chains to a root (module `chain`) and what its units mean ([`crate::msp`]).
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
 use x509_parser::asn1_rs::Any;
@@ -232,6 +233,7 @@ impl Certificate {
         }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn with_signature(&self, signature: &[u8]) -> Bytes {
         let mut bits = Vec::with_capacity(signature.len() + 4);
         der::push_element(&mut bits, 0x03, &[&[0], signature]);
@@ -453,7 +455,7 @@ fn malformed<T>(reason: &str) -> Result<T, Error> {
 /// The contents of the first PEM block, which must have this label.
 pub(crate) fn pem_contents(text: &[u8], label: &str, bytes_max: usize) -> Result<Vec<u8>, Error> {
     // Base64 takes 4 bytes for 3, its line ends some more; there may be another block, such as a chain, behind the first.
-    let text = &text[..text.len().min(2 * bytes_max + 1024)];
+    let text = &text[..text.len().min(bytes_max.saturating_mul(2).saturating_add(1024))];
     let block = ::pem::parse(text).map_err(|e| Error::MalformedCertificate(format!("not PEM: {e}")))?;
     if block.tag() != label {
         return malformed("the PEM block is of another kind");

@@ -11,6 +11,7 @@
 //!
 //! Which authority signed which other is found out once, when the organisation is defined, so that a chain costs one
 //! verification: that of the leaf.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
 
@@ -59,6 +60,7 @@ impl Chain {
 
 impl Authorities {
     /// Takes the authorities, each once, and finds out who signed whom.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn new(roots: Vec<Certificate>, intermediates: Vec<Certificate>) -> Authorities {
         let mut nodes: Vec<Node> = Vec::with_capacity(roots.len() + intermediates.len());
         let all =
@@ -122,6 +124,7 @@ impl Authorities {
     }
 
     /// The certificates of a chain in DER with canonical signatures, issuer first: what names the chain.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn canonical(&self, chain: &Chain) -> Vec<Bytes> {
         let positions = &chain.0;
         positions.iter().enumerate().map(|(i, position)| self.canonical_der(*position, positions.get(i + 1))).collect()
@@ -156,6 +159,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn climb(&mut self, issuers: &[usize]) {
         for &position in issuers {
             let node = &self.nodes[position];

@@ -6,6 +6,7 @@
 //! whether s is low, and replaces a high s by n − s.
 //!
 //! Left to others: whether r and s are in range and the signature verifies ([`crate::key`]).
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 /// The widest group order in bytes that we know (P-384).
 const ORDER_BYTES_MAX: usize = 48;
@@ -28,6 +29,7 @@ pub(crate) struct Order<const N: usize> {
 }
 
 impl<const N: usize> Order<N> {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     const fn new(n: [u8; N]) -> Self {
         let mut half = [0u8; N];
         let mut carry = 0u8;
@@ -53,6 +55,7 @@ impl<const N: usize> Order<N> {
     }
 
     /// n − s for 0 < s < n, or nothing.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn complement(&self, s: &[u8]) -> Option<[u8; N]> {
         let s = Self::widen(s)?;
         if s >= self.n {
@@ -163,6 +166,7 @@ fn positive_integer(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn encode(r: &[u8], s: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(SIGNATURE_BYTES_MAX);
     out.extend_from_slice(&[TAG_SEQUENCE, 0]);
@@ -172,6 +176,7 @@ fn encode(r: &[u8], s: &[u8]) -> Vec<u8> {
     out
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn push_integer(out: &mut Vec<u8>, magnitude: &[u8]) {
     let zeroes = magnitude.iter().take_while(|byte| **byte == 0).count();
     let magnitude = &magnitude[zeroes..];
@@ -183,6 +188,7 @@ fn push_integer(out: &mut Vec<u8>, magnitude: &[u8]) {
 }
 
 /// Appends a definite-length element with these contents, in the shortest form, for certificates we re-encode.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(crate) fn push_element(out: &mut Vec<u8>, tag: u8, contents: &[&[u8]]) {
     let length: usize = contents.iter().map(|part| part.len()).sum();
     out.push(tag);

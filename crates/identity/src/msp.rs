@@ -14,6 +14,7 @@
 //!
 //! The rules are those of the MSP versions 1.4.3 and 3.0, the ones current channels ask for. Left to others: remembering
 //! identities ([`crate::manager`]), expiry ([`crate::Identity::check_expiry`]).
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeSet;
 
@@ -114,9 +115,13 @@ impl Msp {
         definition.check(!config.name.is_empty(), "it has no name")?;
         definition.check(!config.root_certs.is_empty(), "it has no root certificate")?;
         let counts = [
-            (config.root_certs.len() + config.intermediate_certs.len(), AUTHORITIES_MAX, "too many authorities"),
             (
-                config.tls_root_certs.len() + config.tls_intermediate_certs.len(),
+                config.root_certs.len().saturating_add(config.intermediate_certs.len()),
+                AUTHORITIES_MAX,
+                "too many authorities",
+            ),
+            (
+                config.tls_root_certs.len().saturating_add(config.tls_intermediate_certs.len()),
                 AUTHORITIES_MAX,
                 "too many TLS authorities",
             ),

@@ -1,4 +1,5 @@
 //! Whom a policy asks for.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::MspId;
 use bytes::Bytes;

@@ -12,6 +12,7 @@
 //! Invariants: a list counts for the certificates of its own authority alone; a chain is refused if any of its certificates
 //! is revoked or cannot be read; of an organisation without lists nothing is even read; no clock is asked, since a list that
 //! is past its next update still says whom its authority took back.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
 use proto::msp::FabricMspConfig;

@@ -10,6 +10,7 @@
 //!
 //! Unlike a protobuf library it refuses groups, which Fabric's messages never had. What a message does about unknown
 //! or repeated fields is left to its reader; [`set_once`] serves those that refuse repetition.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
 
@@ -82,7 +83,7 @@ impl Span {
     /// The number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        (self.end - self.start) as usize
+        self.end.saturating_sub(self.start) as usize
     }
 
     /// Whether there are no bytes here.
@@ -184,11 +185,8 @@ impl<'a> Fields<'a> {
             1 => Value::Fixed64(u64::from_le_bytes(self.array()?)),
             2 => {
                 let length = usize::try_from(self.varint()?).map_err(|_| WireError::Truncated)?;
-                if length > self.end - self.at {
-                    return Err(WireError::Truncated);
-                }
                 let start = self.at;
-                self.at += length;
+                self.at = self.behind(length)?;
                 Value::Bytes(Span { start: start as u32, end: self.at as u32 })
             }
             5 => Value::Fixed32(u32::from_le_bytes(self.array()?)),
@@ -207,7 +205,7 @@ impl<'a> Fields<'a> {
     fn varint(&mut self) -> Result<u64, WireError> {
         match self.source[self.at..self.end].first() {
             Some(byte) if *byte < 0x80 => {
-                self.at += 1;
+                self.at = self.behind(1)?;
                 Ok(u64::from(*byte))
             }
             _ => self.long_varint(),
@@ -217,15 +215,11 @@ impl<'a> Fields<'a> {
     fn long_varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0u64;
         for index in 0..VARINT_BYTES_MAX {
-            if self.at == self.end {
-                return Err(WireError::Truncated);
-            }
-            let byte = self.source[self.at];
-            self.at += 1;
-            if index == VARINT_BYTES_MAX - 1 && byte > 1 {
+            let [byte] = self.array()?;
+            if index == VARINT_BYTES_MAX.saturating_sub(1) && byte > 1 {
                 return Err(WireError::Overflow);
             }
-            number |= u64::from(byte & 0x7f) << (7 * index);
+            number |= u64::from(byte & 0x7f).unbounded_shl(index.saturating_mul(7) as u32);
             if byte < 0x80 {
                 return Ok(number);
             }
@@ -234,12 +228,16 @@ impl<'a> Fields<'a> {
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        if N > self.end - self.at {
-            return Err(WireError::Truncated);
-        }
-        let bytes = self.source[self.at..self.at + N].try_into().expect("the slice has N bytes");
-        self.at += N;
+        let end = self.behind(N)?;
+        let bytes = self.source[self.at..end].try_into().expect("the slice has N bytes");
+        self.at = end;
         Ok(bytes)
+    }
+
+    /// The position so many bytes on, within the message.
+    #[inline]
+    fn behind(&self, bytes: usize) -> Result<usize, WireError> {
+        self.at.checked_add(bytes).filter(|end| *end <= self.end).ok_or(WireError::Truncated)
     }
 }
 
@@ -261,6 +259,7 @@ pub fn put_varint(bytes: &mut Vec<u8>, mut number: u64) {
 }
 
 /// The bytes that [`put_varint`] appends.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub const fn varint_len(number: u64) -> usize {
     let bits = 64 - (number | 1).leading_zeros() as usize;
     bits.div_ceil(7)
@@ -279,6 +278,7 @@ pub fn put_bytes_header(bytes: &mut Vec<u8>, number: u32, length: usize) {
 }
 
 /// The bytes that [`put_bytes`] appends.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub const fn bytes_field_len(number: u32, length: usize) -> usize {
     varint_len((number as u64) << 3) + varint_len(length as u64) + length
 }

@@ -1,4 +1,5 @@
 //! Signatures, and the two forms in which they are written.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 /// Bytes of r and of s.
 const NUMBER_BYTES: usize = 32;

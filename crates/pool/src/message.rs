@@ -6,6 +6,7 @@
 //! The first twelve bytes of a hello never change, so that each side can tell the other's version.
 //!
 //! Invariant: whatever arrives decodes into a message or an error; every message has one encoding.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Epoch;
 use base::bytes::{BufMut as _, Bytes, BytesMut};
@@ -140,6 +141,7 @@ mod kind {
     pub const REFUSED: u8 = 0xFF;
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn head(kind: u8, number: u32, body_bytes: usize) -> BytesMut {
     let mut bytes = BytesMut::with_capacity(HEAD_BYTES + body_bytes);
     bytes.put_slice(&[kind, 0, 0, 0]);
@@ -219,6 +221,7 @@ impl Request {
 
 impl Reply {
     /// The message's bytes; those of a grant contain the capability's secret.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn encode(&self, number: u32) -> Bytes {
         let mut bytes;
         match self {
@@ -318,7 +321,7 @@ impl Reply {
                 let free_bytes = reader.u64()?;
                 let count = reader.u32()? as usize;
                 reader.zero()?;
-                if count > SECTIONS_PER_OWNER_MAX || reader.0.len() != count * LISTED_BYTES {
+                if count > SECTIONS_PER_OWNER_MAX || Some(reader.0.len()) != count.checked_mul(LISTED_BYTES) {
                     return Err(Error::Malformed("a list of another length"));
                 }
                 let sections = (0..count).map(|_| Ok((reader.u64()?, reader.u64()?))).collect::<Result<_, Error>>()?;

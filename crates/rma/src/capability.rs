@@ -3,6 +3,7 @@
 //! ```text
 //! node:u32 le | region:u32 le | grant:u16 le | rights:u8 | 0:u8 | reserved:u32 le = 0 | generation:u64 le | secret:16
 //! ```
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt;
 
@@ -141,7 +142,7 @@ impl Capability {
     pub fn decode(bytes: &[u8]) -> Result<Capability, Error> {
         let bytes: &[u8; CAPABILITY_BYTES] =
             bytes.try_into().map_err(|_| Error::Malformed("a capability of another length"))?;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..][..4].try_into().expect("a slice of four bytes"));
         let rights = Rights::from_bits(bytes[10]).ok_or(Error::Malformed("a capability with unknown rights"))?;
         if bytes[11..16] != [0; 5] {
             return Err(Error::Malformed("a capability with reserved bytes set"));

@@ -12,6 +12,7 @@
 //! Invariants: steps 1 and 2 allocate nothing that grows with the message; step 4 allocates at most
 //! [`BOOKKEEPING_MAX`] times the message for arguments and transient entries, and copies the names of the latter. A text
 //! that repeats what the client sent cuts it short ([`shown`]).
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -183,9 +184,9 @@ fn inner(source: &[u8], message: Span, number: u32) -> Result<Option<Span>, Wire
 
 /// How many fields of this number a message has.
 fn count(source: &[u8], message: Span, number: u32) -> Result<usize, WireError> {
-    let mut count = 0;
+    let mut count = 0_usize;
     each(source, message, number, |_| {
-        count += 1;
+        count = count.saturating_add(1);
         Ok(())
     })?;
     Ok(count)
@@ -233,7 +234,7 @@ fn pair(message: &[u8]) -> Result<(Span, Span), WireError> {
 fn proposal_hash(header: &Header, input: &[u8]) -> Hash {
     let mut field = Vec::new();
     if !input.is_empty() {
-        field.reserve(bytes_field_len(1, input.len()) - input.len());
+        field.reserve(bytes_field_len(1, input.len()).saturating_sub(input.len()));
         put_bytes_header(&mut field, 1, input.len());
     }
     sha256_of(&[header.channel_header(), header.signature_header(), &field, input])

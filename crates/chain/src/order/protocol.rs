@@ -16,6 +16,7 @@
 //!
 //! All of these bytes may be hostile to the other side, and are read into errors. The page `docs/formats/block-links.md`
 //! says the same to other implementations.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ pub struct Malformed(&'static str);
 
 impl Request {
     /// The request's bytes.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
         assert!(self.channel.len() <= CHANNEL_BYTES_MAX, "channel names are checked when a channel is joined");
         let mut bytes = Vec::with_capacity(11 + self.channel.len());

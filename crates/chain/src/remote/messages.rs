@@ -1,6 +1,7 @@
 //! What travels over a peer's and an orderer's links: Protocol Buffers, in the bodies of `base::rt::net::call`.
 //!
 //! The page `docs/formats/peer-links.md` says the same to other implementations.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
 
@@ -65,11 +66,11 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
     // What is wrong with bytes that cannot be walked, the library says.
     let Ok(span) = Span::whole(bytes) else { return Ok(()) };
     let mut fields = Fields::new(bytes, span);
-    let mut count = 0;
+    let mut count = 0_usize;
     while let Ok(Some(_)) = fields.next() {
-        count += 1;
+        count = count.saturating_add(1);
     }
-    match count > FIELDS_FREE + bytes.len() / FIELD_BYTES_MIN {
+    match count > FIELDS_FREE.saturating_add(bytes.len() / FIELD_BYTES_MIN) {
         true => Err(Malformed::Fields { count, bytes: bytes.len() }),
         false => Ok(()),
     }

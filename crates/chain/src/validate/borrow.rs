@@ -34,6 +34,7 @@
 //!   probability of 1/16 or more for each forged transaction in a chunk of 16; until then the forgery counts. Who cannot live with that sets the
 //!   spot check to one in 1, or borrows nothing.
 //! * Nothing waits for a reader for longer than [`BORROWED_MAX`] a chunk, and no chunk is lent twice.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -182,6 +183,7 @@ impl Borrowing {
     }
 
     /// How busy a reader may be that is asked for a chunk of so many bytes; nothing if none is to be asked.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn asked_at(&self, readers: usize, chunk_bytes: usize) -> Option<u8> {
         if chunk_bytes > PIECE_BYTES_MAX {
             return None;
@@ -213,6 +215,7 @@ impl Borrowing {
 
 impl Borrowing {
     /// Steps 5 and 6: the chunk, examined with a reader's words; nothing if it has lied.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn examine_lent(
         &self,
         reader: &Arc<str>,
@@ -295,6 +298,7 @@ const _: () = assert!(EXAMINE_CHUNK_TRANSACTIONS <= ENVELOPES_MAX);
 const LENGTH_BYTES: usize = 4;
 
 /// How long a chunk's message is.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn chunk_bytes(envelopes: impl Iterator<Item = usize>) -> usize {
     HEAD_BYTES + envelopes.map(|bytes| LENGTH_BYTES + bytes).sum::<usize>()
 }
@@ -348,6 +352,7 @@ impl Chunk {
 }
 
 impl Words {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(HEAD_BYTES + self.words.len());
         put_head(&mut bytes, &self.rules, self.block, self.first);
@@ -402,6 +407,7 @@ impl Helper for Lender {
         self.borrowing.meter.percent()
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     async fn work(&self, piece: Bytes) -> Option<Bytes> {
         let chunk = Chunk::decode(piece).inspect_err(|error| tracing::warn!(%error, "a piece of work is none")).ok()?;
         if rt::fault_point("chain.borrow.late") {

@@ -2,6 +2,7 @@
 //!
 //! The duplicate check stands in the middle of Fabric's order but needs the chain, so a transaction gets two verdicts
 //! here: one of the steps before that check and one of the steps after it.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -7,6 +7,7 @@
 //!
 //! A *record* is a key with its value, in one to [`RECORD_BLOCKS_MAX`] blocks: so few that whatever happens to it fits into one
 //! transaction. Blocks are numbered from 0; what points to one holds its number plus one, and 0 points to none.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, BytesMut};
 use twox_hash::XxHash3_64;
@@ -65,6 +66,7 @@ impl Sizes {
     ///
     /// # Errors
     /// [`Error::Invalid`].
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn check_sizes(&self) -> Result<(), Error> {
         let invalid = |what: String| Err(Error::Invalid(what));
         if !BLOCK_BYTES.contains(&self.block_bytes) || !self.block_bytes.is_multiple_of(64) {
@@ -94,6 +96,7 @@ impl Sizes {
     ///
     /// # Errors
     /// [`Error::Invalid`], also where the group's log is too short for the store's transactions.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn group_layout(&self, log_bytes: u64) -> Result<crate::Layout, Error> {
         self.check_sizes()?;
         let memory_bytes = self.block_at(0) - self.log_bytes + self.blocks * self.block_bytes;
@@ -116,21 +119,25 @@ impl Sizes {
     }
 
     /// Bytes of the largest change of one record, as an entry of the group's log.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn transaction_bytes_max(&self) -> u64 {
         40 + 16 * WRITES_MAX as u64 + RECORD_BLOCKS_MAX as u64 * (self.block_bytes + LINE_BYTES) + 8 + PART_BYTES as u64
     }
 
     /// Bytes of the longest key.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn key_bytes_max(&self) -> usize {
         KEY_BYTES_MAX.min(self.block_bytes as usize - RECORD_HEAD_BYTES)
     }
 
     /// Bytes of the longest value.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn value_bytes_max(&self) -> usize {
         RECORD_BLOCKS_MAX * self.block_bytes as usize - RECORD_HEAD_BYTES - self.key_bytes_max()
     }
 
     /// Bytes of the longest entry of the log.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn entry_bytes_max(&self) -> u64 {
         log::padded((log::HEAD_BYTES + self.key_bytes_max() + self.value_bytes_max()) as u64)
     }
@@ -157,12 +164,14 @@ impl Sizes {
     }
 
     /// Blocks of a record.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn record_blocks(&self, key_bytes: usize, value_bytes: usize) -> usize {
         (RECORD_HEAD_BYTES + key_bytes + value_bytes).div_ceil(self.block_bytes as usize)
     }
 
     /// The bucket of a key: a part of the format. The seed is the store's own, so that nobody outside can choose keys that
     /// share a bucket.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn bucket(&self, seed: u64, key: &[u8]) -> u64 {
         XxHash3_64::oneshot_with_seed(seed, key) & (self.buckets - 1)
     }
@@ -172,23 +181,28 @@ impl Sizes {
         self.log_bytes
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn cursor_at(&self) -> u64 {
         self.log_bytes + CURSOR_AT
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn seal_at(&self) -> u64 {
         self.log_bytes + SEAL_AT
     }
 
     /// Where the base of the tables' epochs is.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn base_at(&self) -> u64 {
         self.log_bytes + BASE_AT
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn bucket_at(&self, bucket: u64) -> u64 {
         self.log_bytes + INDEX_AT + bucket * 8
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn line_at(&self, line: u64) -> u64 {
         self.bucket_at(self.buckets) + line * LINE_BYTES
     }
@@ -197,6 +211,7 @@ impl Sizes {
         self.blocks / LINE_BLOCKS
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn block_at(&self, block: u64) -> u64 {
         self.line_at(self.lines()) + block * self.block_bytes
     }
@@ -227,6 +242,7 @@ impl Sizes {
 }
 
 /// Words, and zeros behind them.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn words(words: &[u64]) -> Bytes {
     let mut bytes = BytesMut::zeroed(PART_BYTES);
     for (place, word) in words.iter().enumerate() {
@@ -309,6 +325,7 @@ pub(super) struct Record {
 /// ```text
 /// next u64 | version u64 | key bytes u16 | blocks u16 | value bytes u32 | 6 × block u32 | key | value …
 /// ```
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn record_writes(
     next: u64,
     version: u64,
@@ -381,22 +398,20 @@ pub(super) fn decode_beginning(block: u32, bytes: &Bytes, sizes: &Sizes) -> Resu
         return Err(corrupt);
     }
     let mut blocks = vec![block];
-    blocks.extend((1..count).map(|place| half(bytes, 24 + (place - 1) * 4)));
+    blocks.extend((24..).step_by(4).take(count.saturating_sub(1)).map(|place| half(bytes, place)));
     if blocks.iter().any(|block| u64::from(*block) >= sizes.blocks) {
         return Err(corrupt);
     }
-    let value_at = RECORD_HEAD_BYTES + key_bytes;
-    if value_at > bytes.len() {
-        return Ok(None);
-    }
-    let here = value_bytes.min(bytes.len() - value_at);
+    let value_at = RECORD_HEAD_BYTES.saturating_add(key_bytes);
+    let Some(behind) = bytes.get(value_at..) else { return Ok(None) };
+    let here = behind.get(..value_bytes).unwrap_or(behind);
     Ok(Some(Record {
         next: word(bytes, 0),
         version: word(bytes, 8),
         key: bytes.slice(RECORD_HEAD_BYTES..value_at),
         value_bytes,
         blocks,
-        value: bytes.slice(value_at..value_at + here),
+        value: bytes.slice_ref(here),
     }))
 }
 

@@ -16,6 +16,7 @@
 //! lines, and entries that follow one another are adjacent writes. Where the rest of the log is too short for it, it lies at the
 //! log's beginning. A torn entry does not have its checksum; one that is left of an earlier round, or of a history that was
 //! given up, does not continue the chain.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::BufMut as _;
 use base::{Bytes, BytesMut};
@@ -53,16 +54,19 @@ pub(super) const fn padded(bytes: u64) -> u64 {
     bytes.next_multiple_of(UNIT_BYTES)
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn entry_bytes(key: &[u8], value: Option<&Bytes>) -> u64 {
     (HEAD_BYTES + key.len() + value.map_or(0, Bytes::len)) as u64
 }
 
 /// Where an entry goes that follows a position, and how many bytes are skipped before it.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn place(position: u64, length: u64, log_bytes: u64) -> (u64, u64) {
     if position + length <= log_bytes { (position, 0) } else { (0, log_bytes - position) }
 }
 
 /// An entry's bytes with what fills them up, out of memory that is used again once they have gone, and its checksum.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn encode(
     index: u64,
     term: Term,

@@ -11,6 +11,7 @@
 //!
 //! Invariant: whatever the bytes, they decode into a message that some node could have sent in some state, or into an error. Whether
 //! it could be meant for this node as it is now, is [`super::engine`]'s matter.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{Buf as _, BufMut as _};
 use base::untrusted::Allowance;
@@ -225,6 +226,7 @@ pub(super) fn put_message(into: &mut BytesMut, message: &Message) {
 }
 
 /// Bytes that a message takes, about.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn message_bytes(message: &Message) -> usize {
     let entries: usize = message.entries.iter().map(|entry| ENTRY_HEAD_BYTES + entry.data.len()).sum();
     96 + message.context.len() + entries + message.get_snapshot().data.len()

@@ -25,6 +25,7 @@
 //! Invariants: what a later record calls durable is read back, or an error; a record never takes effect in part.
 //!
 //! Left to others: damage of the last records, of which no later one says that they were durable. It looks like a torn tail.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::BufMut as _;
 use base::rt::disk::{Directory, File};
@@ -140,7 +141,7 @@ fn checksum(key: u64, bytes: &[u8]) -> u64 {
 
 /// The whole head at an offset, if there is one.
 fn head_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Head> {
-    let mut head = Reader(bytes.get(offset..offset + HEAD_BYTES).map(|head| bytes.slice_ref(head))?);
+    let mut head = Reader(bytes.get(offset..)?.get(..HEAD_BYTES).map(|head| bytes.slice_ref(head))?);
     let sum = head.u64().ok()?;
     let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &head.0) == sum;
     let (body_checksum, sequence, durable) = (head.u64().ok()?, head.u64().ok()?, head.u64().ok()?);
@@ -152,9 +153,10 @@ fn head_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Head> {
 /// The whole record at an offset, if there is one.
 fn record_at(bytes: &Bytes, offset: usize, key: u64) -> Option<Record> {
     let head = head_at(bytes, offset, key)?;
-    let length = (HEAD_BYTES + head.body).next_multiple_of(8);
+    let until = HEAD_BYTES.checked_add(head.body)?;
+    let length = until.checked_next_multiple_of(8)?;
     let record = bytes.get(offset..offset.checked_add(length)?).map(|record| bytes.slice_ref(record))?;
-    let body = record.slice(HEAD_BYTES..HEAD_BYTES + head.body);
+    let body = record.slice(HEAD_BYTES..until);
     let is_whole = mutant(Mutant::KeepTorn) || checksum(key, &body) == head.body_checksum;
     is_whole.then_some(Record { head, body, bytes: length as u64 })
 }
@@ -165,6 +167,7 @@ impl Snapshots {
     }
 
     /// Writes a snapshot under its name; durable on return. Those before it stay until [`DiskLog::remove_old`].
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub async fn save(&self, snapshot: &Snapshot) -> Result<(), Error> {
         let index = snapshot.get_metadata().index;
         let mut bytes = BytesMut::with_capacity(snapshot.data.len() + 1024);
@@ -269,13 +272,13 @@ impl DiskLog {
             let mut offset = 0;
             if torn.is_none() {
                 while let Some(record) = record_at(&bytes, offset, self.snapshots.key) {
-                    if self.sequence != 0 && record.head.sequence != self.sequence + 1 {
+                    if self.sequence != 0 && Some(record.head.sequence) != self.sequence.checked_add(1) {
                         break;
                     }
                     self.take(&record, &mut entries, &mut hard)?;
                     self.sequence = record.head.sequence;
                     durable = record.head.durable;
-                    offset += record.bytes as usize;
+                    offset = offset.saturating_add(record.bytes as usize);
                 }
                 let last = entries.as_ref().map_or(0, Entries::last);
                 if offset > 0 || at == 0 {
@@ -358,7 +361,9 @@ impl DiskLog {
                 }
                 let Some(first) = read.first() else { return Ok(()) };
                 // The term of the entry before the oldest is that of the snapshot, or of nobody's interest.
-                let entries = entries.get_or_insert_with(|| Entries::at(first.index - 1, 0, ConfState::default()));
+                let before =
+                    first.index.checked_sub(1).ok_or(Error::Corrupt("an entry of the Raft log has number 0"))?;
+                let entries = entries.get_or_insert_with(|| Entries::at(before, 0, ConfState::default()));
                 if !entries.append(&read) {
                     return Err(Error::Corrupt("entries of the Raft log do not follow one another"));
                 }
@@ -395,6 +400,7 @@ impl DiskLog {
     }
 
     /// Writes what the crate wants to be stored. Durable after the next [`DiskLog::syncing`].
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn append(&mut self, hard: &HardState, entries: &[Entry]) -> Result<(), Error> {
         self.make_room(hard)?;
         let length: usize = entries.iter().map(|entry| codec::ENTRY_HEAD_BYTES + entry.data.len()).sum();
@@ -415,6 +421,7 @@ impl DiskLog {
         self.write(record, index)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn begin_record(&self, kind: u8, hard: &HardState, bytes: usize) -> BytesMut {
         let mut record = BytesMut::with_capacity(HEAD_BYTES + 24 + bytes + 8);
         // Checksums, which are known when it is whole.
@@ -430,6 +437,7 @@ impl DiskLog {
     }
 
     /// A segment to write to.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn make_room(&mut self, hard: &HardState) -> Result<(), Error> {
         if self.segments.last().is_some_and(|segment| segment.bytes < self.segment_bytes) {
             return Ok(());
@@ -446,6 +454,7 @@ impl DiskLog {
         self.write(record, 0)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn write(&mut self, mut record: BytesMut, last: u64) -> Result<(), Error> {
         let body = u32::try_from(record.len() - HEAD_BYTES).expect("a batch's size is bounded by its entries");
         record[32..36].copy_from_slice(&body.to_le_bytes());

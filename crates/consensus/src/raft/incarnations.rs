@@ -19,6 +19,7 @@
 //! ```text
 //! incarnations  checksum u64 | magic u64 | own u64 | count u32 | 0 u32 | number u64, incarnation u64 of each member
 //! ```
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
 
@@ -102,6 +103,7 @@ impl Incarnations {
         Ok(true)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     async fn write(&self, noted: &BTreeMap<u64, u64>) -> Result<(), Error> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut bytes = BytesMut::with_capacity(HEAD_BYTES + 16 * noted.len());

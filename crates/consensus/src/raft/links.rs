@@ -22,6 +22,7 @@
 //! Bounds: messages on a link ([`base::rt::net::LINK_MESSAGES_MAX`]), links that are accepted ([`LINKS_MAX`]), how long one may say
 //! nothing before its hello ([`HELLO_MAX`]) or within a snapshot ([`PART_MAX`]), frames ([`FRAME_MESSAGES_MAX`]), a snapshot
 //! ([`super::Options::snapshot_bytes_max`]).
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,6 +161,7 @@ pub(super) fn try_send(link: &LinkSender, frame: Bytes) -> bool {
 }
 
 /// A frame with some messages.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub(super) fn frame(messages: &[Message]) -> Bytes {
     debug_assert!(messages.len() <= FRAME_MESSAGES_MAX);
     let bytes: usize = messages.iter().map(codec::message_bytes).sum();
@@ -297,7 +299,7 @@ async fn receive_snapshot(receiver: &mut LinkReceiver, bytes_max: usize) -> Resu
             Ok(Err(_)) => break,
             Err(_) => return Err(Error::Corrupt("a snapshot that does not go on")),
         };
-        if bytes.len() + part.len() > bytes_max {
+        if bytes.len().saturating_add(part.len()) > bytes_max {
             return Err(Error::Corrupt("a snapshot is longer than this node takes"));
         }
         bytes.extend_from_slice(&part);

@@ -10,6 +10,7 @@
 //!
 //! Invariant: the sender has flow-control credit back once a handler has taken all messages of a frame, or once their bytes are
 //! claimed, so that a slow handler slows the sender and bytes that nobody has claimed stay within HTTP/2's windows.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ pub(crate) struct Beginning {
 
 impl Pace {
     /// Until when the next bytes are waited for, where `arrived` bytes have arrived on the connection.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn deadline(&self, now: Instant, arrived: u64, is_member: bool) -> Option<Instant> {
         let begun = self.begun?;
         let bytes = arrived.saturating_sub(begun.arrived);
@@ -162,7 +164,7 @@ impl Messages {
             self.pending = std::mem::take(&mut self.partial).into();
         }
         let length = self.announced(&self.pending)?.expect("what is there whole has a prefix");
-        let mut message = self.pending.split_to(PREFIX_BYTES + length);
+        let mut message = self.pending.split_to(PREFIX_BYTES.saturating_add(length));
         bytes::Buf::advance(&mut message, PREFIX_BYTES);
         if self.pending.is_empty() {
             self.credit();
@@ -189,8 +191,8 @@ impl Messages {
         loop {
             let available = if self.partial.is_empty() { &self.pending[..] } else { &self.partial[..] };
             let needed = match self.announced(available)? {
-                Some(length) if available.len() >= PREFIX_BYTES + length => return Ok(true),
-                Some(length) => PREFIX_BYTES + length,
+                Some(length) if available.len() >= PREFIX_BYTES.saturating_add(length) => return Ok(true),
+                Some(length) => PREFIX_BYTES.saturating_add(length),
                 None => PREFIX_BYTES,
             };
             // The rest may need all of the window, so what is there gives its credit back, and is claimed instead.
@@ -232,7 +234,7 @@ impl Messages {
         };
         let Some(chunk) = chunk else { return Ok(None) };
         let chunk = chunk.map_err(|error| from_h2(&error))?;
-        self.uncredited += chunk.len();
+        self.uncredited = self.uncredited.saturating_add(chunk.len());
         if let Some(receiving) = &mut self.receiving {
             receiving.begin();
             receiving.claim.caller().arrived(chunk.len());
@@ -297,6 +299,7 @@ impl Messages {
     }
 
     /// Makes room for `more` bytes of a message of `needed` bytes.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn grow(&mut self, more: usize, needed: usize) -> Result<(), Status> {
         let (capacity, length) = (self.partial.capacity(), self.partial.len() + more);
         if length <= capacity {
@@ -324,6 +327,7 @@ impl Drop for Messages {
 }
 
 /// A message with its prefix, ready to be sent.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn frame<M: Message>(message: &M) -> Bytes {
     let length = message.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX_BYTES + length);

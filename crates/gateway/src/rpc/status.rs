@@ -7,6 +7,7 @@
 //!
 //! Invariant: what goes into trailers is bounded by [`MESSAGE_BYTES_MAX`] and [`DETAILS_MAX`], because clients bound the
 //! header lists that they accept.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt;
 
@@ -237,6 +238,7 @@ fn decode_details(value: &[u8]) -> Vec<ErrorDetail> {
 }
 
 /// The longest prefix of whole characters that has at most `bytes_max` bytes.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn cut(text: &str, bytes_max: usize) -> &str {
     if text.len() <= bytes_max {
         return text;
@@ -268,15 +270,16 @@ fn percent_decode(text: &[u8]) -> String {
     let mut decoded = Vec::with_capacity(text.len());
     let mut position = 0;
     while position < text.len() {
-        let hex = |offset: usize| text.get(position + offset).and_then(|byte| char::from(*byte).to_digit(16));
+        let hex =
+            |offset: usize| text.get(position.saturating_add(offset)).and_then(|byte| char::from(*byte).to_digit(16));
         match (text[position], hex(1), hex(2)) {
             (b'%', Some(high), Some(low)) => {
-                decoded.push((high * 16 + low) as u8);
-                position += 3;
+                decoded.push((high << 4 | low) as u8);
+                position = position.saturating_add(3);
             }
             (byte, ..) => {
                 decoded.push(byte);
-                position += 1;
+                position = position.saturating_add(1);
             }
         }
     }

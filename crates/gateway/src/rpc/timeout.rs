@@ -1,4 +1,5 @@
 //! The header `grpc-timeout`: up to eight digits and a unit.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ pub fn parse(value: &[u8]) -> Option<Duration> {
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let amount = digits.iter().fold(0u64, |amount, digit| amount * 10 + u64::from(digit - b'0'));
+    let amount: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
     Some(match unit {
-        b'H' => Duration::from_secs(amount * 3600),
-        b'M' => Duration::from_secs(amount * 60),
+        b'H' => Duration::from_secs(amount.saturating_mul(3600)),
+        b'M' => Duration::from_secs(amount.saturating_mul(60)),
         b'S' => Duration::from_secs(amount),
         b'm' => Duration::from_millis(amount),
         b'u' => Duration::from_micros(amount),

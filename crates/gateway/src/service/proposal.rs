@@ -1,4 +1,5 @@
 //! What a gateway reads of a request with a proposal.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ impl ProposalRequest {
                 3 => signed = Some(span.slice(message)),
                 // A name of two bytes would be a string of 24, so they are counted before they are kept.
                 4 => {
-                    count += 1;
+                    count = count.saturating_add(1);
                     if count <= ORGANIZATIONS_MAX && span.len() <= NAME_BYTES_MAX {
                         organizations.push(span.text(message)?.to_owned());
                     }
@@ -90,7 +91,7 @@ impl ProposalRequest {
     /// The organisations that the client names, for an error.
     pub(super) fn named_organizations(&self) -> String {
         let named = &self.organizations[..self.organizations.len().min(NAMED_MAX)];
-        let others = self.organizations.len() - named.len();
+        let others = self.organizations.len().saturating_sub(named.len());
         if others == 0 {
             format!("organizations {named:?}")
         } else {

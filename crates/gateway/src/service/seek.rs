@@ -4,6 +4,7 @@
 //!    before the start are answered 400.
 //! 2. A channel that is not held here, and a start beyond the next block, are answered 404.
 //! 3. A signer who is no member, has expired, may not read, or did not sign, is answered 403.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 use std::time::Duration;

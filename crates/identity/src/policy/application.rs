@@ -1,4 +1,5 @@
 //! The policies that contracts carry.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! Gates over principals.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
 use proto::common::signature_policy::Type as Wire;
@@ -69,6 +70,7 @@ impl SignaturePolicy {
     ///
     /// `is_last` says that nobody looks at `used` after a yes. Then the gate may stop at once when enough rules said
     /// yes; otherwise it goes on to take the signers that its remaining rules can take, because Fabric does.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn ask(&self, rule: &Rule, signatures: &SignatureSet<'_>, used: &mut Used, is_last: bool) -> bool {
         match rule {
             Rule::SignedBy(principal) => signatures.take(&self.principals[*principal], used),

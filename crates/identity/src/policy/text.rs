@@ -9,6 +9,7 @@
 //! Gates may also be written `And`, `and`, `Or`, `or`, `outof` and `OUTOF`; quotes are single or double; the number may be
 //! quoted and at most one more than there are rules. Each mention of a principal makes an entry of its own, so that the
 //! encoding is the one Fabric's parser makes. A bare principal, which Fabric's parser refuses, is a policy of one leaf.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::fmt::Write as _;
 
@@ -62,14 +63,14 @@ impl<'a> Parser<'a> {
 
     fn next_token(&mut self) -> Result<Option<Token<'a>>, Error> {
         let rest = self.text[self.at..].trim_start();
-        self.at = self.text.len() - rest.len();
+        self.at = self.text.len().saturating_sub(rest.len());
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let (token, length) = match first {
             '(' => (Token::Open, 1),
             ')' => (Token::Close, 1),
             ',' => (Token::Comma, 1),
             '\'' | '"' => match rest[1..].find(first) {
-                Some(end) => (Token::Quoted(&rest[1..=end]), end + 2),
+                Some(end) => (Token::Quoted(&rest[1..=end]), end.saturating_add(2)),
                 None => return self.fail("a quote is not closed"),
             },
             c if c.is_ascii_alphanumeric() => {
@@ -78,7 +79,7 @@ impl<'a> Parser<'a> {
             }
             other => return self.fail(&format!("unexpected character {other:?}")),
         };
-        self.at += length;
+        self.at = self.at.saturating_add(length);
         Ok(Some(token))
     }
 
@@ -88,7 +89,7 @@ impl<'a> Parser<'a> {
 
     fn policy(&mut self, depth: usize) -> Result<WireRule, Error> {
         let Some(depth) = depth.checked_sub(1) else { return self.fail("it nests too deep") };
-        self.rules += 1;
+        self.rules = self.rules.saturating_add(1);
         if self.rules > RULES_MAX {
             return self.fail("it has too many rules");
         }
@@ -124,7 +125,7 @@ impl<'a> Parser<'a> {
             }
         }
         let n = n.unwrap_or(rules.len());
-        if n > rules.len() + 1 {
+        if n > rules.len().saturating_add(1) {
             return self.fail(&format!("{n} out of {} rules", rules.len()));
         }
         let n = i32::try_from(n).expect("bounded by the number of rules");

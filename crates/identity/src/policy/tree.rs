@@ -1,4 +1,5 @@
 //! The policies of a channel's configuration, by path.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ pub struct ImplicitMeta {
 
 impl ImplicitMeta {
     /// Asks these policies. A group without the policy counts with [`Policy::Missing`]; with no groups the policy holds.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn new(rule: MetaRule, below: Vec<Policy>) -> ImplicitMeta {
         let threshold = match rule {
             _ if below.is_empty() => 0,
@@ -56,6 +58,7 @@ impl ImplicitMeta {
         &self.below
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(super) fn is_satisfied(&self, mut holds: impl FnMut(&Policy) -> bool) -> bool {
         let mut remaining = self.threshold;
         for policy in &self.below {

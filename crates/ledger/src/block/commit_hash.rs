@@ -18,6 +18,7 @@
 //!
 //! Block 1 has no previous commit hash and appends nothing for it. The empty namespace, which holds the channel's
 //! configuration, is left out.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Version;
 
@@ -126,6 +127,7 @@ impl CommitHasher {
 }
 
 /// Writes a length byte and the number's big-endian bytes without leading zeros; returns where they end.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn put_number(bytes: &mut [u8; 18], at: usize, number: u64) -> usize {
     let length = 8 - number.leading_zeros() as usize / 8;
     bytes[at] = length as u8;

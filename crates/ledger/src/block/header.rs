@@ -11,6 +11,7 @@
 //!
 //! Invariant: a [`Header`] holds hashes of exactly 32 bytes (or none before block 0), so that every length above fits
 //! one byte.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::BlockNumber;
 
@@ -45,6 +46,7 @@ impl Der {
         Der { bytes: [0; DER_BYTES_MAX], length: 0 }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn push(&mut self, bytes: &[u8]) {
         self.bytes[self.length..self.length + bytes.len()].copy_from_slice(bytes);
         self.length += bytes.len();
@@ -64,6 +66,7 @@ impl AsRef<[u8]> for Der {
 
 impl Header {
     /// The bytes that the header's hash and the orderers' signatures cover.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn der(&self) -> Der {
         let mut content = Der::new();
         // A leading zero byte keeps numbers from 2^63 on positive.

@@ -11,6 +11,7 @@
 //! | 4 commit hash | a `Metadata` message whose value is the commit hash; from block 1 on |
 //!
 //! Invariant: a slot that is missing is the same as an empty one; [`Metadata::encode_field`] always writes all five.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
 

@@ -15,6 +15,7 @@
 //!    bytes, the metadata slots Fabric knows. Whatever is in a parsed block is either hashed or one of those slots.
 //! 2. What an envelope holds is not looked at here; see [`crate::transaction`]. Only its outline is, with the data hash: that
 //!    covers the envelopes one after the other, not where one ends and the next begins.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod commit_hash;
 mod header;
@@ -71,7 +72,7 @@ impl EncodedBlock {
 
     /// The length of the encoded block in bytes.
     pub fn len(&self) -> usize {
-        self.header.len() + self.data.len() + self.metadata.len()
+        self.header.len().saturating_add(self.data.len()).saturating_add(self.metadata.len())
     }
 
     /// Whether there are no bytes at all.
@@ -328,16 +329,16 @@ fn content(field: &[u8], number: u32, what: &'static str) -> Result<Span, Error>
 fn entries(field: &[u8], number: u32, what: &'static str, limit: usize) -> Result<Vec<Span>, Error> {
     let malformed = |cause| Error::Malformed { what, cause };
     let content = content(field, number, what)?;
-    let limit = limit.min(ENTRIES_FREE + content.len() / ENTRY_BYTES_MIN);
+    let limit = limit.min(ENTRIES_FREE.saturating_add(content.len() / ENTRY_BYTES_MIN));
     // Counted before there is room for any: two bytes are enough for an entry, and nobody has signed them yet.
-    let mut count = 0;
+    let mut count = 0_usize;
     let mut fields = Fields::new(field, content);
     while let Some(entry) = fields.next().map_err(malformed)? {
         if entry.number != FIELD_ENTRY {
             return Err(Error::UnknownField { what, field: entry.number });
         }
         entry.span().map_err(malformed)?;
-        count += 1;
+        count = count.saturating_add(1);
         if count > limit {
             return Err(Error::TooMany { what, count: count as u64, limit: limit as u64 });
         }

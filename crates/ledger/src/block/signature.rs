@@ -8,6 +8,7 @@
 //!    gives the signer's number in the channel's configuration.
 //!
 //! The block's hash does not cover the signatures, so that any set of them that satisfies the channel's policy will do.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, rt};
 
@@ -32,6 +33,7 @@ pub struct OrdererMetadata {
 }
 
 impl OrdererMetadata {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn encode(&self) -> Vec<u8> {
         let mut last_config = Vec::with_capacity(11);
         if self.last_config != 0 {
@@ -123,6 +125,7 @@ impl OneSignature {
 impl Block {
     /// The same block with this orderer metadata and one signature over it, in place of what slot 0 held.
     #[must_use]
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn sign(&self, signer: &Signer, metadata: &OrdererMetadata) -> Block {
         let mut nonce = [0; NONCE_BYTES];
         rt::fill_random(&mut nonce);

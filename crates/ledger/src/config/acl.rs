@@ -1,4 +1,5 @@
 //! Which policy guards which resource.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
 

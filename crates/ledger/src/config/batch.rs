@@ -1,4 +1,5 @@
 //! When an orderer cuts a block.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::time::Duration;
 
@@ -129,6 +130,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 }
 
 /// Writes a duration as [`parse_duration`] and Go read it, in the largest unit that leaves no fraction.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn format_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let units: [(&str, u128); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];

@@ -3,6 +3,7 @@
 //! Each of the groups Channel, Orderer and Application lists the names of sets of rules. A node that does not know a
 //! listed name would compute other results, so it must refuse the channel. Ours are the rules of Fabric's second and
 //! third generation; a channel that still runs on those of the first is refused as well.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeSet;
 

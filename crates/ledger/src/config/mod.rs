@@ -16,6 +16,7 @@
 //!
 //! What it leaves to others: whether a change of configuration was permitted, and which orderer is run for which
 //! consensus type.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod acl;
 mod batch;

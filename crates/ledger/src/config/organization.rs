@@ -1,4 +1,5 @@
 //! The organisations of a group.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! The body of an endorser transaction: what was proposed, what came of it and who endorsed that.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
 use identity::policy::SIGNATURES_MAX;

@@ -1,4 +1,5 @@
 //! The two headers of an envelope or a proposal: who sent what kind of message to which channel.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, TxId};
 use proto::common::HeaderType;

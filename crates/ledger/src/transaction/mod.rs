@@ -20,6 +20,7 @@
 //! the envelope.
 //!
 //! What it leaves to others: every check that needs identities or state.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod action;
 mod header;
@@ -177,6 +178,7 @@ impl Transaction {
 /// empty, each length as short as can be, and nothing else.
 ///
 /// Such bytes say where they end, so that several of them, one after the other, can be told apart in one way only.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn is_exact(envelope: &[u8]) -> bool {
     let Ok((Some(payload), Some(signature))) = fields_1_2(envelope, Span::whole(envelope)) else { return false };
     // Anything beside the two fields, and any longer form of them, would add bytes.

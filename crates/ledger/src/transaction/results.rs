@@ -3,6 +3,7 @@
 //! Whoever makes rows of a stored block, or applies it again, knows from its filter that a transaction is valid: its
 //! signatures, hashes and headers were looked at before it was stored, and are passed over here. What remains is a walk
 //! through nested messages to one of them, a hundredth of what validation costs.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use proto::common::HeaderType;
 

@@ -10,6 +10,7 @@
 //!
 //! Bounds: [`REQUEST_BYTES_MAX`] of a request and [`REPLY_BYTES_MAX`] of a reply, [`CONNECTIONS_MAX`] at a time, [`REQUEST_MAX`] for
 //! a request.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub(crate) mod budget;
 mod orderers;

@@ -107,6 +107,7 @@ pub struct HitRate {
 
 impl HitRate {
     /// The part of look-ups that found something; `None` while there were none.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn percent(&self) -> Option<f64> {
         let all = self.hits + self.misses;
         (all > 0).then(|| 100.0 * self.hits as f64 / all as f64)

@@ -17,6 +17,7 @@
 //!
 //! Invariant: no length that the other side claims makes this side allocate more than [`FIRST_RESERVE_BYTES`] before as
 //! many bytes have come, and none above [`FRAME_BYTES_MAX`] is believed.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::VecDeque;
 use std::future::Future as _;
@@ -188,6 +189,7 @@ async fn first_of<T>(first: impl Future<Output = T>, second: impl Future<Output 
 }
 
 /// Writes all messages of the batch, and whether to stop, without copying them.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 async fn write_batch<W>(writer: &mut W, batch: &mut Vec<Parts>, stop: bool) -> io::Result<()>
 where
     W: AsyncWrite + Unpin,
@@ -260,10 +262,10 @@ pub fn decode(buffer: &mut BytesMut) -> io::Result<Decoded> {
             Ok(Decoded::Stop)
         }
         KIND_MESSAGE => {
-            let here = buffer.len() - HEADER_BYTES;
+            let here = buffer.len().saturating_sub(HEADER_BYTES);
             if here < length {
                 // Believed step by step: no more is reserved than has come, the first step apart.
-                return Ok(Decoded::Incomplete((length - here).min(FIRST_RESERVE_BYTES.max(here)).max(1)));
+                return Ok(Decoded::Incomplete(length.saturating_sub(here).min(FIRST_RESERVE_BYTES.max(here)).max(1)));
             }
             let _ = buffer.split_to(HEADER_BYTES);
             Ok(Decoded::Message(buffer.split_to(length).freeze()))
@@ -298,6 +300,7 @@ struct Begun {
 }
 
 impl Begun {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn deadline(&self, pause_max: Duration) -> Instant {
         let by_rate = Duration::from_secs(self.bytes / ARRIVAL_BYTES_PER_SECOND_MIN);
         (self.at + pause_max + by_rate).min(self.last + pause_max)
@@ -311,12 +314,13 @@ impl Waiting {
 
     fn arrived(&mut self, bytes: usize) {
         if let Some(begun) = &mut self.begun {
-            begun.bytes += bytes as u64;
+            begun.bytes = begun.bytes.saturating_add(bytes as u64);
             begun.last = base::rt::now();
         }
     }
 
     /// Ready when the rest has been waited for long enough.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let begun = self.begun.get_or_insert_with(|| {
             let now = base::rt::now();
@@ -350,7 +354,7 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceive
                 Ok(Decoded::Stop) => self.state.refuse(),
                 Ok(Decoded::Incomplete(room)) => {
                     // A short message needs no more than the read buffer that every link has.
-                    let needed = self.buffer.len() + room;
+                    let needed = self.buffer.len().saturating_add(room);
                     let held = if needed < 2 * READ_BYTES { 0 } else { needed };
                     if let Some(arriving) = &mut self.arriving
                         && let Err(over) = arriving.hold(held)

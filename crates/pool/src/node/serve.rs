@@ -1,4 +1,5 @@
 //! One connection of an owner to a memory node.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 

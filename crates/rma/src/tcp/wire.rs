@@ -2,6 +2,7 @@
 //!
 //! Everything here decodes what another host sent: an error, never a panic. A length is believed because it is at most its
 //! bound; an offset is not believed at all ([`Untrusted`]) until the region has said that the range lies within it.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::untrusted::Untrusted;
 
@@ -199,7 +200,7 @@ impl Status {
 #[inline]
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
+    word.copy_from_slice(&bytes[at..][..8]);
     u64::from_le_bytes(word)
 }
 
@@ -207,7 +208,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 #[inline]
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
+    word.copy_from_slice(&bytes[at..][..4]);
     u32::from_le_bytes(word)
 }
 

@@ -15,6 +15,7 @@
 //! 5. `Revoke` takes a key away: the holder uses it no more, waits for its verbs in flight, and answers `Drained`.
 //!
 //! A frame that is none of these, or comes when it may not, ends the connection.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

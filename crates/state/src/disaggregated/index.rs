@@ -21,6 +21,7 @@
 //! does not fit. To find nothing is never wrong: what the index does not lead to is in the delta or in storage.
 //!
 //! Invariant: only the primary changes buckets, and a slot leads to the newest applied version of its key.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::BytesMut;
 use twox_hash::XxHash3_64;
@@ -73,10 +74,12 @@ impl KeyHash {
     }
 
     /// The lowest `depth` bits.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn suffix(self, depth: u32) -> u64 {
         self.0 & ((1 << depth) - 1)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn group(self) -> usize {
         ((((self.0 >> 32) & 0xffff) * GROUPS as u64) >> 16) as usize
     }
@@ -102,6 +105,7 @@ impl KeyHash {
     }
 
     /// The first byte, within a subtable, of what a reader reads.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn probe_offset(self) -> u64 {
         (self.group() * GROUP_BYTES + if self.second() { BUCKET_BYTES } else { 0 }) as u64
     }
@@ -142,6 +146,7 @@ impl Subtable {
         self.depth as u64 | (self.suffix << 6) | (self.incarnation.bits() << 32) | (MAGIC << 48)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn group_address(&self, group: usize) -> u64 {
         self.address + (group * GROUP_BYTES) as u64
     }
@@ -172,6 +177,7 @@ impl<'a> Probe<'a> {
 
     /// Where the key's record may be.
     #[inline]
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn candidates(self, hash: KeyHash) -> impl Iterator<Item = Pointer> + 'a {
         // Without a branch for each slot: which one it is nobody can foretell.
         let mut fits = (0..2 * BUCKET_WORDS)
@@ -187,6 +193,7 @@ impl<'a> Probe<'a> {
 }
 
 #[inline]
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"))
 }
@@ -204,6 +211,7 @@ pub struct Place(usize);
 
 impl Place {
     /// Its address, in the group at `group`.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn address(self, group: u64) -> u64 {
         group + 8 * self.0 as u64
     }
@@ -211,6 +219,7 @@ impl Place {
 
 impl Group {
     /// `None` where the bytes are not a group of that subtable.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn new(bytes: &[u8], subtable: &Subtable) -> Option<Group> {
         if bytes.len() != GROUP_BYTES {
             return None;
@@ -225,11 +234,13 @@ impl Group {
     }
 
     /// Gives every bucket the header of another subtable.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn set_header(&mut self, subtable: &Subtable) {
         (0..3).for_each(|bucket| self.0[bucket * BUCKET_WORDS] = subtable.header());
     }
 
     /// The places a key may have: its main bucket first.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn places(hash: KeyHash) -> impl Iterator<Item = Place> {
         let main = if hash.second() { 2 * BUCKET_WORDS } else { 0 };
         let slots = |bucket: usize| (bucket + 1..bucket + BUCKET_WORDS).map(Place);

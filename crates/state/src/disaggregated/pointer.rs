@@ -9,6 +9,7 @@
 //!
 //! A buffer that is used again bears another incarnation than in its last life, so that a pointer of an earlier life is
 //! found out. The class lets whoever holds nothing but a pointer read the whole record with one verb.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 /// Bytes of a unit, the granularity of allocation.
 pub const UNIT_BYTES: u64 = 16;
@@ -39,6 +40,7 @@ impl Incarnation {
     }
 
     #[must_use]
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn next(self) -> Incarnation {
         Incarnation::new(self.0 as u64 + 1)
     }
@@ -53,6 +55,7 @@ impl Class {
     pub const BYTES_MAX: usize = Class((1 << CLASS_BITS) - 1).bytes();
 
     /// The smallest class whose buffers hold `bytes`; `None` above [`Class::BYTES_MAX`].
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn holding(bytes: usize) -> Option<Class> {
         let units = (bytes as u64).div_ceil(UNIT_BYTES);
         // What is below the four highest bits is rounded up; a mantissa of 16 is the first class of the next exponent.
@@ -64,6 +67,7 @@ impl Class {
 
     /// The most bytes that a buffer of this class has.
     #[inline]
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn bytes(self) -> usize {
         let (exponent, mantissa) = (self.0 >> 3, (self.0 & 7) as usize);
         let units = if exponent == 0 { mantissa } else { (8 + mantissa) << (exponent - 1) };
@@ -106,6 +110,7 @@ impl Pointer {
         self.0 == 0
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub const fn address(self) -> u64 {
         (self.0 & ((1 << UNIT_BITS) - 1)) * UNIT_BYTES
     }

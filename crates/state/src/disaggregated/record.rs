@@ -15,6 +15,7 @@
 //! Invariant: bytes become a [`Record`] only if the incarnation is the pointer's, the word says valid, the lengths fit and
 //! the checksum agrees; whoever asks for a key compares the key as well. Anything else is not trusted, and no bytes make
 //! this module panic or look outside of them.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::Buf as _;
 use base::{Bytes, BytesMut, Version};
@@ -80,11 +81,13 @@ pub struct Content<'a> {
 }
 
 /// Bytes of the record of such a key and value, without what rounding up to units adds.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub const fn record_bytes(namespace: usize, key: usize, value: usize) -> usize {
     HEADER_BYTES + namespace + key + value
 }
 
 /// Bytes of a record before its value.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub const fn head_bytes_of(name: Name<'_>) -> usize {
     HEADER_BYTES + name.namespace.len() + name.key.len()
 }
@@ -125,6 +128,7 @@ pub fn encode_head(content: &Content<'_>, incarnation: Incarnation, into: &mut B
 }
 
 /// The bytes of a new record; see [`encode_head`].
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode(content: &Content<'_>, incarnation: Incarnation) -> Bytes {
     let value = content.value.unwrap_or_default();
     let mut record = BytesMut::with_capacity(head_bytes_of(content.name) + value.len());
@@ -160,20 +164,21 @@ pub struct Record {
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    u64::from_le_bytes(bytes[at..][..8].try_into().expect("eight bytes"))
 }
 
 fn half_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+    u32::from_le_bytes(bytes[at..][..4].try_into().expect("four bytes"))
 }
 
 fn short_at(bytes: &[u8], at: usize) -> usize {
-    usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+    usize::from(u16::from_le_bytes(bytes[at..][..2].try_into().expect("two bytes")))
 }
 
 /// How many bytes a head claims to need, namespace and key included; `None` without a whole header.
 pub fn head_bytes(bytes: &[u8]) -> Option<usize> {
-    (bytes.len() >= HEADER_BYTES).then(|| HEADER_BYTES + short_at(bytes, 40) + short_at(bytes, 42))
+    let names = || HEADER_BYTES.saturating_add(short_at(bytes, 40)).saturating_add(short_at(bytes, 42));
+    (bytes.len() >= HEADER_BYTES).then(names)
 }
 
 /// Whether the record that `pointer` means was given up: its bytes are what they were, and are not to be used.
@@ -192,14 +197,14 @@ pub fn head(bytes: &[u8], pointer: Pointer) -> Option<Head<'_>> {
         _ => return None,
     };
     let value_bytes = half_at(bytes, 36) as usize;
-    let total = until + value_bytes;
+    let total = until.checked_add(value_bytes)?;
     let fits = Class::holding(total).is_some_and(|class| class == pointer.class());
     // The first step of trust: another life of the buffer is another record.
     let life = word.incarnation == pointer.incarnation() || super::fault::mutant(super::fault::Mutant::NoIncarnation);
     if !word.valid || !life || !fits || bytes[45..48] != [0; 3] || until > bytes.len() || (deleted && value_bytes > 0) {
         return None;
     }
-    let namespace_end = HEADER_BYTES + short_at(bytes, 42);
+    let namespace_end = HEADER_BYTES.checked_add(short_at(bytes, 42))?;
     Some(Head {
         word,
         prev: Pointer::from_bits(word_at(bytes, 16)),
@@ -217,7 +222,7 @@ impl Record {
         let Some(head) = head(&bytes, pointer) else { return Err(bytes) };
         let Head { word, prev, version, deleted, namespace, key, bytes: total } = head;
         let (namespace_bytes, key_bytes) = (namespace.len(), key.len());
-        let value = HEADER_BYTES + namespace_bytes + key_bytes;
+        let value = HEADER_BYTES.saturating_add(namespace_bytes).saturating_add(key_bytes);
         if bytes.len() < total || word_at(&bytes, 8) != checksum(&bytes[CHECKED_FROM..value], &bytes[value..total]) {
             return Err(bytes);
         }
@@ -227,6 +232,7 @@ impl Record {
 
     /// Whether it is a version of this key.
     #[inline]
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn is_of(&self, name: Name<'_>) -> bool {
         let names = &self.bytes[HEADER_BYTES..HEADER_BYTES + self.namespace_bytes + self.key_bytes];
         self.namespace_bytes == name.namespace.len()
@@ -237,6 +243,7 @@ impl Record {
 
     /// Its value, in the record's buffer; `None` for a deletion.
     #[inline]
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn into_value(mut self) -> Option<Bytes> {
         self.bytes.advance(HEADER_BYTES + self.namespace_bytes + self.key_bytes);
         (!self.deleted).then_some(self.bytes)

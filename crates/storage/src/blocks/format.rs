@@ -2,6 +2,7 @@
 //!
 //! All integers are little-endian and of fixed width; `docs/formats/blocks.md` has the diagrams. Decoders take bytes from
 //! disk, so they return what is wrong and never panic. What a segment is for is said in [`super`].
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::hash::Hasher as _;
 
@@ -75,6 +76,7 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn put(&mut self, bytes: &[u8]) {
         self.buffer[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
@@ -233,13 +235,13 @@ impl RecordHeader {
     /// Where the payload lies within the record. The lengths were checked when the header was decoded or built.
     pub fn payload_range(&self) -> std::ops::Range<usize> {
         let start = RECORD_HEADER_BYTES;
-        start..start + self.payload_bytes as usize
+        start..start.saturating_add(self.payload_bytes as usize)
     }
 
     /// Where the transaction list lies within the record.
     pub fn transactions_range(&self) -> std::ops::Range<usize> {
         let start = self.payload_range().end;
-        start..start + self.transactions_bytes as usize
+        start..start.saturating_add(self.transactions_bytes as usize)
     }
 
     /// Checks payload and transaction list of a whole record against the checksums.
@@ -275,6 +277,7 @@ pub fn checksum_parts(parts: &[Bytes]) -> u64 {
 }
 
 /// The transaction list: for each transaction its validation code, the length of its id and the id.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode_transactions(transactions: &[(TxId, u8)]) -> Bytes {
     let length = transactions.iter().map(|(id, _)| 5 + id.len()).sum();
     let mut bytes = BytesMut::with_capacity(length);
@@ -317,7 +320,7 @@ impl<'a> Iterator for Transactions<'a> {
             self.reader.0 = &[];
             return Some(Err("the transaction list is longer than its count".into()));
         }
-        self.left -= 1;
+        self.left = self.left.saturating_sub(1);
         let item = self.read();
         if item.is_none() {
             self.left = 0;
@@ -328,6 +331,7 @@ impl<'a> Iterator for Transactions<'a> {
 }
 
 /// Puts the checksum of all bytes before the last 8 into the last 8.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn seal(bytes: &mut [u8]) {
     let (fields, sum) = bytes.split_at_mut(bytes.len() - 8);
     sum.copy_from_slice(&checksum(fields).to_le_bytes());

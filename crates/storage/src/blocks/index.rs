@@ -5,6 +5,7 @@
 //! written beside each segment when the segment is sealed, so that opening a store reads 16 bytes a block and 8 a
 //! transaction instead of every block. The index file is a cache: it is written without an fsync, checked when it is
 //! read, and built again from its segment when it is missing or damaged.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::BlockNumber;
 
@@ -59,6 +60,7 @@ impl SegmentIndex {
     }
 
     /// Adds the record that begins at `self.end`. `ids` are its transaction ids; empty ones are not indexed.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn push<'a>(&mut self, header: &RecordHeader, ids: impl Iterator<Item = &'a str>) {
         assert!(header.number.get() == self.tip.height, "records are indexed in the order of blocks");
         let before = self.transactions.len();
@@ -89,6 +91,7 @@ impl SegmentIndex {
         Ok(())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Vec<u8> {
         let body_bytes = self.blocks.len() * BLOCK_BYTES + self.transactions.len() * TRANSACTION_BYTES;
         let mut bytes = Vec::with_capacity(HEADER_BYTES + body_bytes);
@@ -149,7 +152,9 @@ impl SegmentIndex {
             return Err("the index does not have the length or the checksum it was written with".into());
         }
         let height = first.get().checked_add(blocks).ok_or("the index counts too many blocks")?;
-        let (block_bytes, transaction_bytes) = body.split_at(blocks as usize * BLOCK_BYTES);
+        let block_bytes = (blocks as usize).checked_mul(BLOCK_BYTES);
+        let split = block_bytes.and_then(|length| body.split_at_checked(length));
+        let (block_bytes, transaction_bytes) = split.ok_or_else(short)?;
         let mut blocks = Vec::with_capacity(block_bytes.len() / BLOCK_BYTES);
         let mut reader = Reader(block_bytes);
         let mut indexed = 0u64;
@@ -158,7 +163,7 @@ impl SegmentIndex {
             if !ascends || u64::from(offset) >= end {
                 return Err("the index has blocks out of order".into());
             }
-            indexed += u64::from(transactions);
+            indexed = indexed.saturating_add(u64::from(transactions));
             blocks.push(IndexedBlock { offset, transactions, header_hash });
         }
         if indexed != transactions {
@@ -216,6 +221,7 @@ impl Index {
     }
 
     /// Adds the blocks from position `from` on of the newest segment's index, which has grown.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn extend(&mut self, segment: &SegmentIndex, from: usize) {
         let last = self.segments.last_mut().expect("blocks are added to a segment that was started");
         assert!(last.first == segment.first && last.offsets.len() == from, "a segment is extended at its end");
@@ -245,6 +251,7 @@ impl Index {
         }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn place(&self, number: BlockNumber) -> Option<Place> {
         if number.get() >= self.tip.height {
             return None;
@@ -272,6 +279,7 @@ impl Index {
         self.transactions.tags(shard).collect()
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn memory_bytes(&self) -> usize {
         let offsets: usize = self.segments.iter().map(|segment| segment.offsets.capacity() * 4).sum();
         offsets + self.header_hashes.memory_bytes() + self.transactions.memory_bytes()

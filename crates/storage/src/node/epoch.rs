@@ -12,6 +12,7 @@
 //! A new epoch is written to a second file, synced, and renamed over the first; then the directory is synced. After a crash
 //! the file is one of the two. A file that is damaged is an error and never taken for a missing one: an older primary
 //! could write again.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Epoch;
 use base::rt::disk::Directory;

@@ -3,6 +3,7 @@
 //! They travel as frames of [`base::rt::net::call`]. Integers are little-endian. Decoders take hostile bytes and return
 //! [`Malformed`]; counts are checked against the bytes that are there before memory is taken for them. Lists of a request
 //! ([`Keys`], [`Ids`]) stay in its bytes, and an answer to a list is read into a list that whoever asked has made.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::rt::net::Parts;
 use base::untrusted::Allowance;
@@ -769,6 +770,7 @@ pub mod answer {
         }
 
         /// A version, and whether the key is live.
+        #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
         pub fn version(&mut self, version: Option<(Version, bool)>) {
             match version {
                 None => self.0.put(&[0]),

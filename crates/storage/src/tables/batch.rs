@@ -1,4 +1,5 @@
 //! A batch of rows that leads from one savepoint to the next.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::{Bytes, Map, Version};
 
@@ -52,6 +53,7 @@ impl RowBatch {
     /// # Errors
     /// [`Error::Invalid`] for a version that the savepoint does not cover; [`Error::TooLarge`] above
     /// [`KEY_BYTES_MAX`], [`NAMESPACE_BYTES_MAX`] and 1 GiB for the batch.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn put(&mut self, namespace: &str, key: &[u8], version: Version, value: Option<Bytes>) -> Result<(), Error> {
         if version.block >= self.savepoint.height {
             return Err(Error::Invalid("a row's block must lie below the savepoint's height"));
@@ -77,6 +79,7 @@ impl RowBatch {
 
     /// Whether the values of a block, `value_bytes` in all, are to be parts of the block: where they are a good part of it. The
     /// whole block then stays in memory for as long as one of them does. Values of other blocks are to be copies.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn shares(&mut self, block_bytes: usize, value_bytes: usize) -> bool {
         let shares = value_bytes > block_bytes / SHARED_PART;
         if shares {
@@ -101,6 +104,7 @@ impl RowBatch {
 
     /// Drops the rows that nobody sees who reads at block `oldest` or later: of each key, those below its newest version up
     /// to `oldest`. Who reads at an older block may miss versions from then on.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub(crate) fn thin(&mut self, oldest: u64) {
         if oldest < self.blocks_begin {
             return;
@@ -155,6 +159,7 @@ impl RowBatch {
     }
 
     /// Bytes of its keys and values.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn bytes(&self) -> usize {
         self.keys.len() + self.value_bytes
     }

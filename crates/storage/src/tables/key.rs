@@ -12,6 +12,7 @@
 //! composite keys do with 0x00. The kind is in the key, so that a value is stored exactly as it was given.
 //!
 //! Row keys begin with 0x01; what the tables keep about themselves lies under 0x00.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Version;
 
@@ -34,6 +35,7 @@ const LIVE: u8 = 1;
 
 const _: () = assert!(1 + 2 * NAMESPACE_BYTES_MAX + 2 + 2 * KEY_BYTES_MAX + 2 + SUFFIX_BYTES <= u16::MAX as usize);
 
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn push_escaped(bytes: &mut Vec<u8>, text: &[u8]) {
     let mut rest = text;
     while let Some(zero) = rest.iter().position(|byte| *byte == 0) {
@@ -45,6 +47,7 @@ fn push_escaped(bytes: &mut Vec<u8>, text: &[u8]) {
 }
 
 /// Appends what all rows of a key have in common.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn push_prefix(bytes: &mut Vec<u8>, namespace: &str, key: &[u8]) {
     bytes.reserve(namespace.len() + key.len() + 5 + SUFFIX_BYTES + 8);
     bytes.push(ROW);
@@ -79,6 +82,7 @@ pub fn push_last(bytes: &mut Vec<u8>) {
 }
 
 /// A bound below the rows of all keys `>= start` and above those of all others in the namespace.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn range_bound(namespace: &str, start: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(namespace.len() + start.len() + 8);
     bytes.push(ROW);
@@ -89,6 +93,7 @@ pub fn range_bound(namespace: &str, start: &[u8]) -> Vec<u8> {
 }
 
 /// A bound above all rows of a namespace and below those of the next one.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn namespace_end(namespace: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(namespace.len() + 8);
     bytes.push(ROW);

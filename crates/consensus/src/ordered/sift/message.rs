@@ -18,6 +18,7 @@
 //! ```
 //!
 //! Invariant: whatever arrives decodes into a message or an error; every message has one encoding.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use base::rt::net::Parts;
@@ -75,6 +76,7 @@ fn put_list(head: &mut BytesMut, entries: &[Bytes]) {
     entries.iter().for_each(|entry| head.put_u64_le(entry.len() as u64));
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn body(head: BytesMut, entries: Vec<Bytes>) -> Parts {
     let mut parts = Vec::with_capacity(1 + entries.len());
     parts.push(head.freeze());

@@ -22,6 +22,7 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 /// A record at any offset, as it came and with checksums that are right.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 fn records(input: &[u8]) {
     let Some((offset, input)) = input.split_first() else { return };
     let offset = usize::from(*offset);

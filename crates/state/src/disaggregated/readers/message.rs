@@ -4,6 +4,7 @@
 //! one behind the other, each of which begins with a byte for its kind.
 //!
 //! Invariant: whatever arrives decodes into a message or an error; nothing is allocated for lengths that are only claimed.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::sync::Arc;
 
@@ -253,6 +254,7 @@ impl ToPrimary {
 }
 
 impl ToReader {
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn encode(&self) -> Bytes {
         let mut bytes = BytesMut::new();
         match self {
@@ -383,6 +385,7 @@ impl Changes<'_> {
         self.0.put_u64_le(height);
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn block<'w>(&mut self, number: u64, writes: impl Iterator<Item = (Name<'w>, Written)>) {
         self.0.put_u8(change::BLOCK);
         self.0.put_u64_le(number);

@@ -6,6 +6,7 @@
 //! row    := key length u32, value length u32, key, value
 //! removed key := key length u32, key
 //! ```
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,7 @@ pub fn parse_name(name: &str) -> Option<u64> {
 }
 
 /// A record of rows that were written and keys that were removed.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode_record<'a>(
     savepoint: &Savepoint,
     rows: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -65,7 +67,7 @@ pub fn replay(bytes: &[u8]) -> (Rows, Savepoint, usize) {
     let (mut rows, mut savepoint, mut end) = (Rows::new(), Savepoint::default(), 0);
     while let Some((next, body_bytes)) = replay_record(&bytes[end..], &mut rows) {
         savepoint = next;
-        end += RECORD_HEADER_BYTES + body_bytes;
+        end = end.saturating_add(RECORD_HEADER_BYTES).saturating_add(body_bytes);
     }
     (rows, savepoint, end)
 }

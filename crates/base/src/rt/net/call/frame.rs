@@ -1,4 +1,5 @@
 //! The bytes of frames; see [`super`].
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -43,11 +44,13 @@ pub struct Malformed(pub &'static str);
 
 impl Outgoing {
     /// Length of the encoded frame.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     pub fn bytes(&self) -> usize {
         HEADER_BYTES + self.body.len()
     }
 
     /// Bytes of the encoded frame that are copied.
+    #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     fn copied_bytes(&self) -> usize {
         let short = self.body.as_slice().iter().map(Bytes::len).filter(|bytes| *bytes < UNCOPIED_BYTES_MIN);
         HEADER_BYTES + short.sum::<usize>()
@@ -130,6 +133,7 @@ const KINDS: [ErrorKind; 6] = [
 ];
 
 /// The body of a refusal: 1 to 6 for the kinds in the order of [`KINDS`], then the text.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
 pub fn encode_refusal(refusal: &Refusal) -> Parts {
     let kind = KINDS.iter().position(|kind| *kind == refusal.kind).expect("the list has all kinds");
     let mut bytes = Vec::with_capacity(1 + refusal.text.len());

@@ -1,0 +1,157 @@
+//! No arithmetic on numbers of others without a check: modules that decode are held to clippy's lint.
+//!
+//! A length of a client's once overflowed an addition and took its service down. Each module that reads bytes of a client, a
+//! peer, a disk or a remote region denies arithmetic that can overflow; functions in it that count what this process made, or
+//! has checked, allow it and say so.
+
+#![cfg(test)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The modules, below `crates/`.
+const DECODERS: &[&str] = &[
+    "base/src/rt/net/call/frame.rs",
+    "chain/src/endorse/proposal.rs",
+    "chain/src/order/protocol.rs",
+    "chain/src/remote/messages.rs",
+    "chain/src/rwset/decode.rs",
+    "chain/src/validate/borrow.rs",
+    "chain/src/validate/examine.rs",
+    "consensus/src/disk.rs",
+    "consensus/src/entry.rs",
+    "consensus/src/kv/layout.rs",
+    "consensus/src/kv/log.rs",
+    "consensus/src/layout.rs",
+    "consensus/src/message.rs",
+    "consensus/src/ordered/sift/message.rs",
+    "consensus/src/raft/codec.rs",
+    "consensus/src/raft/disk.rs",
+    "consensus/src/raft/incarnations.rs",
+    "consensus/src/raft/links.rs",
+    "gateway/src/rpc/message.rs",
+    "gateway/src/rpc/status.rs",
+    "gateway/src/rpc/timeout.rs",
+    "gateway/src/service/proposal.rs",
+    "gateway/src/service/seek.rs",
+    "identity/src/certificate.rs",
+    "identity/src/chain.rs",
+    "identity/src/der.rs",
+    "identity/src/msp.rs",
+    "identity/src/policy/application.rs",
+    "identity/src/policy/signature.rs",
+    "identity/src/policy/text.rs",
+    "identity/src/policy/tree.rs",
+    "identity/src/principal.rs",
+    "identity/src/revocation.rs",
+    "ledger/src/block/commit_hash.rs",
+    "ledger/src/block/header.rs",
+    "ledger/src/block/metadata.rs",
+    "ledger/src/block/mod.rs",
+    "ledger/src/block/signature.rs",
+    "ledger/src/config/acl.rs",
+    "ledger/src/config/batch.rs",
+    "ledger/src/config/capability.rs",
+    "ledger/src/config/mod.rs",
+    "ledger/src/config/organization.rs",
+    "ledger/src/transaction/action.rs",
+    "ledger/src/transaction/header.rs",
+    "ledger/src/transaction/mod.rs",
+    "ledger/src/transaction/results.rs",
+    "ledger/src/wire.rs",
+    "node/src/control/mod.rs",
+    "node/src/transport/frames.rs",
+    "p256_verify/src/signature.rs",
+    "pool/src/message.rs",
+    "pool/src/node/serve.rs",
+    "rma/src/capability.rs",
+    "rma/src/shm/message.rs",
+    "rma/src/tcp/wire.rs",
+    "rma/src/verbs/wire.rs",
+    "state/src/disaggregated/index.rs",
+    "state/src/disaggregated/pointer.rs",
+    "state/src/disaggregated/readers/message.rs",
+    "state/src/disaggregated/record.rs",
+    "storage/src/blocks/format.rs",
+    "storage/src/blocks/index.rs",
+    "storage/src/node/epoch.rs",
+    "storage/src/node/message.rs",
+    "storage/src/tables/batch.rs",
+    "storage/src/tables/key.rs",
+    "storage/src/tables/model/log.rs",
+];
+
+/// Modules with functions of such names that hand the bytes to a decoder of the list or to a library, that put together shares
+/// of lengths which this process's layout gives, or that serve tests and benchmarks.
+const OTHERS: &[&str] = &[
+    "attack/",
+    "bench/",
+    "consensus/src/coordinator/state/reading.rs",
+    "consensus/src/shares.rs",
+    "contract/",
+    "identity/src/policy/mod.rs",
+    "simulator/",
+    "storage/src/blocks/store.rs",
+    "storage/src/tables/fjall/tables.rs",
+];
+
+const LINT: &str = "#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]";
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates")
+}
+
+/// All source files of libraries and programs, by their path below `crates/`.
+fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).expect("a folder of the tree").flatten() {
+        let path = entry.path();
+        let name = path.strip_prefix(crates()).expect("it is below").to_str().expect("names are text").to_owned();
+        if path.is_dir() && !name.ends_with("/tests") && !name.ends_with("/examples") {
+            sources(&path, found);
+        } else if name.ends_with(".rs") && !name.ends_with("tests.rs") && !name.ends_with("fuzz.rs") {
+            found.push((name, fs::read_to_string(&path).expect("a source file")));
+        }
+    }
+}
+
+/// Whether a file defines a function that is named as a decoder is and takes bytes.
+fn decodes(source: &str) -> bool {
+    let source = source.split("mod tests {").next().unwrap_or_default();
+    ["fn decode", "fn parse"].iter().any(|start| {
+        source.match_indices(start).any(|(at, _)| {
+            let signature = source[at..].split(['{', ';']).next().unwrap_or_default();
+            let arguments = signature.split("->").next().unwrap_or_default();
+            ["&[u8]", "Bytes)", "Bytes,", "BytesMut", ": Span"].iter().any(|kind| arguments.contains(kind))
+        })
+    })
+}
+
+#[test]
+fn every_decoder_denies_arithmetic_without_checks() {
+    let without: Vec<&str> = DECODERS
+        .iter()
+        .filter(|name| {
+            let source = fs::read_to_string(crates().join(name)).expect("a module of the list is in the tree");
+            !source.lines().any(|line| line == LINT)
+        })
+        .copied()
+        .collect();
+    assert!(without.is_empty(), "modules of DECODERS that lack `{LINT}`: {without:?}");
+}
+
+#[test]
+fn every_module_that_decodes_is_in_the_list() {
+    let mut found = Vec::new();
+    sources(&crates(), &mut found);
+    let decoders: Vec<&str> =
+        found.iter().filter(|(_, source)| decodes(source)).map(|(name, _)| name.as_str()).collect();
+    assert!(
+        decoders.contains(&"ledger/src/wire.rs") || decoders.contains(&"chain/src/rwset/decode.rs"),
+        "the search works"
+    );
+    let unknown: Vec<&str> = decoders
+        .into_iter()
+        .filter(|name| !DECODERS.contains(name) && !OTHERS.iter().any(|other| name.starts_with(other)))
+        .collect();
+    assert!(unknown.is_empty(), "modules that decode bytes and are in no list of this test: {unknown:?}");
+}
