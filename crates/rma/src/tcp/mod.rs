@@ -19,6 +19,7 @@
 //!
 //! The format is in `docs/formats/rma.md`. This module has its own thread, sockets and clock, as a production provider may.
 
+mod arrival;
 mod client;
 #[doc(hidden)]
 pub mod fuzz;
@@ -77,11 +78,19 @@ pub struct TcpOptions {
     pub dead_after: Duration,
     /// Mutual TLS. `None` on a network that both sides trust.
     pub tls: Option<TcpTls>,
+    /// For how long a frame that a host has received a part of may pause, and how much time it has before its rate counts. A
+    /// connection whose frame does not arrive in time ends.
+    pub pause_max: Duration,
 }
 
 impl Default for TcpOptions {
     fn default() -> TcpOptions {
-        TcpOptions { spin: Duration::from_micros(40), dead_after: Duration::from_secs(20), tls: None }
+        TcpOptions {
+            spin: Duration::from_micros(40),
+            dead_after: Duration::from_secs(20),
+            tls: None,
+            pause_max: Duration::from_secs(30),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use base::rt::channel::Sender;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
+use super::arrival::Arrival;
 use super::handshake::{self, Answered, CHALLENGE_BYTES, Challenged, HELLO_BYTES, PROOF_BYTES, VERDICT_BYTES};
 use super::host::{Accepted, Shared};
 use super::landing::{Payload, refuse};
@@ -45,6 +46,10 @@ pub struct Served {
     interest: epoll::EventFlags,
     /// When it is dropped, unless it gets beyond what it is at.
     pub deadline: Option<Instant>,
+    /// A frame of which only a part has come.
+    arrival: Option<Arrival>,
+    /// Bytes that have come so far.
+    received: u64,
     pub dropped: Arc<AtomicBool>,
     /// It ends once what is to go out is out.
     pub closing: bool,
@@ -112,6 +117,8 @@ impl Served {
             state: State::Hello,
             interest: epoll::EventFlags::IN,
             deadline: Some(deadline),
+            arrival: None,
+            received: 0,
             dropped: Arc::new(AtomicBool::new(false)),
             closing: false,
             finished: false,
@@ -125,6 +132,39 @@ impl Served {
     /// Whether it is to make room for another.
     pub fn is_displaced(&self) -> bool {
         self.admitted.displaced().is_stopped()
+    }
+
+    /// Whether it has to be looked at again while nothing comes of it: it is a stranger, it closes, or a frame of it is not whole.
+    pub fn is_timed(&self) -> bool {
+        self.deadline.is_some() || self.arrival.is_some()
+    }
+
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        let pause_max = self.shared.options.pause_max;
+        self.deadline.is_some_and(|deadline| deadline <= now)
+            || self.arrival.is_some_and(|arrival| arrival.is_overdue(now, pause_max))
+    }
+
+    /// Notes after a turn whether a frame is not whole. True when that is new.
+    pub fn note_arrival(&mut self) -> bool {
+        let begun = match &self.state {
+            // What was read and held back is ours to carry out.
+            State::Header => !self.buffer.filled().is_empty() && !self.held_back,
+            State::Payload(_) | State::Message(_) => !self.held_back,
+            // These have a deadline.
+            State::Hello | State::Proof(_) | State::Refused => false,
+        };
+        match (&mut self.arrival, begun) {
+            (None, false) => false,
+            (Some(arrival), true) => {
+                arrival.go_on(clock(), self.received);
+                false
+            }
+            (arrival, begun) => {
+                *arrival = begun.then(|| Arrival::begin(clock(), self.received));
+                begun
+            }
+        }
     }
 
     pub fn is_stranger(&self) -> bool {
@@ -233,7 +273,8 @@ impl Served {
         };
         match read {
             Ok(Filled { bytes: 0, .. }) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(Filled { drained, .. }) => {
+            Ok(Filled { bytes, drained }) => {
+                self.received = self.received.wrapping_add(bytes as u64);
                 *any = true;
                 // Where nothing more was there the replies go out at once: whoever waits for them sends nothing before.
                 let step = self.carry_out(door, any)?;

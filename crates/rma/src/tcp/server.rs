@@ -8,7 +8,8 @@
 //! 4. A connection that was just accepted is a stranger's. The newest are admitted: where there are too many, from one address
 //!    or in all, the oldest stranger gives way ([`base::admission`]). Whoever proves a name becomes a member. A name that
 //!    has its share of places displaces its own oldest connection, and the last places are for names that have none.
-//! 5. Unfinished messages count against the name. A message that its budget does not cover ends the connection.
+//! 5. Unfinished messages count against the name. A message that its budget does not cover ends the connection, and so does a
+//!    frame that was begun and does not arrive in time ([`super::arrival`]).
 //!
 //! Invariants:
 //! * Nothing that one connection sends, or does not, keeps the thread from serving the others: a turn reads and writes a
@@ -75,7 +76,7 @@ pub struct Progress {
     admission: Arc<Admission>,
     epoll: OwnedFd,
     connections: Map<u64, Served>,
-    /// Those with a deadline: strangers, and those that close.
+    /// Those with a deadline: strangers, those that close, and those with a frame of which only a part has come.
     timed: BTreeSet<u64>,
     next: u64,
     /// Served last.
@@ -310,10 +311,18 @@ impl Progress {
     }
 
     fn drop_overdue(&mut self, now: Instant) {
-        let overdue = |served: &Served| served.deadline.is_some_and(|deadline| deadline <= now);
-        let is_overdue = |number: &u64| self.connections.get(number).is_some_and(overdue);
+        self.timed.retain(|number| self.connections.get(number).is_some_and(Served::is_timed));
+        let is_overdue = |number: &u64| self.connections.get(number).is_some_and(|served| served.is_overdue(now));
         let overdue: Vec<u64> = self.timed.iter().copied().filter(is_overdue).collect();
-        overdue.into_iter().for_each(|number| self.end(number));
+        for number in overdue {
+            // Where it was this thread that paused, the rest may be there by now.
+            self.serve(number, false);
+            if let Some(served) = self.connections.get(&number)
+                && served.is_overdue(now)
+            {
+                self.end(number);
+            }
+        }
         if !self.listening {
             self.listen(true);
         }
@@ -355,8 +364,12 @@ impl Progress {
         if any && !is_stranger {
             self.hot = Some(connection);
         }
+        let begun = turn != Turn::Over && !is_stranger && served.note_arrival();
         if was_stranger && !is_stranger {
             self.welcome(connection);
+        }
+        if begun {
+            self.timed.insert(connection);
         }
         if turn == Turn::Over {
             self.end(connection);

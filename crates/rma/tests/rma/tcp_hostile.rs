@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use base::rt::{self, production};
 use base::{Bytes, BytesMut};
-use rma::tcp::Tcp;
+use rma::tcp::{Tcp, TcpOptions};
 use rma::{Capability, Credential, Endpoint, Error, Fabric, Host, HostOptions, Incoming, NodeId, Rights, Token};
 
 /// Generous: nothing is measured, a test that hangs is to fail.
@@ -34,11 +34,15 @@ fn credential(name: &str) -> Credential {
 
 /// A host that knows every name but `stranger`, and panics when it is asked for `bomb`.
 async fn host() -> Arc<dyn Host> {
+    host_with(Tcp::default()).await
+}
+
+async fn host_with(fabric: Tcp) -> Arc<dyn Host> {
     let tokens = Arc::new(|name: &str| {
         assert_ne!(name, "bomb", "a panic that a test has asked for");
         (name != "stranger").then_some(TOKEN)
     });
-    Tcp::default().host("127.0.0.1:0", HostOptions { node: NodeId(9), tokens }).await.expect("a port is free")
+    fabric.host("127.0.0.1:0", HostOptions { node: NodeId(9), tokens }).await.expect("a port is free")
 }
 
 async fn connect(host: &Arc<dyn Host>, name: &str) -> Endpoint {
@@ -341,6 +345,42 @@ fn unfinished_messages_of_a_name_stay_within_its_budget() {
         rt::blocking(move || first.send(&vec![7; 20 * MIB])).await;
         let received = at_host.receive().await.expect("the first connection is still there");
         assert!(matches!(received, Incoming::Message(bytes) if bytes.len() == 100 * MIB));
+    });
+}
+
+/// The story: a tenant began messages and writes and never finished them. What had come of them stayed for as long as the
+/// connections did.
+#[test]
+fn a_frame_that_is_never_finished_ends_its_connection() {
+    run(async {
+        let options = TcpOptions { pause_max: Duration::from_millis(300), ..TcpOptions::default() };
+        let host = host_with(Tcp::new(options)).await;
+        let capability = region(&host, "honest").await;
+        let honest = connect(&host, "honest").await;
+        let message = [&[MESSAGE, 0, 0, 0, 1, 0, 0, 0][..], &(1_u64 << 20).to_le_bytes(), &[7; 100]].concat();
+        // A long message, a header that is cut off, and the same behind a whole message.
+        let small = [&[MESSAGE, 0, 0, 0, 1, 0, 0, 0][..], &2_u64.to_le_bytes(), &[7; 2]].concat();
+        let cut = [small, vec![MESSAGE, 0, 0]].concat();
+        for begun in [message, vec![MESSAGE, 0, 0], cut] {
+            let address = host.address();
+            let ended = rt::blocking(move || {
+                let mut raw = Raw::connect(&address, "patient").expect("it listens");
+                raw.send(&begun);
+                raw.0.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+                // Nothing is answered: the connection ends.
+                let mut heard = [0; 64];
+                loop {
+                    match raw.0.read(&mut heard) {
+                        Ok(0) => return true,
+                        Ok(_) => {}
+                        Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+                    }
+                }
+            });
+            assert!(ended.await, "the connection ends");
+        }
+        // One without a frame under way stays, however long it says nothing.
+        assert_eq!(honest.fetch_add(&capability, 0, 1).await, Ok(0));
     });
 }
 
