@@ -33,7 +33,14 @@ pub(super) async fn commit_status(state: &Arc<PeerState>, caller: &Caller, messa
     let (channel, identity) = authorized(state, &request.channel_id, &signature, RESOURCE)?;
     caller.authenticate(|| principal(&identity));
     let tx_id = TxId::new(request.transaction_id);
-    let status = channel.wait_committed(&tx_id).await.map_err(|error| of_channel(&error))?;
+    let rules = channel.rules();
+    let status = tokio::select! {
+        biased;
+        status = channel.wait_committed(&tx_id) => status.map_err(|error| of_channel(&error))?,
+        () = rules.denied(&identity) => {
+            return Err(Status::new(Code::PermissionDenied, identity::Error::Denied.to_string()));
+        }
+    };
     StatusesAnswered.add(1);
     CommitWaitTime.record_since(begin);
     Ok(frame(&CommitStatusResponse { result: i32::from(status.code.0), block_number: status.block }))

@@ -261,6 +261,8 @@ async fn open_streams_end_when_their_certificate_is_denied() {
         (events, [full, filtered])
     };
     let (mut events, mut blocks) = open(&thief).await;
+    let patient = network.client_of(stolen.clone()).await;
+    let waiting = tokio::spawn(async move { patient.commit_status(CHANNEL, "never").await });
     let (mut others_events, mut others_blocks) = open(&client).await;
     create(&client, "a").await;
     // What the streams wait for is the next block, which does not come.
@@ -280,6 +282,8 @@ async fn open_streams_end_when_their_certificate_is_denied() {
     };
     let ended = tokio::time::timeout(PATIENCE, async {
         assert_eq!(events.next().await.expect_err("denied").code, Code::PermissionDenied);
+        let status = waiting.await.expect("no panic").expect_err("denied");
+        assert_eq!(status.code, Code::PermissionDenied);
         for blocks in &mut blocks {
             assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::Forbidden as i32))));
             assert_eq!(blocks.next().await, Ok(None));
