@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use base::MspId;
-use base::rt::WallTime;
 use base::rt::channel::{WatchReceiver, WatchSender, watch};
+use base::rt::{self, WallTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
@@ -96,6 +96,19 @@ impl DenyList {
     /// Tells of every change from now on, for one who goes on serving somebody.
     pub fn changes(&self) -> WatchReceiver<Arc<[Denial]>> {
         self.0.subscribe()
+    }
+
+    /// Completes when the list names one of a chain of certificates in DER, at once where it does already. A connection that is
+    /// open ends by it.
+    pub async fn denies_chain(self, chain: Arc<[Vec<u8>]>) {
+        // Subscribed before the check, so that a change between the two is not missed.
+        let mut changes = self.changes();
+        while self.check_chain(chain.iter().map(Vec::as_slice), rt::wall_now()).is_ok() {
+            if changes.changed().await.is_err() {
+                // The list cannot change any more.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Refuses an identity that the list names.

@@ -380,7 +380,10 @@ impl<R: AsyncRead + Send + Sync + Unpin + 'static> ReceiveHalf for StreamReceive
                     match read {
                         Ok(0) => break,
                         Ok(bytes) => self.waiting.arrived(bytes),
-                        Err(_) => {
+                        Err(error) => {
+                            if error.kind() == io::ErrorKind::PermissionDenied {
+                                tracing::warn!(%error, "ended a link");
+                            }
                             // The connection is gone in both directions.
                             self.state.refuse();
                             break;

@@ -21,6 +21,8 @@ use tokio::sync::mpsc;
 use super::frames::{Decoded, FRAME_BYTES_MAX, decode, establish};
 use super::{Organisation, STRANGERS_MAX, TcpTransport, TlsIdentity, TlsTransport, UNANSWERED_MAX, dial};
 
+/// Held by tests that change this process's deny list.
+static DENYING: Mutex<()> = Mutex::new(());
 /// Generous: nothing is measured, a test that hangs is to fail.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -379,6 +381,7 @@ fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
         reason: "lost".to_owned(),
         until: None,
     };
+    let _alone = DENYING.lock().expect("no test panics with it");
     // Of this process; no other certificate is concerned.
     DenyList::of_process().replace(vec![denial]);
     let transport = |identity: &TlsIdentity| TlsTransport::new(identity, &strict).expect("the settings are valid");
@@ -407,6 +410,57 @@ fn revoked_and_denied_certificates_get_no_link_in_either_direction() {
                 let kind = error.expect("it must not be served by them").kind();
                 assert_eq!(kind, std::io::ErrorKind::PermissionDenied, "{refused}");
             }
+        };
+        base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
+    });
+    DenyList::of_process().replace(Vec::new());
+}
+
+/// Whoever had taken a node's key kept the links that were open, and read every block until it hung up.
+#[test]
+fn an_open_link_ends_when_its_certificate_is_denied() {
+    let organization = Organization::found("A", "a.example.com", &Terms::starting_now(KeyKind::P256)).expect("founded");
+    let roots_pem = organization.tls_authority().certificate_pem().to_vec();
+    let trusted = [Organisation { name: "a".to_owned(), roots_pem }];
+    let mut fingerprints = Vec::new();
+    for name in ["server", "good", "stolen"] {
+        let issued = organization.issue_tls(Role::Peer, name, &["127.0.0.1"]).expect("issued");
+        let certificate = Certificate::from_pem(&issued.certificate_pem).expect("a certificate");
+        fingerprints.push(identity::sha256([&certificate.der()[..]]));
+        let (certificate_pem, key_pem) = (issued.certificate_pem.to_vec(), issued.key_pem.to_vec());
+        let transport = TlsTransport::new(&TlsIdentity { certificate_pem, key_pem }, &trusted);
+        net::register(&format!("tls-open-{name}"), Arc::new(transport.expect("the settings are valid")));
+    }
+    let _alone = DENYING.lock().expect("no test panics with it");
+    production::run(async {
+        let all = async {
+            let mut listener = net::listen("tls-open-server:127.0.0.1:0").await.expect("a port is free");
+            let port = listener.address().rsplit(':').next().expect("it has a port").to_owned();
+            let mut open = async |name: &str| {
+                let near = net::connect(&format!("tls-open-{name}:127.0.0.1:{port}")).await.expect("it is served");
+                near.send(Bytes::from_static(b"hello")).await.expect("it is served");
+                let mut far = listener.accept().await.expect("it was connected to");
+                assert_eq!(far.receive().await.as_deref(), Ok(&b"hello"[..]));
+                (near, far)
+            };
+            let (good_near, mut good_far) = open("good").await;
+            let (_near, mut far) = open("stolen").await;
+            let (_silent_near, silent_far) = open("stolen").await;
+            let denial =
+                Denial { holder: Denied::Fingerprint(fingerprints[2]), reason: "lost".to_owned(), until: None };
+            let deny = async {
+                base::rt::yield_now().await;
+                DenyList::of_process().replace(vec![denial]);
+            };
+            // Who waits for a message is woken.
+            let (received, ()) = tokio::join!(far.receive(), deny);
+            assert!(received.is_err(), "{received:?}");
+            // Who only sends is refused in the end: what was sent before is in a queue.
+            while silent_far.send(Bytes::from_static(b"block")).await.is_ok() {
+                base::rt::yield_now().await;
+            }
+            good_near.send(Bytes::from_static(b"still here")).await.expect("others go on");
+            assert_eq!(good_far.receive().await.as_deref(), Ok(&b"still here"[..]));
         };
         base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
     });

@@ -4,9 +4,13 @@
 //! tools let them serve as a server's. A certificate is a node's ([`is_of_node`]) when its subject has the unit "peer" or
 //! "orderer"; one that has no unit of a role, as `cryptogen` and `heddle` issue them, is a node's when it is issued for
 //! the host that its subject's common name is.
+//!
+//! A link ends when the operator denies a certificate of its other side ([`UntilDenied`]).
 
 use std::io;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 
 use base::admission::Principal;
 use base::rt::net::{BoxFuture, Link, Listen, Transport};
@@ -19,6 +23,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
 use x509_parser::extensions::GeneralName;
@@ -206,8 +211,95 @@ async fn accept(server: Arc<rustls::ServerConfig>, trusted: Arc<[Trusted]>, sock
     let peer = principal(&trusted, stream.get_ref().1.peer_certificates(), |organisation, end, intermediates| {
         organisation.clients.verify_client_cert(end, intermediates, now).is_ok()
     })?;
+    establish(stream, peer).await
+}
+
+/// A link that ends when the operator denies the other side.
+async fn establish<S>(stream: S, peer: Principal) -> io::Result<Link>
+where
+    S: AsyncRead + AsyncWrite + Shown + Send + Sync + 'static,
+{
+    let chain: Arc<[Vec<u8>]> = stream.shown().into_iter().flatten().map(|certificate| certificate.to_vec()).collect();
     let (reader, writer) = tokio::io::split(stream);
-    frames::establish(reader, writer, Some(peer)).await
+    frames::establish(UntilDenied::new(reader, &chain), UntilDenied::new(writer, &chain), Some(peer)).await
+}
+
+/// A stream over TLS, whose other side has shown a chain of certificates.
+trait Shown {
+    fn shown(&self) -> Option<&[CertificateDer<'static>]>;
+}
+
+impl Shown for tokio_rustls::server::TlsStream<TcpStream> {
+    fn shown(&self) -> Option<&[CertificateDer<'static>]> {
+        self.get_ref().1.peer_certificates()
+    }
+}
+
+impl Shown for tokio_rustls::client::TlsStream<TcpStream> {
+    fn shown(&self) -> Option<&[CertificateDer<'static>]> {
+        self.get_ref().1.peer_certificates()
+    }
+}
+
+/// One half of a connection, which fails from when this process's deny list names a certificate of the other side. Who waits
+/// for bytes is told of a denial; who writes finds out with the next write, and is told by the reading half in any case.
+struct UntilDenied<T> {
+    half: T,
+    /// Nothing once it has completed. A future is not `Sync`; nobody locks this.
+    denied: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+impl<T> UntilDenied<T> {
+    fn new(half: T, chain: &Arc<[Vec<u8>]>) -> UntilDenied<T> {
+        let denied = DenyList::of_process().denies_chain(Arc::clone(chain));
+        UntilDenied { half, denied: Mutex::new(Some(Box::pin(denied))) }
+    }
+
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let waiting = self.denied.get_mut().expect("no holder of this lock panics, as there is none");
+        if let Some(denied) = waiting
+            && denied.as_mut().poll(cx).is_pending()
+        {
+            return Ok(());
+        }
+        *waiting = None;
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, identity::Error::Denied))
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for UntilDenied<R> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.half).poll_read(cx, into)
+    }
+}
+
+impl<W: AsyncWrite + Unpin> AsyncWrite for UntilDenied<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.half).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.half).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.half.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.half).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.half).poll_shutdown(cx)
+    }
 }
 
 impl Transport for TlsTransport {
@@ -231,8 +323,7 @@ impl Transport for TlsTransport {
             let peer = principal(&self.trusted, chain, |organisation, end, intermediates| {
                 organisation.servers.verify_server_cert(end, intermediates, &name, &[], now).is_ok()
             })?;
-            let (reader, writer) = tokio::io::split(stream);
-            frames::establish(reader, writer, Some(peer)).await
+            establish(stream, peer).await
         }))
     }
 }
