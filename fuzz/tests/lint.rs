@@ -79,6 +79,7 @@ const DECODERS: &[&str] = &[
     "storage/src/tables/batch.rs",
     "storage/src/tables/key.rs",
     "storage/src/tables/model/log.rs",
+    "storage/src/watermark.rs",
 ];
 
 /// Modules with functions of such names that hand the bytes to a decoder of the list or to a library, that put together shares

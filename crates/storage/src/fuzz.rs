@@ -3,6 +3,7 @@
 use base::Epoch;
 use base::fuzz::{Shape, Target, authenticated};
 
+use crate::Watermark;
 use crate::node::epoch;
 
 /// The targets of this crate.
@@ -10,7 +11,10 @@ pub fn targets() -> Vec<Target> {
     [TARGETS, crate::blocks::fuzz::TARGETS, crate::node::fuzz::TARGETS, crate::tables::fuzz::TARGETS].concat()
 }
 
-const TARGETS: &[Target] = &[Target { name: "storage-epoch", shape: Shape::Bytes, run: epochs, seeds }];
+const TARGETS: &[Target] = &[
+    Target { name: "storage-epoch", shape: Shape::Bytes, run: epochs, seeds },
+    Target { name: "storage-watermarks", shape: Shape::Bytes, run: watermarks, seeds: watermark_seeds },
+];
 
 /// The bytes as they are, and with the checksum put right that their last eight are.
 pub(crate) fn with_sealed(input: &[u8]) -> Vec<Vec<u8>> {
@@ -29,6 +33,18 @@ fn epochs(input: &[u8]) {
     for bytes in with_sealed(input) {
         if let Ok(found) = authenticated(input, || epoch::decode(&bytes)) {
             assert_eq!(epoch::decode(&epoch::encode(found)), Ok(found));
+        }
+    }
+}
+
+fn watermark_seeds() -> Vec<Vec<u8>> {
+    vec![Watermark { epoch: Epoch(3), height: 5, block_hash: [7; 32] }.encode().to_vec()]
+}
+
+fn watermarks(input: &[u8]) {
+    for bytes in with_sealed(input) {
+        if let Ok(found) = authenticated(input, || Watermark::decode(&bytes)) {
+            assert_eq!(found.encode(), bytes[..]);
         }
     }
 }

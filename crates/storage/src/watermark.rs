@@ -24,6 +24,8 @@
 //!
 //! A note is written to a second file, synced, and renamed over the first; then the directory is synced.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -81,7 +83,7 @@ impl Watermark {
         let bytes: &[u8; BYTES] =
             bytes.try_into().map_err(|_| format!("a watermark has {BYTES} bytes, this one {}", bytes.len()))?;
         check_seal(bytes, "watermark")?;
-        if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() {
+        if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() || bytes[12..16] != [0; 4] {
             return Err("it is no watermark of version 1".to_owned());
         }
         let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("the length was checked"));
