@@ -167,7 +167,7 @@ impl Mutant {
             }
             // And this where nobody says so.
             Mutant::OfficeIgnored => {
-                let (patience, whims_every) = (Duration::from_millis(60), Duration::from_millis(700));
+                let (patience, whims_every) = (Duration::from_millis(60), Duration::from_millis(2_000));
                 Form::Disaggregated(Pools { has_spare: true, follows: true, patience, whims_every, ..pools })
             }
             // This where there is somebody to ask, whoever it is.

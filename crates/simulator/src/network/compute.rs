@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base::rt::disk::Directory;
 use base::rt::{AbortOnDrop, Stop};
 use base::{Bytes, Epoch, ErrorKind, rt};
 use chain::endorse::Endorse as _;
@@ -30,7 +29,7 @@ use storage::{StateStore, WatermarkFile};
 
 use super::Network;
 use super::members::CHANNEL;
-use super::nodes::{Ended, NOTES, NodeParts, answer_of, node_parts, observe, peer_address, peer_options, serve_peer};
+use super::nodes::{Ended, NodeParts, answer_of, node_parts, notes, observe, peer_address, peer_options, serve_peer};
 use super::pools::{MEMORY_TOKEN, STORAGE_TOKEN, storage_address};
 use super::service::{Answer, Kind, serve};
 use crate::mutant::{LyingStores, Mutant};
@@ -116,8 +115,9 @@ impl States for Opens {
 }
 
 /// Where this node has noted how far the channel has come at its storage node.
-async fn watermark() -> Result<WatermarkFile, Ended> {
-    Ok(WatermarkFile::open(Directory::open(NOTES).await?, CHANNEL)?)
+async fn watermark(network: &Network) -> Result<Option<Arc<WatermarkFile>>, Ended> {
+    let Some(notes) = notes(network).await? else { return Ok(None) };
+    Ok(Some(Arc::new(WatermarkFile::open(notes, CHANNEL)?)))
 }
 
 /// A compute node's role.
@@ -127,7 +127,7 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
         rt::sleep(LOOK_AGAIN).await;
     }
     let (address, token) = (storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN));
-    let watermark = Arc::new(watermark().await?);
+    let watermark = watermark(&network).await?;
     let kept = match Mutant::EpochKept.is_in(&network, place) {
         true => storage::node::newest_epoch(&address, &token, CHANNEL).await?,
         false => Epoch(0),
@@ -140,14 +140,14 @@ pub async fn endorse_and_commit(network: Arc<Network>, name: String) -> Result<(
                 channel: CHANNEL.to_owned(),
                 epoch: kept,
             };
-            begin_epoch(remote, None, Some(watermark.as_ref())).await?
+            begin_epoch(remote, None, watermark.as_deref()).await?
         }
         kept => kept,
     };
     let pooled = Pooled { network: Arc::clone(&network), place, epoch, opened: Mutex::default() };
     let pooled = Arc::new(pooled);
     let states = Arc::new(Opens(Arc::clone(&pooled)));
-    let stores: Arc<dyn Stores> = Arc::new(NodeStores { address, token, epoch, states, watermark: Some(watermark) });
+    let stores: Arc<dyn Stores> = Arc::new(NodeStores { address, token, epoch, states, watermark });
     let stores = LyingStores::over(&network, place, stores);
     let _handle = network.pooled.show(&name, Arc::clone(&pooled));
     let peer = Peer::open(peer_options(&network, &name, place, stores)).await?;
@@ -232,7 +232,7 @@ pub async fn take_part(network: Arc<Network>, name: String) -> Result<(), Ended>
         token: Bytes::from_static(STORAGE_TOKEN),
         address: among(&name),
         others: others.map(|other| among(&other)).collect(),
-        watermark: Some(Arc::new(watermark().await?)),
+        watermark: watermark(&network).await?,
         memory: memory.clone(),
         state: state_settings(&network, place),
         patience: Patience { gone: GONE_PATIENCE, silent: SILENT_PATIENCE_MIN + pools.patience },

@@ -31,7 +31,7 @@ use super::Network;
 use super::members::CHANNEL;
 use super::ordering::{self, OrdererEngines, Up};
 use super::service::{Answer, Commit, Kind, serve};
-use crate::mutant::LyingEngine;
+use crate::mutant::{LyingEngine, Mutant};
 use crate::scenario::{self, ORDERER, Ordering};
 use crate::witness::Shower;
 
@@ -112,6 +112,15 @@ where
     }
 }
 
+/// Where a node notes how far its data has come. None where a mistake is planted that others are to notice: what they hold against it
+/// would come first.
+pub async fn notes(network: &Network) -> Result<Option<Directory>, Ended> {
+    match network.mutant {
+        None | Some(Mutant::OrdererGoesBack | Mutant::StorageGoesBack) => Ok(Some(Directory::open(NOTES).await?)),
+        Some(_) => Ok(None),
+    }
+}
+
 /// An orderer's role.
 pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let data = DataDirectory::open(DATA).await?;
@@ -120,7 +129,7 @@ pub async fn order(network: Arc<Network>, name: String) -> Result<(), Ended> {
     let acknowledge =
         if network.scenario.durable_acknowledgements { Acknowledge::Durable } else { Acknowledge::Queued };
     let orderer = Orderer::open(OrdererOptions {
-        watermarks: Some(Directory::open(NOTES).await?),
+        watermarks: notes(&network).await?,
         signer: network.members.orderers[number.expect("an orderer's node")].clone(),
         directory: data.subdirectory(BLOCKS).await?,
         sync: GroupSync::new(),

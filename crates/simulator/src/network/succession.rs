@@ -14,6 +14,7 @@ use base::rt;
 
 use super::Network;
 use super::members::ORGANIZATIONS;
+use crate::mutant::Mutant;
 use crate::scenario::{self, Pools};
 
 /// How often it looks.
@@ -64,6 +65,16 @@ async fn stand_still(network: Arc<Network>, name: String, time: Duration) {
     }
 }
 
+/// Cuts a primary off from its storage node and the peer's other compute node for a while. Clients still reach it.
+async fn stand_apart(network: Arc<Network>, place: usize, name: String, time: Duration) {
+    let others = network.scenario.compute_nodes(place).into_iter().filter(|other| *other != name);
+    let others: Vec<String> = others.chain([scenario::storage(place)]).collect();
+    network.witness.tell(format_args!("{name} stands apart"));
+    others.iter().for_each(|other| network.sim.cut(&name, other));
+    rt::sleep(time).await;
+    others.iter().for_each(|other| network.sim.heal(&name, other));
+}
+
 /// Replaces primaries of all peers, until it is aborted.
 pub async fn reign(network: Arc<Network>) {
     let peers: Vec<(usize, &Pools)> = (0..ORGANIZATIONS)
@@ -80,7 +91,12 @@ pub async fn reign(network: Arc<Network>) {
             if pools.follows {
                 if !pools.whims_every.is_zero() && now - reigning_since[*place] >= pools.whims_every {
                     reigning_since[*place] = now;
-                    drop(rt::spawn(stand_still(Arc::clone(&network), name, pools.patience * 2 + STANDSTILL)));
+                    let (network, time) = (Arc::clone(&network), pools.patience * 2 + STANDSTILL);
+                    // One that stands still answers nobody: who ignores that it is over must be asked meanwhile.
+                    drop(match network.mutant {
+                        Some(Mutant::OfficeIgnored) => rt::spawn(stand_apart(network, *place, name, time * 3)),
+                        _ => rt::spawn(stand_still(network, name, time)),
+                    });
                 }
                 continue;
             }
