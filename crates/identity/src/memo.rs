@@ -3,7 +3,7 @@
 //! A simulated network checks the same few thousand signatures again and again: each peer for itself, and each seed twice.
 //! In a simulation, and nowhere else, a thread keeps the verdicts on the last [`VERDICTS_MAX`] or so. A verdict is found
 //! under a hash of everything that it follows from (scheme, key, message and signature), so a run is the same whatever is
-//! remembered. Of what tables find, nothing is remembered. Outside of simulations every signature is checked by whoever depends on it.
+//! remembered. Verdicts of tables are not kept. Outside of simulations nothing is: every check is made again.
 
 use std::cell::RefCell;
 

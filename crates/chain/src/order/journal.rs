@@ -96,8 +96,8 @@ impl ChainJournal {
         Err(watermark.rolled_back(format!("the orderer's log of channel {} has {has}", self.channel)).into())
     }
 
-    /// Notes that so many blocks were shown, if that is news, once they are durable here: their engine may have them elsewhere, and
-    /// leave them unsynced here for long.
+    /// Raises the noted height to `shown`, the number of blocks that were shown. Syncs this log first: an engine may show blocks that
+    /// other orderers have on disk and this one has not.
     pub(super) async fn note_watermark(&self, watermark: &WatermarkFile, shown: u64) {
         if shown <= watermark.noted().await.height {
             return;

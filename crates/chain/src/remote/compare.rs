@@ -67,7 +67,7 @@ impl Comparison {
         let Some(block) = own.committed_block(number).await? else { return Ok(()) };
         match block.block().metadata().commit_hash()? {
             Some(ours) if ours != theirs => self.note(&name, number, &ours, &theirs),
-            // The hash covers all blocks before: one of the two was made anew.
+            // The commit hash chains over all earlier blocks, so the two histories differ.
             Some(_) => drop(self.by_channel().remove(&name)),
             None => {}
         }

@@ -351,7 +351,7 @@ impl Counts {
                 return Err(DecodeError::TooMany { what: "namespaces", max: NAMESPACES_MAX });
             }
             counts.namespaces = counts.namespaces.saturating_add(1);
-            // Whoever checks the form finds the same errors, and says what they are.
+            // The check of the form reports the same errors, with their reasons.
             let mut inner = Fields::new(source, namespace);
             while let Ok(Some(field)) = inner.next() {
                 if let (2, Value::Bytes(entries)) = (field.number, field.value) {

@@ -187,7 +187,7 @@ async fn newest() -> Epoch {
     storage::node::newest_epoch(ADDRESS, &Bytes::new(), CHANNEL).await.expect("it answers")
 }
 
-/// Appends so many blocks of a chain that begins as one of so many organisations, and makes them durable.
+/// Appends `count` blocks and makes them durable. The number of organisations in the first block tells chains apart.
 async fn append_chain(blocks: &dyn Blocks, organizations: usize, count: u64) {
     let consortium = Consortium::found(Terms_::seeded(organizations, ledger::config::EndorsementRule::Any));
     let mut block = consortium.genesis;

@@ -633,7 +633,7 @@ pub struct Run {
     /// Keep each peer's state and blocks in its own process
     #[arg(long, help_heading = "Network", conflicts_with = "connect")]
     pub monolithic: bool,
-    /// Measure so many pairs: beside the monolithic form, --before [20], --timer [3] or --library [5]
+    /// Number of pairs to measure, beside the monolithic form, --before [20], --timer [3] or --library [5]
     #[arg(long, value_name = "N", help_heading = "Run", conflicts_with_all = ["connect", "monolithic", "keep"],
           value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: Option<u64>,

@@ -58,15 +58,15 @@ const TPS_OVER_BEFORE_MIN: f64 = 0.98;
 const PAIRS_BEFORE: u64 = 20;
 /// The same beside blocks that limits alone cut.
 const PAIRS_TIMER: u64 = 3;
-/// What throughput of so many clients has to be at least over that with blocks that limits alone cut.
+/// The least throughput over that of a network whose blocks are cut at the limits alone.
 const TPS_OVER_TIMER_MIN: f64 = 3.0;
 const TIMER_CLIENTS: u64 = 50;
 /// Pairs that are measured beside the library.
 const PAIRS_LIBRARY: u64 = 5;
-/// What throughput of so many clients has to be at least over that where the library verifies every signature, ...
+/// The least throughput over that of a network in which the library verifies every signature, ...
 const TPS_OVER_LIBRARY_MIN: f64 = 1.6;
 const LIBRARY_CLIENTS: u64 = 400;
-/// ... and what the median latency of so few may be.
+/// ... and the highest median latency over that network's, with few clients.
 const P50_OVER_LIBRARY_MAX: f64 = 1.0;
 const LIBRARY_CLIENTS_FEW: u64 = 8;
 

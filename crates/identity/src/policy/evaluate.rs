@@ -135,7 +135,7 @@ impl<'a> SignatureSet<'a> {
         false
     }
 
-    /// The signatures that have not been verified, for whoever verifies them together with others.
+    /// The signatures that have not been verified yet, so that a caller can verify them in one batch.
     pub fn claims(&self) -> impl Iterator<Item = Claim<'_>> {
         self.entries.iter().filter_map(Entry::claim)
     }

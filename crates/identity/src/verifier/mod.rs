@@ -13,8 +13,8 @@
 //!
 //! Invariant: both say the same of every signature.
 //!
-//! In a simulation the library's verdicts are [remembered](memo) and asked for with every signature; tables look at each signature anew. Each
-//! parsed key has a table of its own there, so that a run neither shares tables with another one nor do its nodes with each other.
+//! In a simulation the library checks every signature too, and its verdicts are [remembered](memo); those of tables are not. Each parsed key has a
+//! table of its own there: neither runs nor the nodes of a run share tables.
 
 mod tables;
 
