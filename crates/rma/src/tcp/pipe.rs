@@ -124,9 +124,15 @@ impl Pipe {
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Cuts the connection.
+    /// Cuts the connection, as closing the descriptor would, whoever else still holds it. Where bytes of the other side were
+    /// not read, it is reset: a sender that waits for room in a full receive buffer would otherwise wait for ever, since
+    /// nobody will make any.
     pub fn cut(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
+        // No more bytes are queued from here on.
+        if rustix::io::ioctl_fionread(&self.socket).is_ok_and(|unread| unread > 0) {
+            let _ = rustix::net::connect_unspec(&self.socket);
+        }
     }
 }
 
@@ -266,4 +272,52 @@ pub fn read_to_end_of(into: &mut base::BytesMut, pipe: &Pipe, limit: usize) -> i
         into.set_len(length);
     }
     Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, Pipe) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let other = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");
+        let (socket, _) = listener.accept().expect("somebody connected");
+        (other, Pipe::new(socket, None))
+    }
+
+    /// The story: a host ended a connection whose receive buffer was full while an endpoint still held it. The sender waited
+    /// for room that nobody made.
+    #[test]
+    fn a_sender_that_waits_for_room_is_told_of_the_end() {
+        let (mut sender, pipe) = pair();
+        sender.set_nonblocking(true).expect("a socket");
+        let chunk = vec![7; 1 << 20];
+        let full = loop {
+            if let Err(error) = sender.write(&chunk) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        pipe.cut();
+        sender.set_nonblocking(false).expect("a socket");
+        sender.set_write_timeout(Some(Duration::from_secs(60))).expect("a socket");
+        let ended = sender.write_all(&chunk).expect_err("the connection has ended");
+        assert!(matches!(ended.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe), "{ended}");
+        drop(pipe);
+    }
+
+    #[test]
+    fn what_was_written_before_the_cut_arrives() {
+        let (mut receiver, pipe) = pair();
+        assert_eq!(pipe.write(&[IoSlice::new(b"refused")]).expect("there is room"), 7);
+        pipe.cut();
+        let mut received = Vec::new();
+        io::Read::read_to_end(&mut receiver, &mut received).expect("the end is an orderly one");
+        assert_eq!(received, b"refused");
+        drop(pipe);
+    }
 }
