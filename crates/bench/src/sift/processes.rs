@@ -167,16 +167,26 @@ pub struct Count {
     pub live: u64,
 }
 
+/// How a child became the one that serves; times of the machine's clock.
+#[derive(Clone, Copy, Default)]
+pub struct Takeover {
+    /// When it noticed that nobody coordinates.
+    pub detected_ns: Option<u64>,
+    pub elected_ns: Option<u64>,
+    pub taken_over_ns: Option<u64>,
+    pub serves_ns: u64,
+    /// Entries that it found in the store's log.
+    pub recovered: u64,
+}
+
 /// What a child has said.
 #[derive(Default)]
 pub struct Heard {
     is_ready: bool,
-    /// When it last noticed that nobody coordinates.
-    pub detected_ns: Option<u64>,
-    pub elected_ns: Option<u64>,
-    pub taken_over_ns: Option<u64>,
-    /// When it began to serve, while it does; and what it found in the log.
-    pub serves: Option<(u64, u64)>,
+    /// The steps of the takeover that is under way, or was last.
+    takeover: Takeover,
+    /// The takeover after which it serves, while it does.
+    pub serves: Option<Takeover>,
     /// How often it ended while it lived.
     pub ended: u64,
     pub counts: Vec<Count>,
@@ -201,10 +211,12 @@ impl Heard {
     fn hear(&mut self, said: Said) {
         match said {
             Said::Ready => self.is_ready = true,
-            Said::Detected { at_ns } => self.detected_ns = Some(at_ns),
-            Said::Elected { at_ns } => self.elected_ns = Some(at_ns),
-            Said::TakenOver { at_ns } => self.taken_over_ns = Some(at_ns),
-            Said::Serves { at_ns, recovered } => self.serves = Some((at_ns, recovered)),
+            Said::Detected { at_ns } => self.takeover.detected_ns = Some(at_ns),
+            Said::Elected { at_ns } => self.takeover.elected_ns = Some(at_ns),
+            Said::TakenOver { at_ns } => self.takeover.taken_over_ns = Some(at_ns),
+            Said::Serves { at_ns, recovered } => {
+                self.serves = Some(Takeover { serves_ns: at_ns, recovered, ..self.takeover });
+            }
             Said::Ended { .. } => (self.serves, self.ended) = (None, self.ended + 1),
             Said::Count { at_ns, reads, writes, live } => self.counts.push(Count { at_ns, reads, writes, live }),
             Said::Failed { reason } => self.failed = Some(reason),
