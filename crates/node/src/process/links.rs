@@ -8,17 +8,18 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::net::{BoxFuture, Link, Listen, Transport};
-use identity::Revocations;
 use identity::issue::TlsIdentity;
+use identity::{DenyList, Revocations};
 use ledger::{Block, ChannelConfig};
 use rma::links::RmaLinks;
 use rma::shm::Shm;
-use rma::tcp::{Tcp, TcpOptions, TcpTls};
+use rma::tcp::{Denials, Tcp, TcpOptions, TcpTls};
 use rma::{Credential, Endpoint, Error, Fabric, Host, HostOptions, Token, Tokens};
 
 use super::file::{GENESIS, Secret, TRUST};
@@ -186,11 +187,45 @@ pub(crate) fn trusted(folder: &Path) -> Result<Vec<Organisation>, NodeError> {
 }
 
 /// TLS below remote memory access and links over tcp: this process shows `identity` and trusts the authorities below
-/// `folder`. Who is who the tokens tell, which are bound to the session.
+/// `folder`, but no certificate that these or the channel revoked, nor one that its operator denies. Who is who the tokens tell,
+/// which are bound to the session.
 pub(crate) fn tcp_tls(folder: &Path, identity: &TlsIdentity) -> Result<TcpTls, NodeError> {
-    let roots: Vec<u8> = trusted(folder)?.into_iter().flat_map(|one| one.roots_pem).collect();
-    TcpTls::new(&identity.certificate_pem, &identity.key_pem, &roots)
+    tcp_tls_denying(folder, identity, DenyList::of_process())
+}
+
+fn tcp_tls_denying(folder: &Path, identity: &TlsIdentity, denied: DenyList) -> Result<TcpTls, NodeError> {
+    let mut roots = Vec::new();
+    let mut revoked = revocations(folder)?;
+    for organisation in trusted(folder)? {
+        revoked = revoked.and(Revocations::of_pem(&organisation.roots_pem)?);
+        roots.extend(organisation.roots_pem);
+    }
+    let denials = Arc::new(TurnedAway { revoked, denied });
+    TcpTls::with_denials(&identity.certificate_pem, &identity.key_pem, &roots, denials)
         .map_err(|source| NodeError::Fabric { who: "the certificate for links over tcp".to_owned(), source })
+}
+
+/// Certificates that get no connection over tcp.
+struct TurnedAway {
+    revoked: Revocations,
+    denied: DenyList,
+}
+
+impl Denials for TurnedAway {
+    fn denies(&self, chain: &[&[u8]]) -> bool {
+        let chain = || chain.iter().copied();
+        self.revoked.check(chain()).and_then(|()| self.denied.check_chain(chain(), base::rt::wall_now())).is_err()
+    }
+
+    fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let mut changes = self.denied.changes();
+        Box::pin(async move {
+            if changes.changed().await.is_err() {
+                // The list cannot change any more.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
 }
 
 /// Makes links between organisations known: this process shows `identity` and trusts the authorities below `folder`.
@@ -209,9 +244,16 @@ pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), 
 mod tests {
     use base::rt::net::{self, Door, Parties};
     use base::rt::production;
+    use identity::deny::{Denial, Denied};
+    use identity::issue::{Organization, Terms};
+    use identity::{Certificate, KeyKind, Role};
+    use rma::{NodeId, Rights};
 
     use super::*;
     use crate::plan::bind_free;
+
+    /// Generous: nothing is measured, a test that hangs is to fail.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn address(scheme: &str) -> String {
         let held = bind_free([127, 0, 0, 1].into()).expect("a port is free");
@@ -261,6 +303,80 @@ mod tests {
             assert_eq!(among_port.accept().await.expect("one was welcome").peer(), Some("compute-org1-2"));
             let error = net::listen(&closed).await.expect_err("nobody has a token for it");
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        });
+    }
+
+    /// Whoever had taken a node's key kept what it had open at a memory node, and could connect anew: only links over TLS asked the
+    /// operator's list.
+    #[test]
+    fn a_denied_or_revoked_certificate_has_no_connection_to_a_memory_node() {
+        let organization =
+            Organization::found("A", "a.example.com", &Terms::starting_now(KeyKind::P256)).expect("it is founded");
+        let authority = organization.tls_authority();
+        let issue = |name: &str| organization.issue_tls(Role::Peer, name, &["127.0.0.1"]).expect("it is issued");
+        let certificate =
+            |tls: &TlsIdentity| Certificate::from_pem(&tls.certificate_pem).expect("it was made just now");
+        let [memory, good, stolen, lost] = ["memory", "good", "stolen", "lost"].map(issue);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let list = authority.revoke(&[&certificate(&lost)]).expect("a list");
+        std::fs::create_dir(folder.path().join(TRUST)).expect("a folder");
+        let trusted = [&authority.certificate_pem()[..], &list].concat();
+        std::fs::write(folder.path().join(TRUST).join("A.pem"), trusted).expect("a file");
+        let denying = |tls: &TlsIdentity, denied: &DenyList| {
+            let tls = tcp_tls_denying(folder.path(), tls, denied.clone()).expect("the settings are valid");
+            Tcp::new(TcpOptions { tls: Some(tls), ..TcpOptions::default() })
+        };
+        let deny = |list: &DenyList, tls: &TlsIdentity| {
+            let holder = Denied::Fingerprint(identity::sha256([&certificate(tls).der()[..]]));
+            list.replace(vec![Denial { holder, reason: "lost".to_owned(), until: None }]);
+        };
+        production::run(async {
+            let all = async {
+                let (at_host, at_owner, nobodys) = (DenyList::default(), DenyList::default(), DenyList::default());
+                let token = Secret::random().token();
+                let credential = Credential { name: "owner".to_owned(), token: token.clone() };
+                let options = HostOptions { node: NodeId(1), tokens: Arc::new(move |_| Some(token.clone())) };
+                let host = denying(&memory, &at_host).host("127.0.0.1:0", options).await.expect("a port is free");
+                let region = host.register("test", 4096).await.expect("there is memory");
+                let capability = host.grant(region, Rights::ALL, "owner").expect("the region is there");
+                let address = host.address();
+                let connect = |tls: &TlsIdentity, denied: &DenyList| {
+                    let (fabric, address, credential) = (denying(tls, denied), address.clone(), credential.clone());
+                    async move { fabric.connect(&address, &credential).await }
+                };
+                let good_near = connect(&good, &at_owner).await.expect("it is welcome");
+                let _good_far = host.accept().await.expect("it was connected to");
+                let near = connect(&stolen, &nobodys).await.expect("nobody denies it yet");
+                let far = host.accept().await.expect("it was connected to");
+                assert_eq!(near.fetch_add(&capability, 0, 1).await, Ok(0));
+                let revoked = connect(&lost, &nobodys).await.expect_err("it was revoked");
+                assert!(revoked.to_string().contains("Revoked"), "{revoked}");
+
+                // Both sides wait for messages, and nothing else moves on this connection.
+                let waiting = async { tokio::join!(near.receive(), far.receive()) };
+                let denied = async {
+                    base::rt::yield_now().await;
+                    deny(&at_host, &stolen);
+                };
+                let (ended, ()) = tokio::join!(waiting, denied);
+                assert_eq!(ended, (Err(Error::Closed), Err(Error::Closed)));
+                assert_eq!(near.fetch_add(&capability, 0, 1).await, Err(Error::Closed));
+                let refused = connect(&stolen, &nobodys).await.expect_err("it is denied");
+                assert!(refused.to_string().contains("Revoked"), "{refused}");
+                assert_eq!(good_near.fetch_add(&capability, 0, 1).await, Ok(1), "others go on");
+
+                // An owner denies a memory node.
+                let waiting = good_near.receive();
+                let denied = async {
+                    base::rt::yield_now().await;
+                    deny(&at_owner, &memory);
+                };
+                let (ended, ()) = tokio::join!(waiting, denied);
+                assert_eq!(ended, Err(Error::Closed));
+                connect(&good, &at_owner).await.expect_err("it is denied");
+                connect(&good, &nobodys).await.expect("another owner does not deny it");
+            };
+            base::rt::timeout(PATIENCE, all).await.expect("nothing hangs");
         });
     }
 

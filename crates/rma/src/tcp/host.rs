@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, bounded};
+use base::rt::{self, AbortOnDrop};
 use base::{Bytes, BytesMut, Set};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -39,6 +40,8 @@ pub struct Shared {
     /// Connections that the progress thread is to look at, each once.
     pub attention: Mutex<Set<u64>>,
     pub stopping: AtomicBool,
+    /// Other certificates may be denied than before: the progress thread is to look at all connections.
+    pub denials_changed: AtomicBool,
     /// A defect of the progress thread.
     pub failure: Failure,
     /// The connection at which the progress thread looks again and again; 0 when it does not.
@@ -63,8 +66,10 @@ impl Shared {
 pub struct TcpHost {
     shared: Arc<Shared>,
     address: String,
-    accepted: base::rt::sync::Mutex<Receiver<Endpoint>>,
+    accepted: rt::sync::Mutex<Receiver<Endpoint>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Tells the progress thread when other certificates are denied.
+    _watching: Option<AbortOnDrop<()>>,
 }
 
 impl TcpHost {
@@ -95,6 +100,7 @@ impl TcpHost {
             wake,
             attention: Mutex::new(Set::default()),
             stopping: AtomicBool::new(false),
+            denials_changed: AtomicBool::new(false),
             failure: Failure::default(),
             looked_at: AtomicU64::new(0),
         });
@@ -106,9 +112,28 @@ impl TcpHost {
         Ok(TcpHost {
             shared,
             address,
-            accepted: base::rt::sync::Mutex::new(accepted),
+            accepted: rt::sync::Mutex::new(accepted),
             thread: Mutex::new(Some(thread)),
+            _watching: None,
         })
+    }
+
+    /// Has connections end whose certificates are denied from now on, by a task on the current runtime.
+    pub fn watching(mut self) -> TcpHost {
+        self._watching = self.shared.options.tls.as_ref().map(|tls| {
+            let (denials, shared) = (Arc::clone(tls.denials()), Arc::clone(&self.shared));
+            let watching = rt::spawn(async move {
+                loop {
+                    // From before the look, so that a change during it is not missed.
+                    let changed = denials.changed();
+                    shared.denials_changed.store(true, Ordering::Release);
+                    shared.wake();
+                    changed.await;
+                }
+            });
+            watching.abort_on_drop()
+        });
+        self
     }
 
     fn stop(&self) -> Option<JoinHandle<()>> {
@@ -176,7 +201,7 @@ impl Host for TcpHost {
     async fn close(&self) {
         if let Some(thread) = self.stop() {
             // A panic of the thread was reported when it happened.
-            let _ = base::rt::blocking(move || thread.join()).await;
+            let _ = rt::blocking(move || thread.join()).await;
         }
     }
 }

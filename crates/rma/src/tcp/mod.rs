@@ -13,6 +13,7 @@
 //!   for each piece. So after a revocation nothing lands, and a verb that was half done completes as ambiguous.
 //! * Words land and are read whole; the bytes of a verb land from low addresses to high ones; atomic verbs are the progress
 //!   thread's.
+//! * A certificate that the caller denies ([`Denials`]) gets no connection, and those that are open end.
 //! * A lost connection completes every verb in flight as ambiguous, and later ones fail with [`Error::Closed`].
 //! * Everything that the other side sends is checked ([`wire`]); bytes that are no frame end the connection. Without TLS
 //!   the bytes, secrets of capabilities included, are as safe as the network is.
@@ -45,7 +46,7 @@ use async_trait::async_trait;
 
 use crate::{Atomicity, Credential, Endpoint, Error, Fabric, Host, HostOptions, Ordering, Profile};
 
-pub use tls::TcpTls;
+pub use tls::{Denials, TcpTls};
 
 const PROFILE: Profile = Profile {
     provider: "tcp",
@@ -118,7 +119,7 @@ impl Fabric for Tcp {
     async fn host(&self, address: &str, options: HostOptions) -> Result<Arc<dyn Host>, Error> {
         let (address, tcp) = (address.to_owned(), self.options.clone());
         let host = base::rt::blocking(move || host::TcpHost::start(&address, options, tcp)).await?;
-        Ok(Arc::new(host))
+        Ok(Arc::new(host.watching()))
     }
 
     fn provider(&self) -> &'static str {

@@ -10,6 +10,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::handshake::{HELLO_BYTES, PROOF_BYTES};
 use super::session::Session;
+use super::tls::Denials;
 
 /// A connected socket.
 pub struct Pipe {
@@ -41,6 +42,14 @@ impl Pipe {
     /// Before the handshake is complete.
     pub fn binding(&self) -> io::Result<[u8; 32]> {
         self.tls().map_or(Ok([0; 32]), |tls| tls.binding())
+    }
+
+    /// Whether the other side has shown a certificate that is turned away now.
+    pub fn is_denied(&self, denials: &dyn Denials) -> bool {
+        self.tls().is_some_and(|tls| {
+            let chain: Vec<&[u8]> = tls.shown().iter().map(|certificate| &certificate[..]).collect();
+            !chain.is_empty() && denials.denies(&chain)
+        })
     }
 
     /// Reads what is there. 0 is the end.

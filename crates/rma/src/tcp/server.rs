@@ -11,6 +11,9 @@
 //! 5. Unfinished messages count against the name. A message that its budget does not cover ends the connection, and so does a
 //!    frame that was begun and does not arrive in time ([`super::arrival`]).
 //!
+//! 6. When the host's task says that other certificates are denied than before, the thread looks at the certificate of each
+//!    connection, and ends those that are denied.
+//!
 //! Invariants:
 //! * Nothing that one connection sends, or does not, keeps the thread from serving the others: a turn reads and writes a
 //!   bounded number of bytes, and every [`LOOKS`] turns of one connection the others have theirs.
@@ -295,6 +298,9 @@ impl Progress {
     fn attend(&mut self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.shared.wake, &mut count);
+        if self.shared.denials_changed.swap(false, Ordering::AcqRel) {
+            self.end_denied();
+        }
         let attention = std::mem::take(&mut *self.shared.attention.lock().unwrap_or_else(PoisonError::into_inner));
         for connection in attention {
             if let Some(served) = self.connections.get_mut(&connection)
@@ -308,6 +314,14 @@ impl Progress {
             }
             self.serve(connection, true);
         }
+    }
+
+    /// Ends connections whose other side has shown a certificate that is denied by now.
+    fn end_denied(&mut self) {
+        let Some(denials) = self.shared.options.tls.as_ref().map(|tls| Arc::clone(tls.denials())) else { return };
+        let is_denied = |(_, served): &(&u64, &Served)| served.peer.pipe.is_denied(&*denials);
+        let denied: Vec<u64> = self.connections.iter().filter(is_denied).map(|(number, _)| *number).collect();
+        denied.into_iter().for_each(|number| self.end(number));
     }
 
     fn drop_overdue(&mut self, now: Instant) {

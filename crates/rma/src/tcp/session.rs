@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::net::TcpStream;
 
 use rustix::net::RecvFlags;
+use rustls::pki_types::CertificateDer;
 
 /// Bytes of plain text that the session holds, encrypted, before it refuses more. Two records: while one side encrypts the next
 /// ones, the other decrypts these.
@@ -43,6 +44,11 @@ impl Session {
         let mut binding = [0; 32];
         self.tls.export_keying_material(&mut binding, b"EXPORTER-heddle-rma-tcp", None).map_err(invalid)?;
         Ok(binding)
+    }
+
+    /// The chain of certificates that the other side has shown, its own first; empty before it has.
+    pub fn shown(&self) -> &[CertificateDer<'static>] {
+        self.tls.peer_certificates().unwrap_or_default()
     }
 
     /// Reads what is there, until `into` is full or the socket has no more. 0 is the end.

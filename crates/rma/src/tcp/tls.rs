@@ -1,21 +1,59 @@
 //! Mutual TLS below the provider's frames.
+//!
+//! 1. Each side verifies the other's chain, and asks [`Denials`] about it before the handshake is complete.
+//! 2. When the answers may have changed, each side asks again about the chains of connections that are open: a host about all of
+//!    its connections in its progress thread, a client in a task of each connection. A connection whose chain is denied by then
+//!    ends.
+//!
+//! Which certificates are denied, and by whom, is the caller's business.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, SignatureScheme};
 
 use crate::Error;
+
+/// Certificates that are turned away although their chains are in order, because they were revoked or denied.
+pub trait Denials: Send + Sync {
+    /// Whether one of a chain of certificates in DER, the holder's first, is turned away now. It answers at once: a host asks
+    /// while it serves others.
+    fn denies(&self, chain: &[&[u8]]) -> bool;
+
+    /// Completes when [`Denials::denies`] may answer otherwise than when this was called.
+    fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// Turns nobody away.
+struct NoDenials;
+
+impl Denials for NoDenials {
+    fn denies(&self, _: &[&[u8]]) -> bool {
+        false
+    }
+
+    fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+}
 
 /// Certificates for connections in both directions. Each side must show one that ends in one of the roots.
 #[derive(Clone)]
 pub struct TcpTls {
     client: Arc<rustls::ClientConfig>,
     server: Arc<rustls::ServerConfig>,
+    denials: Arc<dyn Denials>,
 }
 
-impl std::fmt::Debug for TcpTls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for TcpTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TcpTls(…)")
     }
 }
@@ -35,6 +73,19 @@ impl TcpTls {
     /// # Errors
     /// [`Error::Refused`] when they cannot be read, or the key does not fit the certificate.
     pub fn new(certificate_pem: &[u8], key_pem: &[u8], roots_pem: &[u8]) -> Result<TcpTls, Error> {
+        TcpTls::with_denials(certificate_pem, key_pem, roots_pem, Arc::new(NoDenials))
+    }
+
+    /// As [`TcpTls::new`]. Certificates that `denials` turns away get no connection, and lose those that are open.
+    ///
+    /// # Errors
+    /// As [`TcpTls::new`].
+    pub fn with_denials(
+        certificate_pem: &[u8],
+        key_pem: &[u8],
+        roots_pem: &[u8],
+        denials: Arc<dyn Denials>,
+    ) -> Result<TcpTls, Error> {
         let wrong = |error: &dyn std::fmt::Display| Error::Refused(format!("the TLS settings are of no use: {error}"));
         let provider = Arc::new(provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -46,25 +97,36 @@ impl TcpTls {
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| wrong(&error))?;
         let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|error| wrong(&error))?;
-        let verifier =
-            rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
-                .build()
-                .map_err(|error| wrong(&error))?;
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+            .build()
+            .map_err(|error| wrong(&error))?;
+        let clients = Arc::new(Checked { chains: clients, denials: Arc::clone(&denials) });
+        let servers = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|error| wrong(&error))?;
+        let servers: Arc<dyn ServerCertVerifier> = servers;
+        let servers = Arc::new(Checked { chains: servers, denials: Arc::clone(&denials) });
         let client = rustls::ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| wrong(&error))?
-            .with_root_certificates(roots)
+            .dangerous()
+            .with_custom_certificate_verifier(servers)
             .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(|error| wrong(&error))?;
         let mut server = rustls::ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| wrong(&error))?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(clients)
             .with_single_cert(chain, key)
             .map_err(|error| wrong(&error))?;
         // Sessions are not resumed: nobody connects so often, and each proves its certificate.
         server.send_tls13_tickets = 0;
-        Ok(TcpTls { client: Arc::new(client), server: Arc::new(server) })
+        Ok(TcpTls { client: Arc::new(client), server: Arc::new(server), denials })
+    }
+
+    /// Who is turned away.
+    pub(super) fn denials(&self) -> &Arc<dyn Denials> {
+        &self.denials
     }
 
     /// A session with the host at "host:port".
@@ -80,5 +142,101 @@ impl TcpTls {
     /// A session with whoever connected.
     pub(super) fn server(&self) -> Result<rustls::Connection, rustls::Error> {
         Ok(rustls::ServerConnection::new(Arc::clone(&self.server))?.into())
+    }
+}
+
+/// Verifies chains as the library does, and asks about those that are in order.
+struct Checked<V: ?Sized> {
+    denials: Arc<dyn Denials>,
+    chains: Arc<V>,
+}
+
+impl<V: ?Sized> Checked<V> {
+    fn check(&self, end: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+        let chain: Vec<&[u8]> = std::iter::once(end).chain(intermediates).map(|one| &one[..]).collect();
+        match self.denials.denies(&chain) {
+            false => Ok(()),
+            true => Err(CertificateError::Revoked.into()),
+        }
+    }
+}
+
+impl<V: ?Sized> fmt::Debug for Checked<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Checked(…)")
+    }
+}
+
+impl ServerCertVerifier for Checked<dyn ServerCertVerifier> {
+    fn verify_server_cert(
+        &self,
+        end: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verified = self.chains.verify_server_cert(end, intermediates, name, ocsp, now)?;
+        self.check(end, intermediates).map(|()| verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.chains.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.chains.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chains.supported_verify_schemes()
+    }
+}
+
+impl ClientCertVerifier for Checked<dyn ClientCertVerifier> {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.chains.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let verified = self.chains.verify_client_cert(end, intermediates, now)?;
+        self.check(end, intermediates).map(|()| verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.chains.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.chains.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chains.supported_verify_schemes()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use base::BytesMut;
@@ -18,6 +18,7 @@ use crate::tcp::handshake::{self, CHALLENGE_BYTES, VERDICT_BYTES};
 use crate::tcp::peer::Peer;
 use crate::tcp::pipe::{Pipe, read_to_end_of};
 use crate::tcp::spin::Spin;
+use crate::tcp::tls::Denials;
 use crate::tcp::{TcpOptions, tune};
 use crate::{Credential, Endpoint, Error, NodeId};
 
@@ -100,8 +101,29 @@ impl Connected {
             receiver_asked: AtomicBool::new(false),
             partial: AtomicU64::new(0),
         });
-        base::rt::spawn(attend(Attending(Arc::clone(&client))));
+        let denials = options.tls.as_ref().map(|tls| Arc::clone(tls.denials()));
+        let denied = denials.map(|denials| base::rt::spawn(end_when_denied(Arc::downgrade(&client), denials)));
+        let attending = attend(Attending(Arc::clone(&client)));
+        base::rt::spawn(async move {
+            let _denied = denied.map(base::rt::Task::abort_on_drop);
+            attending.await;
+        });
         Endpoint::new(Arc::new(Handle(client)))
+    }
+}
+
+/// Ends a connection once its host has a certificate that is denied.
+async fn end_when_denied(client: Weak<Client>, denials: Arc<dyn Denials>) {
+    loop {
+        // From before the look, so that a change during it is not missed.
+        let changed = denials.changed();
+        let Some(client) = client.upgrade() else { return };
+        if client.peer.pipe.is_denied(&*denials) {
+            client.end();
+            return;
+        }
+        drop(client);
+        changed.await;
     }
 }
 
