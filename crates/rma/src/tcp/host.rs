@@ -2,17 +2,18 @@
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, bounded};
 use base::rt::{self, AbortOnDrop};
-use base::{Bytes, BytesMut, Set};
+use base::{Bytes, BytesMut, Map, Set};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
+use super::budget::NameBudget;
 use super::client::total;
 use super::memory::Regions;
 use super::peer::{Peer, TURN_BYTES_MAX};
@@ -44,6 +45,8 @@ pub struct Shared {
     pub denials_changed: AtomicBool,
     /// A defect of the progress thread.
     pub failure: Failure,
+    /// Of names that have connections.
+    pub budgets: Mutex<Map<Arc<str>, Weak<NameBudget>>>,
     /// The connection at which the progress thread looks again and again; 0 when it does not.
     pub looked_at: AtomicU64,
 }
@@ -102,6 +105,7 @@ impl TcpHost {
             stopping: AtomicBool::new(false),
             denials_changed: AtomicBool::new(false),
             failure: Failure::default(),
+            budgets: Mutex::new(Map::default()),
             looked_at: AtomicU64::new(0),
         });
         let (sender, accepted) = bounded(BACKLOG_MAX);
@@ -134,6 +138,11 @@ impl TcpHost {
             watching.abort_on_drop()
         });
         self
+    }
+
+    #[cfg(test)]
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     fn stop(&self) -> Option<JoinHandle<()>> {
@@ -303,8 +312,14 @@ impl Connection for Accepted {
 
     fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Error>> {
         let mut polled = self.peer.poll_receive(cx);
-        if polled.is_pending() && self.spins() {
-            polled = self.peer.poll_receive(cx);
+        if polled.is_pending() {
+            if self.peer.has_waiting() {
+                // It may be this connection. Now that somebody receives, it is read.
+                self.shared.attend(self.connection);
+            }
+            if self.spins() {
+                polled = self.peer.poll_receive(cx);
+            }
         }
         let (incoming, credit) = std::task::ready!(polled)?;
         if credit {
@@ -325,6 +340,7 @@ impl Connection for Accepted {
 
 impl Drop for Accepted {
     fn drop(&mut self) {
+        self.peer.discard();
         self.dropped.store(true, Ordering::Release);
         self.shared.attend(self.connection);
     }

@@ -21,6 +21,7 @@
 //! The format is in `docs/formats/rma.md`. This module has its own thread, sockets and clock, as a production provider may.
 
 mod arrival;
+mod budget;
 mod client;
 #[doc(hidden)]
 pub mod fuzz;
@@ -82,7 +83,20 @@ pub struct TcpOptions {
     /// For how long a frame that a host has received a part of may pause, and how much time it has before its rate counts. A
     /// connection whose frame does not arrive in time ends.
     pub pause_max: Duration,
+    /// Once one name's messages that arrived at a host and were not taken hold so many bytes, over all of its connections, the
+    /// host reads no further ones of that name until some were taken. A connection that waits so for longer than
+    /// [`TcpOptions::dead_after`], while its sockets are full, is lost to its other side.
+    pub untaken_bytes_max: usize,
+    /// Once the replies to one name that wait to go out take so many bytes at a host, each of its connections has one reply after
+    /// the other.
+    pub reply_bytes_max: usize,
 }
+
+/// One connection brings at most a window and the longest message, 192 MiB: a name with one connection never fills this. With several,
+/// as a compute node has at a storage node, four windows fill before a sender has to wait.
+const UNTAKEN_BYTES_MAX: usize = 256 << 20;
+/// Sixteen connections, each with as many replies as it may have waiting.
+const REPLIES_BYTES_MAX: usize = 64 << 20;
 
 impl Default for TcpOptions {
     fn default() -> TcpOptions {
@@ -91,6 +105,8 @@ impl Default for TcpOptions {
             dead_after: Duration::from_secs(20),
             tls: None,
             pause_max: Duration::from_secs(30),
+            untaken_bytes_max: UNTAKEN_BYTES_MAX,
+            reply_bytes_max: REPLIES_BYTES_MAX,
         }
     }
 }

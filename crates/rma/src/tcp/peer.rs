@@ -6,11 +6,13 @@
 //!    The receiver gives credit as it takes them. A message without credit waits here, and what was posted behind it waits
 //!    with it; replies and credit do not. So an end never needs to stop reading, and verbs complete while messages wait.
 //! 3. A write with immediate data counts as a message of no bytes.
+//! 4. At a host, what waits in both directions counts against the budget of the connection's name ([`super::budget`]): messages
+//!    until they are taken, and the buffers of replies until these are out. So a host may stop reading; an end that connects never does.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,7 @@ use base::admission::{Admitted, Reservation};
 use base::untrusted::Untrusted;
 use base::{Bytes, BytesMut};
 
+use super::budget::NameBudget;
 use super::clock;
 use super::memory::Region;
 use super::pipe::Pipe;
@@ -61,6 +64,10 @@ const SMALL_BUFFER_BYTES_MAX: usize = 64 << 10;
 const TAIL_OUT_MAX: usize = 64 << 10;
 /// A buffer of small pieces that is empty and has more room than this is given back.
 const TAIL_SPARE_BYTES_MAX: usize = 8 << 20;
+/// The same while the name's queues take half of their budget: a short reply and some.
+const TAIL_SCARCE_BYTES_MAX: usize = 128 << 10;
+/// What a message that waits counts beside its bytes.
+const ENTRY_BYTES: usize = 64;
 /// Buffers in one call.
 const SLICES_MAX: usize = 64;
 
@@ -80,6 +87,10 @@ pub struct Outgoing {
     tail: Vec<u8>,
     tail_out: usize,
     bytes: usize,
+    /// At a host, what the buffers count against: so many bytes of the tail, and so many in all.
+    budget: Option<Arc<NameBudget>>,
+    tail_counted: usize,
+    counted: usize,
     held: VecDeque<Held>,
     messages_out: usize,
     message_bytes_out: usize,
@@ -91,7 +102,11 @@ pub struct Outgoing {
 }
 
 enum Segment {
-    Bytes(Bytes),
+    /// Of which `counted` bytes count against the budget.
+    Bytes {
+        bytes: Bytes,
+        counted: usize,
+    },
     Region(RegionRead),
     Taken(Completer<()>),
 }
@@ -126,6 +141,9 @@ impl Outgoing {
             tail: Vec::new(),
             tail_out: 0,
             bytes: 0,
+            budget: None,
+            tail_counted: 0,
+            counted: 0,
             held: VecDeque::new(),
             messages_out: 0,
             message_bytes_out: 0,
@@ -139,9 +157,34 @@ impl Outgoing {
         self.closed
     }
 
-    /// Whether more than [`REPLY_BYTES_MAX`] is to go out beside messages, which the window bounds.
+    /// Whether more than [`REPLY_BYTES_MAX`] is to go out beside messages, which the window bounds, or anything at all while the
+    /// name's budget is used up.
     pub fn is_crowded(&self) -> bool {
         self.bytes > REPLY_BYTES_MAX + self.message_bytes_out
+            || (self.bytes > 0 && self.budget.as_ref().is_some_and(|budget| budget.is_crowded()))
+    }
+
+    /// Counts what the tail's buffer takes by now.
+    #[inline]
+    fn count_tail(&mut self) {
+        if self.tail.capacity() != self.tail_counted {
+            self.count(self.tail_counted, self.tail.capacity());
+            self.tail_counted = self.tail.capacity();
+        }
+    }
+
+    /// Something that counted `before` bytes counts `after` now.
+    fn count(&mut self, before: usize, after: usize) {
+        self.counted = self.counted - before + after;
+        if let Some(budget) = &self.budget {
+            budget.queue(before, after);
+        }
+    }
+
+    /// From now on the buffers count against this budget.
+    fn set_budget(&mut self, budget: Arc<NameBudget>) {
+        budget.queue(0, self.counted);
+        self.budget = Some(budget);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -157,6 +200,7 @@ impl Outgoing {
     pub fn push_copied(&mut self, bytes: &[u8]) {
         self.tail.extend_from_slice(bytes);
         self.bytes += bytes.len();
+        self.count_tail();
     }
 
     /// So many more bytes of the tail are out. A queue that never runs empty gives them up all the same: without that it
@@ -172,16 +216,20 @@ impl Outgoing {
     fn empty_tail(&mut self) {
         self.tail.clear();
         self.tail_out = 0;
-        if self.tail.capacity() > TAIL_SPARE_BYTES_MAX {
+        let spare = self.tail.capacity();
+        let is_scarce = || self.budget.as_ref().is_some_and(|budget| budget.is_scarce());
+        if spare > TAIL_SPARE_BYTES_MAX || (spare > TAIL_SCARCE_BYTES_MAX && is_scarce()) {
             self.tail = Vec::new();
         }
+        self.count_tail();
     }
 
     fn end_tail(&mut self) {
         if self.tail_out < self.tail.len() {
             let mut tail = Bytes::from(std::mem::take(&mut self.tail));
             let _ = tail.split_to(self.tail_out);
-            self.segments.push_back(Segment::Bytes(tail));
+            let counted = std::mem::take(&mut self.tail_counted);
+            self.segments.push_back(Segment::Bytes { bytes: tail, counted });
         }
         self.empty_tail();
     }
@@ -192,7 +240,7 @@ impl Outgoing {
         } else {
             self.end_tail();
             self.bytes += part.len();
-            self.segments.push_back(Segment::Bytes(part.clone()));
+            self.segments.push_back(Segment::Bytes { bytes: part.clone(), counted: 0 });
         }
     }
 
@@ -326,7 +374,7 @@ impl Outgoing {
             let written = read.write(pipe)?;
             if read.remaining == 0 {
                 let trailer = u64::from(read.status.code()).to_le_bytes();
-                self.segments[0] = Segment::Bytes(Bytes::copy_from_slice(&trailer));
+                self.segments[0] = Segment::Bytes { bytes: Bytes::copy_from_slice(&trailer), counted: 0 };
             }
             return Ok(written);
         }
@@ -341,7 +389,7 @@ impl Outgoing {
         let mut region_follows = false;
         for segment in &self.segments {
             match segment {
-                Segment::Bytes(bytes) if count < SLICES_MAX => {
+                Segment::Bytes { bytes, .. } if count < SLICES_MAX => {
                     slices[count] = IoSlice::new(bytes);
                     count += 1;
                 }
@@ -362,16 +410,18 @@ impl Outgoing {
         let mut rest = written;
         while let Some(segment) = self.segments.front_mut() {
             match segment {
-                Segment::Bytes(bytes) if rest < bytes.len() => {
+                Segment::Bytes { bytes, .. } if rest < bytes.len() => {
                     let _ = bytes.split_to(rest);
                     return Ok(written);
                 }
-                Segment::Bytes(bytes) => rest -= bytes.len(),
+                Segment::Bytes { bytes, .. } => rest -= bytes.len(),
                 Segment::Taken(_) => {}
                 Segment::Region(_) => return Ok(written),
             }
-            if let Some(Segment::Taken(completer)) = self.segments.pop_front() {
-                completer.complete(Ok(()));
+            match self.segments.pop_front() {
+                Some(Segment::Taken(completer)) => completer.complete(Ok(())),
+                Some(Segment::Bytes { counted, .. }) if counted > 0 => self.count(counted, 0),
+                _ => {}
             }
         }
         self.advance_tail(rest);
@@ -387,10 +437,18 @@ impl Outgoing {
     pub fn close(&mut self) {
         self.closed = true;
         self.segments.clear();
-        self.tail.clear();
+        self.tail = Vec::new();
         self.tail_out = 0;
         self.bytes = 0;
         self.held.clear();
+        self.count(self.counted, 0);
+        self.tail_counted = 0;
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.count(self.counted, 0);
     }
 }
 
@@ -440,6 +498,10 @@ pub struct Inbox {
     messages: VecDeque<Arrived>,
     /// The bytes of small messages, one behind the other.
     small: VecDeque<u8>,
+    /// The bytes of the others.
+    whole_bytes: usize,
+    /// What all of them count against the name's budget.
+    counted: usize,
     waker: Option<Waker>,
     /// Received by us and not yet credited, and what of it our application has taken.
     outstanding: usize,
@@ -461,6 +523,8 @@ impl Inbox {
         Inbox {
             messages: VecDeque::new(),
             small: VecDeque::new(),
+            whole_bytes: 0,
+            counted: 0,
             waker: None,
             outstanding: 0,
             outstanding_bytes: 0,
@@ -475,6 +539,24 @@ impl Inbox {
         self.messages.push_back(Arrived::Small(bytes.len()));
     }
 
+    fn push_whole(&mut self, incoming: Incoming) {
+        self.whole_bytes += bytes_of(&incoming);
+        self.messages.push_back(Arrived::Whole(incoming));
+    }
+
+    /// Throws everything away: nobody receives any more.
+    fn discard(&mut self) {
+        self.closed = true;
+        (self.messages, self.small, self.whole_bytes) = (VecDeque::new(), VecDeque::new(), 0);
+    }
+
+    /// What counts against the name's budget, before and now. Of an empty buffer nothing counts.
+    fn count(&mut self) -> (usize, usize) {
+        let small = self.small.len().max(self.small.capacity().saturating_sub(SMALL_BUFFER_BYTES_MAX));
+        let now = self.whole_bytes + small + self.messages.len() * ENTRY_BYTES;
+        (std::mem::replace(&mut self.counted, now), now)
+    }
+
     fn admit(&mut self, length: usize) -> Result<(), Error> {
         if self.outstanding >= WINDOW_MESSAGES || self.outstanding_bytes >= WINDOW_BYTES {
             return Err(Error::Malformed("a message beyond the window"));
@@ -486,7 +568,10 @@ impl Inbox {
 
     fn next(&mut self) -> Option<Incoming> {
         let length = match self.messages.pop_front()? {
-            Arrived::Whole(incoming) => return Some(incoming),
+            Arrived::Whole(incoming) => {
+                self.whole_bytes -= bytes_of(&incoming);
+                return Some(incoming);
+            }
             Arrived::Small(length) => length,
         };
         let mut message = BytesMut::with_capacity(length);
@@ -495,10 +580,23 @@ impl Inbox {
         message.extend_from_slice(first);
         message.extend_from_slice(second);
         self.small.drain(..length);
-        if self.small.is_empty() && self.small.capacity() > SMALL_BUFFER_BYTES_MAX {
-            self.small = VecDeque::new();
+        let room = self.small.capacity();
+        if room > SMALL_BUFFER_BYTES_MAX {
+            // One that never runs empty gives room back as well.
+            match self.small.len() {
+                0 => self.small = VecDeque::new(),
+                left if left < room / 4 => self.small.shrink_to(room / 2),
+                _ => {}
+            }
         }
         Some(Incoming::Message(message.freeze()))
+    }
+}
+
+fn bytes_of(incoming: &Incoming) -> usize {
+    match incoming {
+        Incoming::Message(message) => message.len(),
+        Incoming::Immediate { .. } => 0,
     }
 }
 
@@ -507,6 +605,8 @@ pub struct Peer {
     pub pipe: Pipe,
     outgoing: Mutex<Outgoing>,
     inbox: Mutex<Inbox>,
+    /// Of the connection's name, at a host that knows it.
+    budget: OnceLock<Arc<NameBudget>>,
     /// Somebody waits for a message: the inbox has a waker. Written under its lock.
     awaited: AtomicBool,
     /// An endpoint has left its queue to the progress thread.
@@ -517,7 +617,22 @@ impl Peer {
     pub fn new(pipe: Pipe) -> Peer {
         let outgoing = Mutex::new(Outgoing::new());
         let [awaited, asked] = [false; 2].map(AtomicBool::new);
-        Peer { pipe, outgoing, inbox: Mutex::new(Inbox::new()), awaited, asked }
+        Peer { pipe, outgoing, inbox: Mutex::new(Inbox::new()), budget: OnceLock::new(), awaited, asked }
+    }
+
+    /// From now on what waits here counts against this budget. Before that no message is delivered.
+    pub fn set_budget(&self, budget: &Arc<NameBudget>) {
+        self.outgoing().set_budget(Arc::clone(budget));
+        let _ = self.budget.set(Arc::clone(budget));
+    }
+
+    /// Counts what waits in the inbox by now.
+    fn count(&self, mut inbox: MutexGuard<'_, Inbox>) {
+        if let Some(budget) = self.budget.get() {
+            let (before, now) = inbox.count();
+            drop(inbox);
+            budget.hold(before, now);
+        }
     }
 
     /// Asks the progress thread to write the queue.
@@ -580,7 +695,7 @@ impl Peer {
         let mut inbox = self.inbox();
         // Nobody receives any more once our side has ended.
         if !inbox.closed {
-            inbox.messages.push_back(Arrived::Whole(incoming));
+            inbox.push_whole(incoming);
         }
         self.tell(inbox);
     }
@@ -603,7 +718,7 @@ impl Peer {
     fn tell(&self, mut inbox: MutexGuard<'_, Inbox>) {
         let waker = inbox.waker.take();
         self.awaited.store(false, Ordering::Release);
-        drop(inbox);
+        self.count(inbox);
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -625,17 +740,37 @@ impl Peer {
             inbox.taken_bytes += message.len();
         }
         if inbox.taken < CREDIT_MESSAGES && inbox.taken_bytes < CREDIT_BYTES {
+            self.count(inbox);
             return Poll::Ready(Ok((incoming, false)));
         }
         let (messages, bytes) = (std::mem::take(&mut inbox.taken), std::mem::take(&mut inbox.taken_bytes));
         inbox.outstanding -= messages;
         inbox.outstanding_bytes -= bytes;
-        drop(inbox);
+        self.count(inbox);
         let mut outgoing = self.outgoing();
         if !outgoing.is_closed() {
             outgoing.push_copied(&Header::new(Kind::Credit, messages as u32, bytes as u64).encode());
         }
         Poll::Ready(Ok((incoming, true)))
+    }
+
+    /// Whether a piece of a message of `length` bytes is read although the name's budget is full: nothing of it stays, or somebody
+    /// waits for it, or it is short and those before it were taken.
+    pub fn takes_regardless(&self, length: usize) -> bool {
+        let inbox = self.inbox();
+        inbox.closed || (inbox.messages.is_empty() && (length <= SMALL_BYTES_MAX || inbox.waker.is_some()))
+    }
+
+    /// Whether connections of the name wait until messages were taken.
+    pub fn has_waiting(&self) -> bool {
+        self.budget.get().is_some_and(|budget| budget.has_waiting())
+    }
+
+    /// Nobody receives any more: throws away what came in, and what still comes.
+    pub fn discard(&self) {
+        let mut inbox = self.inbox();
+        inbox.discard();
+        self.tell(inbox);
     }
 
     /// Whether somebody waits for a message.
@@ -780,7 +915,7 @@ mod tests {
                 inbox.push_small(&message(put));
                 put += 1;
             }
-            inbox.messages.push_back(Arrived::Whole(Incoming::Message(Bytes::from_static(b"whole"))));
+            inbox.push_whole(Incoming::Message(Bytes::from_static(b"whole")));
             wrapped |= !inbox.small.as_slices().1.is_empty();
             // Some stay behind, but now and then none.
             while taken + round % 10 < put {
@@ -795,5 +930,28 @@ mod tests {
         }
         assert!(wrapped, "the buffer never wrapped");
         assert!(put - taken < 10);
+    }
+
+    /// A connection that always leaves a message behind kept the largest buffer that it had ever filled.
+    #[test]
+    fn small_messages_count_what_their_buffer_takes_and_it_shrinks() {
+        let mut inbox = Inbox::new();
+        for _ in 0..WINDOW_MESSAGES {
+            inbox.push_small(&[7; SMALL_BYTES_MAX]);
+        }
+        let (_, full) = inbox.count();
+        assert!(full >= WINDOW_MESSAGES * SMALL_BYTES_MAX);
+        for _ in 1..WINDOW_MESSAGES {
+            inbox.next().expect("it is there");
+            let (_, counted) = inbox.count();
+            assert!(counted + SMALL_BUFFER_BYTES_MAX >= inbox.small.capacity());
+        }
+        assert!(
+            inbox.small.capacity() <= 4 * SMALL_BUFFER_BYTES_MAX,
+            "{} bytes for one message",
+            inbox.small.capacity()
+        );
+        inbox.next().expect("the last one");
+        assert_eq!(inbox.count().1, 0, "an empty inbox counts nothing");
     }
 }

@@ -14,6 +14,7 @@ use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
 use super::arrival::Arrival;
+use super::budget::NameBudget;
 use super::handshake::{self, Answered, CHALLENGE_BYTES, Challenged, HELLO_BYTES, PROOF_BYTES, VERDICT_BYTES};
 use super::host::{Accepted, Shared};
 use super::landing::{Payload, refuse};
@@ -41,6 +42,8 @@ pub struct Served {
     pub admitted: Arc<Admitted>,
     /// Who it belongs to; of no characters until that is proven.
     pub name: Arc<str>,
+    /// Of its name, once that is proven.
+    pub budget: Option<Arc<NameBudget>>,
     buffer: ReadBuffer,
     state: State,
     interest: epoll::EventFlags,
@@ -57,8 +60,10 @@ pub struct Served {
     finished: bool,
     /// It is among the unfinished ones.
     pub unfinished: bool,
-    /// Bytes were read and not carried out, because it was crowded.
+    /// Bytes were read and not carried out, because it was crowded or waits.
     held_back: bool,
+    /// It is not read until messages of its name were taken.
+    pub waits: bool,
     /// What was carried out may have put something into the queue.
     pushed: bool,
     /// Something waited to go out after the last turn.
@@ -94,7 +99,7 @@ enum Step {
     Done,
     /// Nothing more has come.
     Nothing,
-    /// Its replies must go out first.
+    /// Its replies must go out first, or messages of its name be taken.
     Crowded,
 }
 
@@ -113,6 +118,7 @@ impl Served {
             shared: Arc::clone(shared),
             admitted: Arc::new(admitted),
             name: Arc::from(""),
+            budget: None,
             buffer: ReadBuffer::for_handshake(),
             state: State::Hello,
             interest: epoll::EventFlags::IN,
@@ -124,6 +130,7 @@ impl Served {
             finished: false,
             unfinished: false,
             held_back: false,
+            waits: false,
             pushed: false,
             left: false,
         }
@@ -172,7 +179,7 @@ impl Served {
     }
 
     /// Asks to be told when what it waits for is there. An unfinished connection that is not read until its replies are
-    /// out waits for that as well, and is idle until then.
+    /// out waits for that as well, and is idle until then. So is one that waits in the queue of its name's budget.
     pub fn watch(&mut self, epoll: &OwnedFd, connection: u64, turn: Turn) -> io::Result<Turn> {
         // Both under one lock: an endpoint may write the queue out at any time, and a connection that is neither read nor
         // waits to write would never be served again.
@@ -181,17 +188,19 @@ impl Served {
         drop(outgoing);
         self.left = !empty || self.peer.pipe.wants_write();
         let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, !crowded);
+        let stopped = crowded || self.waits;
+        interest.set(epoll::EventFlags::IN, !stopped);
         interest.set(epoll::EventFlags::OUT, self.left);
         if interest != self.interest {
             epoll::modify(epoll, &self.peer.pipe, epoll::EventData::new_u64(connection), interest)?;
             self.interest = interest;
         }
-        Ok(if crowded { Turn::Idle } else { turn })
+        Ok(if stopped { Turn::Idle } else { turn })
     }
 
     /// Reads, carries out and replies, until nothing is left or the others are to have their turn.
     pub fn turn(&mut self, door: &Door<'_>, asked: bool, any: &mut bool) -> Turn {
+        self.waits = false;
         // Somebody waits for it.
         if asked && !self.write_out(any) {
             return Turn::Over;
@@ -214,7 +223,8 @@ impl Served {
         }
         // Neither a look that finds nothing nor a message that came in must wait for the queue, which an endpoint locks
         // while it writes: whoever waits for a lock sleeps, and being woken takes longer than a round trip.
-        let may_write = self.pushed || self.left || self.closing || !self.peer.pipe.is_plain();
+        let is_read = self.interest.contains(epoll::EventFlags::IN);
+        let may_write = self.pushed || self.left || self.closing || !is_read || !self.peer.pipe.is_plain();
         if turn == Turn::Idle && !may_write {
             return if asked { Turn::Idle } else { Turn::Nothing };
         }
@@ -244,6 +254,9 @@ impl Served {
     fn step(&mut self, door: &Door<'_>, any: &mut bool) -> io::Result<Step> {
         // Whatever was read was carried out then, unless it was crowded.
         if (self.held_back || self.left) && self.carry_out(door, any)? == Step::Crowded {
+            return Ok(Step::Crowded);
+        }
+        if matches!(self.state, State::Message(_)) && self.waits_for_room(door, usize::MAX) {
             return Ok(Step::Crowded);
         }
         let pipe = &self.peer.pipe;
@@ -294,19 +307,37 @@ impl Served {
                 return Ok(Step::Crowded);
             }
             match self.understand(door) {
-                Ok(true) => *any = true,
-                Ok(false) => return Ok(Step::Nothing),
+                Ok(Step::Done) => *any = true,
+                Ok(step) => return Ok(step),
                 Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
             }
         }
     }
 
-    /// Takes the next thing off the buffer. False when more bytes are needed.
-    fn understand(&mut self, door: &Door<'_>) -> Result<bool, Error> {
+    /// Whether the next piece of a message of `length` bytes is not to be taken before others of its name were.
+    fn waits_for_room(&mut self, door: &Door<'_>, length: usize) -> bool {
+        let Some(budget) = &self.budget else { return false };
+        if !budget.is_full() || self.peer.takes_regardless(length) || !budget.wait(door.connection) {
+            return false;
+        }
+        // Whoever has begun to receive before it could see that this connection waits tells nobody.
+        if self.peer.takes_regardless(length) {
+            budget.leave(door.connection);
+            return false;
+        }
+        (self.waits, self.held_back) = (true, true);
+        true
+    }
+
+    /// Takes the next thing off the buffer. Nothing when more bytes are needed.
+    fn understand(&mut self, door: &Door<'_>) -> Result<Step, Error> {
+        if matches!(self.state, State::Message(_)) && self.waits_for_room(door, usize::MAX) {
+            return Ok(Step::Crowded);
+        }
         self.pushed |= !matches!(self.state, State::Header | State::Message(_));
         match &mut self.state {
             State::Hello => {
-                let Some(hello) = self.buffer.filled().first_chunk::<HELLO_BYTES>() else { return Ok(false) };
+                let Some(hello) = self.buffer.filled().first_chunk::<HELLO_BYTES>() else { return Ok(Step::Nothing) };
                 let mut nonce = [0; 32];
                 base::rt::fill_random(&mut nonce);
                 let binding = self.peer.pipe.binding().map_err(|_| Error::Malformed("no TLS session"))?;
@@ -319,10 +350,10 @@ impl Served {
                     Answered::Challenged(challenged) => self.state = State::Proof(challenged),
                     Answered::OtherVersion => self.refuse(),
                 }
-                Ok(true)
+                Ok(Step::Done)
             }
             State::Proof(challenged) => {
-                let Some(proof) = self.buffer.filled().first_chunk::<PROOF_BYTES>() else { return Ok(false) };
+                let Some(proof) = self.buffer.filled().first_chunk::<PROOF_BYTES>() else { return Ok(Step::Nothing) };
                 let verdict = match challenged.check(proof) {
                     false => handshake::REFUSED,
                     true if door.accepted.room() == 0 => handshake::CROWDED,
@@ -335,7 +366,7 @@ impl Served {
                 self.peer.outgoing().push_copied(&answer);
                 if verdict != handshake::WELCOME {
                     self.refuse();
-                    return Ok(true);
+                    return Ok(Step::Done);
                 }
                 // Before anything more of it is read: what a stranger leaves unfinished has no budget.
                 self.admitted.authenticate(Principal { organization: Arc::clone(&name), identity: Arc::clone(&name) });
@@ -343,6 +374,9 @@ impl Served {
                 self.state = State::Header;
                 self.deadline = None;
                 self.name = Arc::clone(&name);
+                let budget = NameBudget::of(&self.shared, &name);
+                self.peer.set_budget(&budget);
+                self.budget = Some(budget);
                 let endpoint = Endpoint::new(Arc::new(Accepted {
                     peer: Arc::clone(&self.peer),
                     shared: Arc::clone(&self.shared),
@@ -353,31 +387,31 @@ impl Served {
                 }));
                 // There was room, and nobody else fills it; if the host has gone, the endpoint closes with this.
                 let _ = door.accepted.try_send(endpoint);
-                Ok(true)
+                Ok(Step::Done)
             }
-            State::Header => self.begin(),
+            State::Header => self.begin(door),
             State::Payload(payload) => {
                 payload.land(&mut self.buffer);
                 if payload.missing() > 0 {
-                    return Ok(false);
+                    return Ok(Step::Nothing);
                 }
                 payload.finish(&self.peer);
                 self.state = State::Header;
-                Ok(true)
+                Ok(Step::Done)
             }
             State::Message(assembly) => {
                 if !assembly.take(&mut self.buffer)? {
-                    return Ok(false);
+                    return Ok(Step::Nothing);
                 }
                 if let State::Message(assembly) = std::mem::replace(&mut self.state, State::Header) {
                     self.peer.deliver(Incoming::Message(assembly.finish()));
                 }
-                Ok(true)
+                Ok(Step::Done)
             }
             State::Refused => {
                 let waste = self.buffer.filled().len();
                 self.buffer.consume(waste);
-                Ok(false)
+                Ok(Step::Nothing)
             }
         }
     }
@@ -390,35 +424,46 @@ impl Served {
     }
 
     /// Begins the next frame, and finishes it if it is short.
-    fn begin(&mut self) -> Result<bool, Error> {
-        let Some(header) = header_of(self.buffer.filled()) else { return Ok(false) };
+    fn begin(&mut self, door: &Door<'_>) -> Result<Step, Error> {
+        let Some(header) = header_of(self.buffer.filled()) else { return Ok(Step::Nothing) };
         let header = header?;
         let length = header.length as usize;
         self.pushed |= header.kind != Kind::Message;
         match header.kind {
             Kind::Message if length <= SMALL_BYTES_MAX => {
                 let frame = HEADER_BYTES..HEADER_BYTES + length;
-                let Some(bytes) = self.buffer.filled().get(frame.clone()) else { return Ok(false) };
+                if self.buffer.filled().len() >= frame.end && self.waits_for_room(door, length) {
+                    return Ok(Step::Crowded);
+                }
+                let Some(bytes) = self.buffer.filled().get(frame.clone()) else { return Ok(Step::Nothing) };
                 self.peer.deliver_small(bytes)?;
                 self.buffer.consume(frame.end);
-                return Ok(true);
+                return Ok(Step::Done);
             }
             Kind::Message => {
+                if self.waits_for_room(door, length) {
+                    return Ok(Step::Crowded);
+                }
                 self.peer.admit(length)?;
                 self.buffer.consume(HEADER_BYTES);
                 self.state = State::Message(Assembly::new(length, Some(Arc::clone(&self.admitted)))?);
-                return Ok(true);
+                return Ok(Step::Done);
             }
             Kind::Credit => {
                 self.buffer.consume(HEADER_BYTES);
                 self.peer.outgoing().credit(header.sequence as usize, header.length)?;
-                return Ok(true);
+                return Ok(Step::Done);
             }
             kind if !kind.is_verb() => return Err(Error::Malformed("a frame that only the other side sends")),
             _ => {}
         }
-        let Some(verb) = self.buffer.filled()[HEADER_BYTES..].first_chunk::<VERB_BYTES>() else { return Ok(false) };
+        let Some(verb) = self.buffer.filled()[HEADER_BYTES..].first_chunk::<VERB_BYTES>() else {
+            return Ok(Step::Nothing);
+        };
         let verb = Verb::decode(verb)?;
+        if header.kind == Kind::WriteWithImmediate && self.waits_for_room(door, 0) {
+            return Ok(Step::Crowded);
+        }
         self.buffer.consume(HEADER_BYTES + VERB_BYTES);
         match header.kind {
             Kind::Read => self.read(&header, &verb),
@@ -431,7 +476,7 @@ impl Served {
                 self.state = State::Payload(Box::new(payload));
             }
         }
-        Ok(true)
+        Ok(Step::Done)
     }
 
     fn read(&mut self, header: &Header, verb: &Verb) {

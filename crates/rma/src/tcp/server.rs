@@ -11,7 +11,10 @@
 //! 5. Unfinished messages count against the name. A message that its budget does not cover ends the connection, and so does a
 //!    frame that was begun and does not arrive in time ([`super::arrival`]).
 //!
-//! 6. When the host's task says that other certificates are denied than before, the thread looks at the certificate of each
+//! 6. What waits for a name, messages to be taken and replies to go out, counts against the name's budget ([`super::budget`]). A
+//!    connection that brings a message which the budget does not cover is not read until messages of the name were taken: it waits in
+//!    the name's queue, and is unfinished once its turn has come.
+//! 7. When the host's task says that other certificates are denied than before, the thread looks at the certificate of each
 //!    connection, and ends those that are denied.
 //!
 //! Invariants:
@@ -19,7 +22,8 @@
 //!   bounded number of bytes, and every [`LOOKS`] turns of one connection the others have theirs.
 //! * A panic in what is done for one connection ends that connection. One of the thread's own ends the host, which then says
 //!   so ([`crate::Host::failed`]).
-//! * A connection that has something to do is unfinished, or its socket is watched for what it waits for.
+//! * A connection that has something to do is unfinished, or in its name's queue, or its socket is watched for what it waits for.
+//! * Messages of a name hold at most its budget and its unfinished ones, and no name waits for another.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -92,8 +96,8 @@ pub struct Progress {
     listening: bool,
 }
 
-/// The bounds of a host. What a member's connections received and nobody took yet is bounded by their windows; buffers of
-/// strangers hold a handshake.
+/// The bounds of a host. What a member's connections received and nobody took yet is bounded by their windows and by the name's budget;
+/// buffers of strangers hold a handshake.
 fn limits() -> AdmissionLimits {
     AdmissionLimits {
         strangers_max: STRANGERS_MAX,
@@ -212,7 +216,15 @@ impl Progress {
             match event.data.u64() {
                 OF_LISTENER => self.accept(),
                 OF_WAKE => self.attend(),
-                connection => any |= self.serve(connection, false),
+                connection => {
+                    any |= self.serve(connection, false);
+                    let flags = event.flags;
+                    let is_lost = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+                    // One that is neither read nor written does not find out, and its socket would tell of it for ever.
+                    if is_lost && self.connections.get(&connection).is_some_and(|served| served.waits) {
+                        self.end(connection);
+                    }
+                }
             }
         }
         for connection in std::mem::take(&mut self.unfinished) {
@@ -349,9 +361,24 @@ impl Progress {
             let _ = epoll::delete(&self.epoll, &served.peer.pipe);
             served.peer.close();
             served.peer.pipe.cut();
+            if let Some(budget) = &served.budget {
+                budget.leave(connection);
+                // It may have had its turn just now.
+                self.resume(budget.next_waiting());
+            }
         }
         if self.hot == Some(connection) {
             self.hot = None;
+        }
+    }
+
+    /// A connection that waited for its name's messages to be taken has its turn.
+    fn resume(&mut self, connection: Option<u64>) {
+        if let Some(connection) = connection
+            && let Some(served) = self.connections.get_mut(&connection)
+            && !std::mem::replace(&mut served.unfinished, true)
+        {
+            self.unfinished.push(connection);
         }
     }
 
@@ -379,6 +406,8 @@ impl Progress {
             self.hot = Some(connection);
         }
         let begun = turn != Turn::Over && !is_stranger && served.note_arrival();
+        let next = served.budget.as_ref().and_then(|budget| budget.next_waiting());
+        self.resume(next);
         if was_stranger && !is_stranger {
             self.welcome(connection);
         }
