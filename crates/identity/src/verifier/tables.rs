@@ -2,7 +2,8 @@
 //!
 //! A table takes 256 KiB and as much time as a few verifications by the library. So
 //!
-//! 1. a key gets one when signatures by it were found right [`USES_FIRST`] times, built by a thread that nobody waits for;
+//! 1. a key gets one when signatures by it were found right [`USES_FIRST`] times, built by a thread that nobody waits for; where that
+//!    fails, the place is free again;
 //! 2. tables stay within a budget of bytes. When it is used up, a key takes the place of the least used one if it is used twice as
 //!    often, and somewhat more; it asks again every [`USES_AGAIN`] uses;
 //! 3. uses are halved for all keys whenever one of them has [`USES_MAX`]: what was used long ago counts less.
@@ -169,16 +170,36 @@ impl TabledKey {
         if let Some(displaced) = displaced {
             displaced.lose();
         }
-        let slot = Arc::clone(&self.0);
-        let build = move || {
-            let Ok(engine) = engine() else { return };
-            slot.take(Arc::new(engine.table(&slot.key)));
-        };
+        let place = EmptyPlace(Some(Arc::clone(&self.0)));
+        let build = move || place.fill(|key| Some(engine().ok()?.table(key)));
         if !rt::is_running() {
             build();
         } else {
             // Its end is not waited for: until then the library verifies.
             drop(rt::spawn(rt::blocking(build)));
+        }
+    }
+}
+
+/// A place that has no table yet. It is free again where there will be none: the engine is distrusted, building panics, or nobody
+/// comes to build it. Its key asks again later.
+struct EmptyPlace(Option<Arc<Slot>>);
+
+impl EmptyPlace {
+    fn fill(mut self, build: impl FnOnce(&PublicKey) -> Option<Table>) {
+        let Some(slot) = &self.0 else { return };
+        if let Some(table) = build(&slot.key) {
+            slot.take(Arc::new(table));
+            self.0 = None;
+        }
+    }
+}
+
+impl Drop for EmptyPlace {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.take() {
+            keys().free(&slot);
+            slot.lose();
         }
     }
 }
@@ -257,6 +278,12 @@ impl Keys {
         Some(Place { displaced })
     }
 
+    /// Takes a key's place away, if it has one.
+    fn free(&mut self, slot: &Arc<Slot>) {
+        self.placed.retain(|placed| !Arc::ptr_eq(placed, slot));
+        gauge(self.placed.len());
+    }
+
     fn displace_least(&mut self) -> Option<Arc<Slot>> {
         let uses = |index: &usize| self.placed[*index].uses.load(Ordering::Relaxed);
         let least = (0..self.placed.len()).min_by_key(uses)?;
@@ -308,6 +335,17 @@ impl TabledKey {
 
     pub(super) fn has_place(&self) -> bool {
         self.0.has_place.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is counted against the budget.
+    pub(super) fn is_placed(&self) -> bool {
+        keys().placed.iter().any(|placed| Arc::ptr_eq(placed, &self.0))
+    }
+
+    /// Takes a place and has its table built so.
+    pub(super) fn place_and_build(&self, build: impl FnOnce(&PublicKey) -> Option<Table>) {
+        keys().place(&self.0).expect("there is room");
+        EmptyPlace(Some(Arc::clone(&self.0))).fill(build);
     }
 
     pub(super) fn uses(&self) -> u32 {

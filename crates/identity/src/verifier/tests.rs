@@ -97,6 +97,22 @@ fn tables_stay_within_their_budget_and_strangers_do_not_displace_regulars() {
     assert!(!keys[0].has_table());
 }
 
+/// A table whose building panicked kept its place for good: its key got no other, and the budget was smaller by one.
+#[test]
+fn a_place_is_free_again_where_its_table_cannot_be_built() {
+    let (private, public) = pair(KeyKind::P256);
+    let key = public.tabled().expect("on P-256");
+    let panicked = std::panic::catch_unwind(|| key.place_and_build(|_| panic!("no table today")));
+    assert!(panicked.is_err() && !key.has_place() && !key.is_placed());
+    key.place_and_build(|_| None);
+    assert!(!key.has_place() && !key.is_placed());
+    let signature = private.sign(&[b"message"]);
+    for _ in 0..4 {
+        Verifier::Tables.verify(&claim(&public, b"message", &signature)).expect("right");
+    }
+    assert!(key.has_table() && key.is_placed(), "it asks again as any other");
+}
+
 #[test]
 fn uses_are_halved_together() {
     let keys: Vec<TabledKey> = (0..2).map(|_| pair(KeyKind::P256).1.tabled().expect("on P-256").clone()).collect();
