@@ -209,6 +209,66 @@ fn principals_of_other_kinds_decide_too() {
     }
 }
 
+/// An organisation that replaces its root has two for a while. Whoever asks for a unit under one of them does not get the same
+/// unit, of the same name, under the other.
+#[test]
+fn a_unit_under_one_root_of_an_organisation_is_not_the_same_unit_under_its_other_root() {
+    let roots =
+        [1, 2].map(|seed| Organization::found("A", "a.example.com", &Terms::seeded([seed; 32])).expect("founded"));
+    let mut definition = roots[0].definition();
+    definition.root_certs.push(roots[1].authority().certificate_pem().clone());
+    let units = definition.fabric_node_ous.as_mut().expect("it marks its nodes");
+    // Either root may vouch for a node.
+    let marks = [
+        &mut units.client_ou_identifier,
+        &mut units.peer_ou_identifier,
+        &mut units.admin_ou_identifier,
+        &mut units.orderer_ou_identifier,
+    ];
+    marks.into_iter().flatten().for_each(|unit| unit.certificate = Bytes::new());
+    let members = MspManager::new([Arc::new(crate::Msp::from_fabric(&definition).expect("valid"))]);
+    let signed = roots.each_ref().map(|root| {
+        let signer = root.issue(Role::Peer, "peer0").expect("issued");
+        let signature = signer.sign(MESSAGE);
+        SignedData { data: Bytes::from_static(MESSAGE).into(), identity: signer.serialized().clone(), signature }
+    });
+    let unit_under = |roots: &[&Organization]| {
+        let principal = |root: &&Organization| {
+            let certifiers = crate::digest::sha256([&root.authority().certificate().der()[..]]);
+            let unit = OrganizationUnit {
+                msp_identifier: "A".to_owned(),
+                organizational_unit_identifier: "peer".to_owned(),
+                certifiers_identifier: Bytes::copy_from_slice(&certifiers),
+            };
+            MspPrincipal {
+                principal_classification: Classification::OrganizationUnit as i32,
+                principal: unit.encode_to_vec().into(),
+            }
+        };
+        let by = |position: usize| WireRule { r#type: Some(Type::SignedBy(position as i32)) };
+        let all = NOutOf { n: roots.len() as i32, rules: (0..roots.len()).map(by).collect() };
+        let wire = SignaturePolicyEnvelope {
+            version: 0,
+            rule: Some(WireRule { r#type: Some(Type::NOutOf(all)) }),
+            identities: roots.iter().map(principal).collect(),
+        };
+        Policy::from(SignaturePolicy::compile(&wire).expect("it compiles"))
+    };
+    for (own, other) in [(0, 1), (1, 0)] {
+        let policy = unit_under(&[&roots[own]]);
+        policy.evaluate_signed(&signed[own..=own], &members).expect("the unit under its root");
+        let refused = policy.evaluate_signed(&signed[other..=other], &members);
+        assert_eq!(refused, Err(Error::PolicyUnsatisfied), "the unit under the other root");
+    }
+    let both = unit_under(&[&roots[0], &roots[1]]);
+    both.evaluate_signed(&signed, &members).expect("one of each");
+    assert_eq!(both.evaluate_signed(&[signed[0].clone(), signed[0].clone()], &members), Err(Error::PolicyUnsatisfied));
+    // Where a role is enough, either is one.
+    for signed in signed.chunks(1) {
+        policy("'A.peer'").evaluate_signed(signed, &members).expect("a peer of the organisation");
+    }
+}
+
 #[test]
 fn definitions_out_of_bounds_are_refused() {
     let leaf = |position| WireRule { r#type: Some(Type::SignedBy(position)) };
