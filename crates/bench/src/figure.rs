@@ -48,6 +48,11 @@ impl Bound {
         }
     }
 
+    /// Whether a ratio of 1, no change, misses it: it asks for a gain. Others forbid a loss.
+    pub fn asks_for_gain(self) -> bool {
+        !self.is_kept_by(1.0)
+    }
+
     /// In words.
     pub fn text(self) -> String {
         match self {

@@ -31,9 +31,14 @@ impl Interval {
         Interval { mean: mean.exp(), ends }
     }
 
-    /// Whether a bound holds as far as the measurement can tell: the interval does not lie wholly beyond it. A single ratio
-    /// has to keep the bound itself.
-    pub fn may_keep(&self, bound: Bound) -> bool {
+    /// Whether a bound holds as far as the measurement can tell.
+    ///
+    /// A bound that forbids a loss holds unless the interval lies wholly beyond it: who claims a loss has to show it. One that asks for
+    /// a gain has to be kept by the mean: who claims a gain has to show that. A single ratio has to keep either itself.
+    pub fn keeps(&self, bound: Bound) -> bool {
+        if bound.asks_for_gain() {
+            return bound.is_kept_by(self.mean);
+        }
         let (low, high) = self.ends.unwrap_or((self.mean, self.mean));
         bound.is_kept_by(low) || bound.is_kept_by(high)
     }
@@ -81,11 +86,25 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_is_missed_only_when_the_whole_interval_is_beyond_it() {
+    fn a_bound_on_a_loss_is_missed_only_when_the_whole_interval_is_beyond_it() {
         let bound = Bound::AtLeast(0.98);
-        assert!(Interval::of_ratios(&[0.9, 1.0, 0.95, 1.02]).may_keep(bound));
-        assert!(!Interval::of_ratios(&[0.95, 0.951, 0.949, 0.95]).may_keep(bound));
-        assert!(Interval::of_ratios(&[0.99]).may_keep(bound));
-        assert!(!Interval::of_ratios(&[0.97]).may_keep(bound));
+        assert!(Interval::of_ratios(&[0.9, 1.0, 0.95, 1.02]).keeps(bound));
+        assert!(!Interval::of_ratios(&[0.95, 0.951, 0.949, 0.95]).keeps(bound));
+        assert!(Interval::of_ratios(&[0.99]).keeps(bound));
+        assert!(!Interval::of_ratios(&[0.97]).keeps(bound));
+        assert!(Interval::of_ratios(&[1.0, 1.2, 1.1]).keeps(Bound::AtMost(1.05)));
+    }
+
+    /// A gain of 1.45 in the mean once counted as one of 1.6, since the upper end of its wide interval was above that.
+    #[test]
+    fn a_bound_on_a_gain_is_missed_by_a_mean_beyond_it_however_wide_the_interval() {
+        let (noisy, steady) = (Interval::of_ratios(&[1.1, 1.9, 1.4, 1.5]), Interval::of_ratios(&[1.61, 1.63, 1.62]));
+        let gain = Bound::AtLeast(1.6);
+        assert!(noisy.ends.is_some_and(|(_, high)| high > 1.6) && noisy.mean < 1.6, "{noisy:?}");
+        assert!(!noisy.keeps(gain));
+        assert!(steady.keeps(gain));
+        let less = Bound::AtMost(0.7);
+        assert!(!Interval::of_ratios(&[0.5, 1.0, 0.8]).keeps(less));
+        assert!(Interval::of_ratios(&[0.5, 0.9, 0.6]).keeps(less), "the mean keeps it");
     }
 }

@@ -1,8 +1,8 @@
 //! Measurements of two networks in turn: the one that was asked for, and what it is compared with.
 //!
 //! Beside the monolithic form the median of the ratios counts. Beside an older build, where the difference looked for is
-//! smaller than that between two runs, and beside the same network with other settings, it is the mean with its interval, and a bound
-//! holds unless the whole interval lies beyond it.
+//! smaller than that between two runs, and beside the same network with other settings, it is the mean with its interval: a bound on a
+//! loss holds unless the whole interval lies beyond it, a bound on a gain where the mean keeps it.
 
 use serde_json::{Map, Value, json};
 
@@ -122,12 +122,12 @@ impl Pairs {
         if self.baseline.compares_throughput() {
             let (tps, cpu) = (Interval::of_ratios(&self.tps), Interval::of_ratios(&self.cpu));
             table.row(&format!("  {name}"), format!("{:.0} a second, {cost}", self.compared.valid_tps()));
-            let bound = bound.map_or_else(String::new, |bound| verdict(bound, tps.may_keep(bound)));
+            let bound = bound.map_or_else(String::new, |bound| verdict(bound, tps.keeps(bound)));
             table.row(&format!("  tps_over_{name}"), format!("{}{bound}", interval_text(&tps, self.tps.len())));
             table.row(&format!("  cpu_over_{name}"), interval_text(&cpu, self.cpu.len()));
             let p50 = Interval::of_ratios(&self.p50);
             let bound = self.baseline.p50_bound();
-            let bound = bound.map_or_else(String::new, |bound| verdict(bound, p50.may_keep(bound)));
+            let bound = bound.map_or_else(String::new, |bound| verdict(bound, p50.keeps(bound)));
             table.row(&format!("  p50_over_{name}"), format!("{}{bound}", interval_text(&p50, self.p50.len())));
         } else {
             let ratio = median(&self.cpu);
