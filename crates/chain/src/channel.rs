@@ -7,6 +7,7 @@ use base::rt::{self, Stop, Task};
 use base::{BlockNumber, Bytes, ChannelId, ErrorKind, TxId};
 use ledger::{Block, ChannelConfig, Hash};
 use state::{Snapshot, WorldState};
+use storage::Watermark;
 use storage::blocks::Blocks;
 
 use crate::Error;
@@ -196,11 +197,12 @@ impl Channel {
         self.ledger.stop().stop();
     }
 
-    /// Finishes the blocks that were judged, persists the state and closes the block store.
+    /// Finishes the blocks that were judged, persists the state and closes the block store. Says how far the blocks have come, all
+    /// of which are durable.
     ///
     /// # Errors
     /// The first; nothing more is asked then of a store that does not say whether it has the last blocks.
-    pub(crate) async fn stop(&self) -> Result<(), Error> {
+    pub(crate) async fn stop(&self) -> Result<Watermark, Error> {
         self.ledger.stop().stop();
         let follower = self.follower.lock().expect("no holder of this lock panics").take();
         if let Some(follower) = follower {
@@ -212,8 +214,9 @@ impl Channel {
             return Err(Error::Refused { name, kind: ErrorKind::Ambiguous, reason });
         }
         self.ledger.state.persist().await?;
+        let tip = self.ledger.store.tip();
         self.ledger.store.close().await?;
-        Ok(())
+        Ok(Watermark { height: tip.height, block_hash: tip.header_hash, ..Watermark::default() })
     }
 }
 

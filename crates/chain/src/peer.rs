@@ -209,7 +209,10 @@ impl Peer {
         let mut outcome = Ok(());
         for channel in channels.into_values() {
             let stopped = channel.stop().await;
-            outcome = outcome.and(stopped);
+            if let Ok(durable) = &stopped {
+                self.options.stores.stopped(channel.id().as_str(), *durable).await;
+            }
+            outcome = outcome.and(stopped.map(drop));
         }
         outcome
     }

@@ -60,6 +60,9 @@ pub trait Stores: Send + Sync + 'static {
     fn office(&self) -> Option<Arc<Office>> {
         None
     }
+
+    /// Notes that a channel has stopped in order, and how far its blocks have come: all of them are durable.
+    async fn stopped(&self, _channel: &str, _durable: Watermark) {}
 }
 
 /// Blocks in a directory and states in the tables of an engine, both of this process.
@@ -175,6 +178,15 @@ impl Stores for NodeStores {
             }));
         }
         Ok(ChannelStores { blocks, state, history: rows })
+    }
+
+    /// What came after the last note of [`note_blocks`] would not be missed otherwise.
+    async fn stopped(&self, _channel: &str, durable: Watermark) {
+        if let Some(watermark) = &self.watermark
+            && let Err(error) = watermark.note(durable).await
+        {
+            watermark.missed(&error);
+        }
     }
 }
 

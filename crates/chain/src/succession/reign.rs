@@ -10,7 +10,7 @@ use base::rt::{self, AbortOnDrop};
 use futures_util::future::{Either, select};
 use state::{Disaggregated, WorldState};
 use std::pin::pin;
-use storage::StateStore;
+use storage::{StateStore, Watermark};
 
 use super::around::greeting;
 use super::{ComputeNodeOptions, NODES_MAX, Office, Shared};
@@ -53,6 +53,10 @@ impl Stores for ReignStores {
 
     fn office(&self) -> Option<Arc<Office>> {
         Some(self.office.clone())
+    }
+
+    async fn stopped(&self, channel: &str, durable: Watermark) {
+        self.stores.stopped(channel, durable).await;
     }
 }
 

@@ -8,7 +8,7 @@ use base::{BlockNumber, Bytes, TxId};
 use chain::{ChannelStores, Stores};
 use rma::{Capability, Endpoint, Host, NodeId, RegionId, Rights};
 use storage::blocks::{Blocks, NewBlock, StoredBlock, Tip, TransactionPlace};
-use storage::{Error, History};
+use storage::{Error, History, Watermark};
 
 use super::Mutant;
 use crate::network::Network;
@@ -45,6 +45,10 @@ impl Stores for LyingStores {
             }
             _ => ChannelStores { blocks: Arc::new(HastyBlocks(blocks)), state, history },
         })
+    }
+
+    async fn stopped(&self, channel: &str, durable: Watermark) {
+        self.stores.stopped(channel, durable).await;
     }
 }
 
