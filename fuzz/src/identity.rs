@@ -24,12 +24,11 @@ pub const TARGETS: &[Target] = &[
     Target { name: "identity-signature", shape: Shape::Der, run: signature, seeds: signatures },
 ];
 
-/// How many times their size a channel's definitions may take: configuration, organisations, policies. A protobuf library decodes
-/// them, and makes a node of a tree or an element of a list of each part: up to 1,500 bytes where the part has 12. An operator
-/// gives them to a node in files, and orderers cut no block of a changed configuration. From elsewhere only the first block
-/// of a channel comes, to gateways and compute nodes, from a peer with a node's certificate; that is a known gap of the threat
-/// model.
-pub(crate) const DEFINED_TIMES: usize = 200;
+/// How many times their size definitions of organisations and policies may take alone. A protobuf library decodes
+/// them, and makes an element of a list of each part: up to 200 bytes where the part has two. An operator gives them to a node in
+/// files. From elsewhere they come within a channel's configuration, which is refused before they are decoded where it would take more
+/// than four times its size: that is held to in the target `ledger-config`.
+const DEFINED_TIMES: usize = 200;
 
 pub(crate) fn organization() -> &'static Organization {
     static FOUNDED: LazyLock<Organization> = LazyLock::new(|| {
@@ -100,7 +99,7 @@ fn msp_seeds() -> Vec<Vec<u8>> {
     vec![wrap(organization().definition()), wrap(revoking)]
 }
 
-/// A definition stands in a channel's configuration or in a folder of the operator's, see [`DEFINED_TIMES`].
+/// A definition alone is one in a folder of the operator's, see [`DEFINED_TIMES`].
 fn msp(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     within(DEFINED_TIMES, input.len(), || {
@@ -152,7 +151,7 @@ fn policy_seeds() -> Vec<Vec<u8>> {
     wires().iter().map(Message::encode_to_vec).collect()
 }
 
-/// A policy stands in a channel's configuration or in the definition of a contract, see [`DEFINED_TIMES`].
+/// A policy alone is one in the definition of a contract, which an operator gives, see [`DEFINED_TIMES`].
 fn policy(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let Ok(compiled) = within(DEFINED_TIMES, input.len(), || SignaturePolicy::decode(&bytes)) else { return };

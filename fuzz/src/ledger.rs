@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use base::fuzz::{Shape, Target, untrusted, within};
+use base::fuzz::{ROOM_BYTES, Shape, Target, peak_of, untrusted};
 use base::{BlockNumber, Bytes};
 use ledger::block::{Block, Metadata};
 use ledger::config::ChannelConfig;
@@ -10,8 +10,6 @@ use ledger::transaction::{Transaction, is_exact, results_of_valid};
 use ledger::wire::{Fields, Span, Value};
 use prost::Message;
 use proto::common;
-
-use crate::identity::DEFINED_TIMES;
 
 /// The targets of this module.
 pub const TARGETS: &[Target] = &[
@@ -125,9 +123,17 @@ fn block(input: &[u8]) {
     let _ = untrusted(input, || (block.orderer_metadata(), block.metadata().commit_hash()));
 }
 
+/// It comes in an operator's file, or from a peer whose certificate was checked.
 fn config(input: &[u8]) {
     let envelope = Bytes::copy_from_slice(input);
-    let Ok(config) = within(DEFINED_TIMES, input.len(), || ChannelConfig::from_envelope(&envelope)) else { return };
+    // The first key on P-256 makes room for all keys of the process, once.
+    static KEYS: LazyLock<bool> = LazyLock::new(|| ChannelConfig::from_block(&fabric_blocks()[0]).is_ok());
+    assert!(*KEYS, "Fabric wrote it");
+    // What the refusal rests on: no configuration takes more than its parts were estimated to.
+    let most = untrusted(input, || ChannelConfig::most_memory(&envelope)).unwrap_or_default();
+    let (config, peak) = peak_of(|| ChannelConfig::from_envelope(&envelope));
+    assert!(peak <= most + ROOM_BYTES, "reading {} bytes took {peak} bytes of memory, above {most}", input.len());
+    let Ok(config) = config else { return };
     for (_, policy) in config.policies().iter() {
         let _ = policy.evaluate_identities(&[]);
     }

@@ -54,6 +54,7 @@ const DECODERS: &[&str] = &[
     "ledger/src/config/capability.rs",
     "ledger/src/config/mod.rs",
     "ledger/src/config/organization.rs",
+    "ledger/src/config/weight.rs",
     "ledger/src/transaction/action.rs",
     "ledger/src/transaction/header.rs",
     "ledger/src/transaction/mod.rs",

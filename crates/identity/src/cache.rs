@@ -6,11 +6,12 @@
 //! chance). What keys are, and what of it may be remembered, is the matter of [`crate::manager`].
 //!
 //! Invariants: what is remembered is a function of the key alone, so a hit and a miss answer the same; nothing under a key
-//! larger than [`REMEMBERED_BYTES_MAX`] is remembered, so that memory is bounded.
+//! larger than [`REMEMBERED_BYTES_MAX`] is remembered, so that memory is bounded. A part takes its memory with its first identity, since
+//! a configuration may define many organisations of which nobody is ever seen.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use base::collections::Hashing;
 use bytes::Bytes;
@@ -29,7 +30,8 @@ pub(crate) const REMEMBERED_BYTES_MAX: usize = 8 * 1024;
 #[derive(Debug)]
 pub(crate) struct Cache {
     hashing: Hashing,
-    shards: Box<[RwLock<Shard>]>,
+    /// Made when there is something to remember.
+    shards: OnceLock<Box<[RwLock<Shard>]>>,
     buckets_per_shard: usize,
 }
 
@@ -57,16 +59,19 @@ impl Cache {
     /// A cache of at least `entries` identities, rounded up to whole buckets in every shard.
     pub(crate) fn new(entries: usize) -> Cache {
         let buckets_per_shard = entries.div_ceil(SHARDS * WAYS).max(1);
-        let shard = || RwLock::new(Shard { buckets: (0..buckets_per_shard).map(|_| Bucket::default()).collect() });
-        Cache { hashing: Hashing::default(), shards: (0..SHARDS).map(|_| shard()).collect(), buckets_per_shard }
+        Cache { hashing: Hashing::default(), shards: OnceLock::new(), buckets_per_shard }
+    }
+
+    fn shards(&self) -> &[RwLock<Shard>] {
+        self.shards.get_or_init(|| (0..SHARDS).map(|_| RwLock::new(Shard { buckets: Vec::new() })).collect())
     }
 
     /// The identity under this key, if it is remembered.
     pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<Identity>> {
         let hash = self.hashing.hash_one(key);
         let (shard, bucket) = self.place(hash);
-        let shard = self.shards[shard].read().expect("no code panics while it holds the lock");
-        let entry = shard.buckets[bucket].find(hash, key)?;
+        let shard = self.shards.get()?[shard].read().expect("no code panics while it holds the lock");
+        let entry = shard.buckets.get(bucket)?.find(hash, key)?;
         if !entry.was_hit.load(Ordering::Relaxed) {
             entry.was_hit.store(true, Ordering::Relaxed);
         }
@@ -80,7 +85,10 @@ impl Cache {
         }
         let hash = self.hashing.hash_one(&key[..]);
         let (shard, bucket) = self.place(hash);
-        let mut shard = self.shards[shard].write().expect("no code panics while it holds the lock");
+        let mut shard = self.shards()[shard].write().expect("no code panics while it holds the lock");
+        if shard.buckets.is_empty() {
+            shard.buckets.resize_with(self.buckets_per_shard, Bucket::default);
+        }
         let bucket = &mut shard.buckets[bucket];
         if bucket.find(hash, &key).is_none() {
             let way = bucket.way_to_fill();
@@ -95,7 +103,7 @@ impl Cache {
             let shard = shard.read().expect("no code panics while it holds the lock");
             shard.buckets.iter().map(|bucket| bucket.entries.iter().flatten().count()).sum::<usize>()
         };
-        self.shards.iter().map(count).sum()
+        self.shards.get().map_or(0, |shards| shards.iter().map(count).sum())
     }
 
     fn place(&self, hash: u64) -> (usize, usize) {

@@ -60,7 +60,6 @@ pub struct Certificate {
     subject: Bytes,
     common_name: String,
     units: Vec<String>,
-    names: Vec<String>,
     not_before: i64,
     not_after: i64,
     authority: Option<Authority>,
@@ -121,7 +120,6 @@ impl Certificate {
             subject: der.slice_ref(tbs.subject().as_raw()),
             common_name: attribute_texts(tbs.subject(), &oids::OID_X509_COMMON_NAME).pop().unwrap_or_default(),
             units: attribute_texts(tbs.subject(), &oids::OID_X509_ORGANIZATIONAL_UNIT),
-            names: extensions.names,
             not_before: tbs.validity().not_before.timestamp(),
             not_after: tbs.validity().not_after.timestamp(),
             authority: extensions.authority,
@@ -163,9 +161,15 @@ impl Certificate {
         &self.units
     }
 
-    /// The DNS names and IP addresses that the certificate is for.
-    pub fn names(&self) -> &[String] {
-        &self.names
+    /// The DNS names and IP addresses that the certificate is for. They are read anew each time: nobody needs them of authorities,
+    /// of which an organisation may define many.
+    pub fn names(&self) -> Vec<String> {
+        let (_, parsed) = X509Certificate::from_der(&self.der).expect("it was parsed before");
+        let names = parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::SubjectAlternativeName(alternative) => Some(&alternative.general_names),
+            _ => None,
+        });
+        names.into_iter().flatten().filter_map(name_text).collect()
     }
 
     /// Start of validity, in seconds since the Unix epoch.
@@ -405,18 +409,12 @@ struct Extensions<'a> {
     may_sign_certificates: bool,
     usable_for_servers: bool,
     subject_key_id: Option<&'a [u8]>,
-    names: Vec<String>,
 }
 
 impl<'a> Extensions<'a> {
     fn read(extensions: &'a [X509Extension<'a>]) -> Result<Self, Error> {
-        let mut read = Extensions {
-            authority: None,
-            may_sign_certificates: true,
-            usable_for_servers: true,
-            subject_key_id: None,
-            names: Vec::new(),
-        };
+        let mut read =
+            Extensions { authority: None, may_sign_certificates: true, usable_for_servers: true, subject_key_id: None };
         for (position, extension) in extensions.iter().enumerate() {
             if extensions[..position].iter().any(|earlier| earlier.oid == extension.oid) {
                 return malformed("an extension occurs twice");
@@ -434,10 +432,7 @@ impl<'a> Extensions<'a> {
                     read.usable_for_servers = usage.any || usage.server_auth;
                 }
                 ParsedExtension::SubjectKeyIdentifier(id) => read.subject_key_id = Some(id.0),
-                ParsedExtension::SubjectAlternativeName(alternative) => {
-                    read.names = alternative.general_names.iter().filter_map(name_text).collect();
-                }
-                ParsedExtension::AuthorityKeyIdentifier(_) => {}
+                ParsedExtension::SubjectAlternativeName(_) | ParsedExtension::AuthorityKeyIdentifier(_) => {}
                 ParsedExtension::NameConstraints(_) => return malformed("name constraints are not supported"),
                 ParsedExtension::ParseError { .. } => return malformed("an extension cannot be parsed"),
                 _ if extension.critical => return malformed("an unknown extension is critical"),
@@ -470,10 +465,14 @@ pub(crate) fn magnitude(bytes: &[u8]) -> &[u8] {
 }
 
 fn attribute_texts(name: &X509Name<'_>, oid: &oids::Oid<'static>) -> Vec<String> {
-    name.iter_attributes()
+    let mut texts: Vec<String> = name
+        .iter_attributes()
         .filter(|attribute| attribute.attr_type() == oid)
         .filter_map(|attribute| attribute.as_str().ok().map(str::to_owned))
-        .collect()
+        .collect();
+    // A certificate keeps them, and most have one.
+    texts.shrink_to_fit();
+    texts
 }
 
 fn name_text(name: &GeneralName<'_>) -> Option<String> {

@@ -94,9 +94,6 @@ impl GenesisSpec {
         check_channel_name(&self.channel)?;
         self.batch.check()?;
         let config = Config { sequence: 0, channel_group: Some(self.channel_group()?) };
-        // Whoever joins with this block would find out; better now.
-        ChannelConfig::from_config(&self.channel, &config)?;
-
         let mut nonce = [0; NONCE_BYTES];
         rt::fill_random(&mut nonce);
         let seconds = i64::try_from(rt::wall_now().seconds()).expect("the year is below 292 billion");
@@ -117,6 +114,8 @@ impl GenesisSpec {
             data: encode(&ConfigEnvelope { config: Some(config), last_update: None }),
         };
         let envelope = encode(&Envelope { payload: encode(&payload), signature: Bytes::new() });
+        // Whoever joins with this block would find out; better now.
+        ChannelConfig::from_envelope(&envelope)?;
         let block = Block::build(BlockNumber(0), None, &[envelope]);
         let mut metadata = Metadata::default();
         // Orderer metadata that says that block 0 is the newest configuration, without signatures.

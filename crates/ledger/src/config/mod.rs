@@ -4,7 +4,8 @@
 //! values and policies. [`ChannelConfig`] is that tree read once, checked and compiled into what the other crates need:
 //! the organisations' MSPs, the policies by path, the limits of a batch.
 //!
-//! 1. The envelope of a configuration block is decoded; its header names the channel.
+//! 1. The envelope of a configuration block is decoded; its header names the channel. What the configuration will take of memory
+//!    is found out from its bytes, before they are decoded (module `weight`).
 //! 2. Capabilities are looked at first, since they say how the rest is to be read: an unknown one is refused.
 //! 3. Groups and values are read and checked against the bounds below.
 //! 4. MSPs and policies are compiled.
@@ -25,6 +26,7 @@ pub mod genesis;
 mod organization;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 pub use batch::{BatchLimits, format_duration, parse_duration};
 pub use capability::Capabilities;
@@ -120,17 +122,31 @@ impl ChannelConfig {
             return Err(Error::config(ROOT, reason));
         }
         let channel = transaction.header().channel();
-        let config = decode::<ConfigEnvelope>(ROOT, &transaction.data())?;
+        let data = transaction.data();
+        weight::check(&data)?;
+        let config = decode::<ConfigEnvelope>(ROOT, &data)?;
         let config = config.config.ok_or(Error::Missing { what: "the configuration in its envelope" })?;
         ChannelConfig::from_config(channel, &config)
     }
 
-    /// Reads a configuration.
+    /// The most memory that [`ChannelConfig::from_envelope`] takes at once for this envelope, in bytes, where it does not refuse it for
+    /// that: what searches of decoders hold it to.
+    ///
+    /// # Errors
+    /// Where the envelope is refused before that is known.
+    pub fn most_memory(envelope: &Bytes) -> Result<usize, Error> {
+        let transaction = Transaction::decode(envelope).map_err(|invalid| Error::config(ROOT, invalid.to_string()))?;
+        weight::most_memory(&transaction.data())
+    }
+
+    /// Reads a configuration that this process has made: what it takes is not looked at.
     ///
     /// # Errors
     /// As [`ChannelConfig::from_block`].
     pub fn from_config(channel: &str, config: &Config) -> Result<ChannelConfig, Error> {
         check_channel_name(channel)?;
+        // Before anything is compiled, so that the encoded form is not held beside that.
+        let digest = sha256(&config.encode_to_vec());
         let root = config.channel_group.as_ref().ok_or(Error::Missing { what: "the group /Channel" })?;
         let application = group(root, "Application", APPLICATION)?;
         let orderer = group(root, "Orderer", ORDERER)?;
@@ -152,7 +168,7 @@ impl ChannelConfig {
             |path: &str| policies.require(path).cloned().map_err(|cause| Error::config(path, cause.to_string()));
         Ok(ChannelConfig {
             channel: ChannelId::from(channel),
-            digest: sha256(&config.encode_to_vec()),
+            digest,
             sequence: config.sequence,
             msps: Arc::new(MspManager::new(msps)),
             endorsement: require(ENDORSEMENT)?,
@@ -257,7 +273,11 @@ impl ChannelConfig {
 /// # Errors
 /// [`Error::Config`].
 pub fn check_channel_name(name: &str) -> Result<(), Error> {
-    let fits = (1..=CHANNEL_NAME_BYTES_MAX).contains(&name.len())
+    if name.len() > CHANNEL_NAME_BYTES_MAX {
+        let reason = format!("a name for a channel has {} bytes, more than {CHANNEL_NAME_BYTES_MAX}", name.len());
+        return Err(Error::config(ROOT, reason));
+    }
+    let fits = !name.is_empty()
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-'));
     if fits { Ok(()) } else { Err(Error::config(ROOT, format!("{name:?} is not a name for a channel"))) }
