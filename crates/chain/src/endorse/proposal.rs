@@ -216,7 +216,8 @@ pub fn shown(name: &str) -> String {
     }
 }
 
-/// The fields 1 and 2 of a message, both bytes.
+/// The fields 1 and 2 of a message, both bytes. A field 3 is not used, but must be bytes too, as a proposal's `extension` is: a
+/// protobuf library refuses the message otherwise, and whoever reads the proposal with one must not find less than is here.
 fn pair(message: &[u8]) -> Result<(Span, Span), WireError> {
     let (mut first, mut second) = (None, None);
     let mut fields = Fields::new(message, Span::whole(message)?);
@@ -224,6 +225,7 @@ fn pair(message: &[u8]) -> Result<(Span, Span), WireError> {
         match field.number {
             1 => set_once(&mut first, field.span()?)?,
             2 => set_once(&mut second, field.span()?)?,
+            3 => _ = field.span()?,
             _ => {}
         }
     }

@@ -29,6 +29,8 @@ pub enum Malformed {
     Encoding(#[from] prost::DecodeError),
     #[error("{count} fields in a message of {bytes} bytes, more than any that this software sends")]
     Fields { count: usize, bytes: usize },
+    #[error("an answer with several failures")]
+    Failures,
 }
 
 /// Reads a message from the other side of a link, which may belong to another organisation.
@@ -44,7 +46,8 @@ pub fn decode<M: prost::Message + Default>(bytes: Bytes) -> Result<M, Malformed>
 }
 
 impl Answer {
-    /// As [`decode`], which counts the texts of the failure too.
+    /// As [`decode`], which counts the texts of the failure too. There is one failure at most: the library would merge several, and
+    /// their texts would be more than those of any one.
     ///
     /// # Errors
     /// See [`Malformed`].
@@ -52,8 +55,12 @@ impl Answer {
         check_fields(&bytes)?;
         if let Ok(span) = Span::whole(&bytes) {
             let mut fields = Fields::new(&bytes, span);
+            let mut is_found = false;
             while let Ok(Some(field)) = fields.next() {
                 if let (ANSWER_FAILURE, Value::Bytes(failure)) = (field.number, field.value) {
+                    if std::mem::replace(&mut is_found, true) {
+                        return Err(Malformed::Failures);
+                    }
                     check_fields(failure.of(&bytes))?;
                 }
             }
@@ -394,6 +401,9 @@ mod tests {
         let transactions = (0..10_000).map(|number| Committed { tx_id: format!("{number:064x}"), code: 0 });
         let notice = Notice { transactions: transactions.collect(), ..Notice::default() };
         assert_eq!(decode(notice.encode_to_vec().into()), Ok(notice));
+        // A search found that many failures of few texts each become one of many.
+        let merged = framed(&tiny(0x12, 16)).repeat(256);
+        assert_eq!(Answer::read(merged.into()), Err(Malformed::Failures));
         // What a contract answers may look like a message of tiny fields.
         let answer = Answer { result: tiny(0x0a, 10_000).into(), failure: None };
         assert_eq!(Answer::read(answer.encode_to_vec().into()), Ok(answer));
