@@ -4,7 +4,8 @@
 //!    in a target folder of its own; a C++ compiler builds libFuzzer.
 //! 2. It runs each target for the given time, from its seeds, from `fuzz/corpus/TARGET`, and from what earlier searches on this
 //!    machine have found in `target/fuzz/work/TARGET`. A target is *searched out*, and ends early, when it has taken enough inputs
-//!    and has covered nothing new for long enough.
+//!    and has covered nothing new for long enough. That time is processor time of the search, so that a loaded machine does not
+//!    shorten it.
 //! 3. What has covered something is minimised; the smallest files of it, up to the bounds below, become
 //!    `fuzz/corpus/TARGET`, which every `cargo test` replays.
 //! 4. A table in Markdown says how far each target came. After a failure the command says which file repeats it, and how.
@@ -49,7 +50,7 @@ pub struct Options {
 #[derive(Clone, Copy)]
 pub struct Enough {
     pub inputs: u64,
-    /// Seconds without new coverage.
+    /// Seconds of processor time without new coverage.
     pub quiet_seconds: u64,
 }
 
@@ -60,18 +61,24 @@ impl Enough {
 }
 
 /// How far a target came.
+#[derive(Default)]
 struct Outcome {
     target: String,
     inputs: u64,
     edges: u64,
-    /// When it last covered something new; what it began with is not new.
-    newest: Instant,
-    /// From then to the end.
-    quiet: Duration,
-    /// Of processor time.
+    /// Processor time that the search has used.
     processor: Duration,
+    /// Of that, until it last covered something new; what it began with is not new.
+    newest: Duration,
     searched_out: bool,
     crash: Option<PathBuf>,
+}
+
+impl Outcome {
+    /// Processor time since something new was covered.
+    fn quiet(&self) -> Duration {
+        self.processor.saturating_sub(self.newest)
+    }
 }
 
 /// Runs the search, or one input.
@@ -168,17 +175,15 @@ fn follow(command: &mut Command, target: &str, enough: Enough) -> Result<Outcome
     let process = child.id();
     let lines = BufReader::new(child.stderr.take().expect("it is piped")).split(b'\n');
     let start = Instant::now();
-    let (quiet, processor) = (Duration::ZERO, Duration::ZERO);
-    let target = target.to_owned();
-    let outcome =
-        Outcome { target, inputs: 0, edges: 0, newest: start, quiet, processor, searched_out: false, crash: None };
-    let outcome = Mutex::new(outcome);
+    let outcome = Mutex::new(Outcome { target: target.to_owned(), ..Outcome::default() });
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // A target that covers nothing new says nothing for long: the time is not watched where its lines are read.
         scope.spawn(|| watch(process, start, enough, &outcome, &ended));
         for line in lines.map_while(Result::ok) {
-            hear(&String::from_utf8_lossy(&line), &mut locked(&outcome));
+            let mut outcome = locked(&outcome);
+            outcome.processor = processor_time(process).unwrap_or(outcome.processor);
+            hear(&String::from_utf8_lossy(&line), &mut outcome);
         }
         ended.store(true, Ordering::Release);
     });
@@ -188,8 +193,7 @@ fn follow(command: &mut Command, target: &str, enough: Enough) -> Result<Outcome
         // Before any search there are the seeds, which libFuzzer does not write again.
         outcome.crash = Some(Path::new(FOLDER).join("seeds").join(&outcome.target).join("seed-000"));
     }
-    outcome.quiet = outcome.newest.elapsed();
-    outcome.searched_out = outcome.crash.is_none() && enough.is(outcome.inputs, outcome.quiet);
+    outcome.searched_out = outcome.crash.is_none() && enough.is(outcome.inputs, outcome.quiet());
     println!("{}: {} inputs, {} edges", outcome.target, outcome.inputs, outcome.edges);
     Ok(outcome)
 }
@@ -205,7 +209,7 @@ fn hear(line: &str, outcome: &mut Outcome) {
     if let Some((inputs, edges)) = progress(line) {
         outcome.inputs = inputs;
         if edges > outcome.edges {
-            (outcome.edges, outcome.newest) = (edges, Instant::now());
+            (outcome.edges, outcome.newest) = (edges, outcome.processor);
         }
     } else if line.contains("panicked at") || line.contains("ERROR: libFuzzer") {
         println!("{}: {line}", outcome.target);
@@ -222,11 +226,13 @@ fn watch(process: u32, start: Instant, enough: Enough, outcome: &Mutex<Outcome>,
         outcome.processor = processor_time(process).unwrap_or(outcome.processor);
         if shown.elapsed() > Duration::from_secs(60) {
             shown = Instant::now();
-            let Outcome { target, inputs, edges, newest, .. } = &*outcome;
-            let (seconds, quiet) = (start.elapsed().as_secs(), newest.elapsed().as_secs());
-            println!("{target}: {inputs} inputs, {edges} edges after {seconds} s, the last new one {quiet} s ago");
+            let Outcome { target, inputs, edges, .. } = &*outcome;
+            let (seconds, quiet) = (start.elapsed().as_secs(), outcome.quiet().as_secs());
+            println!(
+                "{target}: {inputs} inputs, {edges} edges after {seconds} s; {quiet} s of processor time without a new one"
+            );
         }
-        if !asked && enough.is(outcome.inputs, outcome.newest.elapsed()) {
+        if !asked && enough.is(outcome.inputs, outcome.quiet()) {
             asked = true;
             // libFuzzer ends at this signal, with its figures.
             let _ = Command::new("kill").args(["-USR1", &process.to_string()]).status();
@@ -286,10 +292,11 @@ fn keep(target: &str, from: &[&PathBuf]) -> Result<(), String> {
 }
 
 fn table(outcomes: &[Outcome]) {
-    println!("\n| target | inputs | edges | s without a new edge | processor s | searched out |");
+    println!("\n| target | inputs | edges | processor s without a new edge | processor s | searched out |");
     println!("|---|--:|--:|--:|--:|---|");
     for outcome in outcomes {
-        let Outcome { target, inputs, edges, quiet, processor, .. } = outcome;
+        let Outcome { target, inputs, edges, processor, .. } = outcome;
+        let quiet = outcome.quiet();
         let verdict = match &outcome.crash {
             Some(crash) => format!("FAILED: {}", crash.display()),
             None if outcome.searched_out => "yes".to_owned(),

@@ -128,13 +128,13 @@ enum Task {
     ///
     /// Needs a C++ compiler. What covers something new is kept in `fuzz/corpus`, which every test run replays.
     ///
-    /// A target is searched out, and ends before its time, after `--inputs` inputs and `--quiet-for` seconds in which it has
-    /// covered nothing new.
+    /// A target is searched out, and ends before its time, after `--inputs` inputs and `--quiet-for` seconds of processor time
+    /// in which it has covered nothing new.
     Fuzz {
         /// How long each target is searched at most.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// Seconds without new coverage after which a target is searched out.
+        /// Seconds of processor time without new coverage after which a target is searched out.
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         quiet_for: u64,
         /// Inputs before which no target is searched out.
